@@ -1,0 +1,51 @@
+# Every target sets up what it needs; `make help` lists them.
+PY := .venv/bin/python
+STAMP := .venv/.installed
+UV := .venv/bin/uv
+export UV_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell python3 -m pip config get global.find-links 2>/dev/null))
+export UV_LINK_MODE ?= copy
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export DO_NOT_TRACK ?= 1
+export DAGSTER_DISABLE_TELEMETRY ?= yes
+
+.PHONY: help setup demo test test-all check bench lock clean
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## create .venv with everything, at the locked versions
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v python3 >/dev/null || { echo "python3 is missing: install Python 3.11 (Debian: apt-get install python3 python3-venv)"; exit 1; }
+	@test -x $(PY) || python3 -m venv .venv || { echo "python3 -m venv failed: install python3-venv"; exit 1; }
+	@test -x $(UV) || .venv/bin/pip install --quiet --disable-pip-version-check "uv>=0.9"
+	$(UV) pip install --python $(PY) --requirement requirements.lock
+	$(UV) pip install --python $(PY) --no-deps --editable .
+	@touch $@
+
+demo: setup ## the whole way: tickets in, an answer from the adapter out
+	$(PY) -m examples.demo.run
+
+test: setup ## all tests but the slow ones
+	$(PY) -m pytest -m "not slow"
+
+test-all: setup ## all tests
+	$(PY) -m pytest
+
+check: setup ## format, lint, types, import contracts
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: setup ## benchmarks; results are written to benchmarks/
+	$(PY) -m benchmarks.run
+
+lock: ## resolve requirements.lock anew
+	$(UV) pip compile --quiet --python-version 3.11 --all-extras --no-emit-index-url --no-emit-find-links --no-annotate --no-header pyproject.toml \
+	  | sed -E 's/^(torch==[0-9.]+)\+cpu/\1/' > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean: ## remove the environment and the embedded platform's state (stop it first)
+	@test ! -x .venv/bin/ft || .venv/bin/ft down || true
+	rm -rf .venv .ft build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

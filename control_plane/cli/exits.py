@@ -1,0 +1,36 @@
+"""Exit codes, and errors as people and programs see them."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+
+from ft_assets.errors import FtError, Unavailable
+
+
+class Exit(enum.IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    CANCELLED = 3
+    UNREACHABLE = 4
+    INTERRUPTED = 130
+
+
+class Unreachable(Unavailable):
+    """Nothing answered at the address of the API or of the stack."""
+
+    default_code = "unreachable"
+
+
+def exit_code(error: FtError) -> Exit:
+    return Exit.UNREACHABLE if isinstance(error, Unreachable) else Exit.FAILED
+
+
+def show_error(error: FtError, *, as_json: bool) -> None:
+    """One message with its code on stderr; with ``--json`` the error body on stdout too."""
+    if as_json:
+        print(json.dumps({"error": error.to_dict()}))
+    where = f", {error.param}" if error.param else ""
+    print(f"ft: {error.message} [{error.code}{where}]", file=sys.stderr)

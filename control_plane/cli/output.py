@@ -1,0 +1,78 @@
+"""What commands print: tables and sentences for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else there.")]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; highlighting is off, so that ids and numbers read the same everywhere."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A sentence for people, on stderr: stdout is for results."""
+    print(text, file=sys.stderr)
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, default=str), flush=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table without lines, as wide as it has to be; one row a line, so that grep and awk work."""
+    if not sys.stdout.isatty():
+        for row in [columns, *rows]:
+            print("\t".join(row))
+        return
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*[escape(cell) for cell in row])
+    console().print(made)
+
+
+def escape(text: str) -> str:
+    """`text` with rich's markup taken literally: names and messages come from tenants."""
+    from rich.markup import escape as rich_escape
+
+    return rich_escape(text)
+
+
+def fields(pairs: Mapping[str, Any]) -> None:
+    """``name: value`` lines; None and empty values are left out."""
+    shown = {k: v for k, v in pairs.items() if v not in (None, "", [], {})}
+    width = max((len(k) for k in shown), default=0)
+    for name, value in shown.items():
+        print(f"{name + ':':<{width + 1}} {value}")
+
+
+def ago(unix_s: float | None) -> str:
+    """``3 min ago``; empty for None."""
+    if unix_s is None:
+        return ""
+    s = max(0.0, time.time() - unix_s)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if s >= size:
+            return f"{s / size:.0f} {unit} ago"
+    return f"{s:.0f} s ago"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100:.1f} %"

@@ -1,0 +1,86 @@
+"""Where the API is and who asks: options, environment, the credentials file, the running stack, in this order."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ft_assets.errors import Unauthenticated
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credentials:
+    url: str
+    api_key: str
+
+
+@dataclass(slots=True)
+class Given:
+    """Options before the command; the root callback fills it."""
+
+    url: str | None = None
+    api_key: str | None = None
+
+
+given = Given()
+
+
+def credentials_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "ft" / "credentials.json"
+
+
+def stored() -> Credentials | None:
+    """What ``ft login`` has stored; None when there is nothing or it is damaged."""
+    try:
+        data = json.loads(credentials_file().read_text())
+        return Credentials(url=str(data["url"]), api_key=str(data["api_key"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def store(credentials: Credentials) -> Path:
+    """Write the credentials file, readable by its owner alone from its first byte on."""
+    path = credentials_file()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
+        json.dump({"url": credentials.url, "api_key": credentials.api_key}, f)
+    beside.replace(path)
+    return path
+
+
+def local_url() -> str | None:
+    """The API of the stack that runs in this home; None when none does."""
+    home = Path(os.environ.get("FT_HOME") or ".ft")
+    try:
+        return str(json.loads((home / "endpoints.json").read_text())["api"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def api_url() -> str:
+    login = stored()
+    url = given.url or os.environ.get("FT_API_URL") or (login.url if login else None) or local_url() or DEFAULT_URL
+    return url.rstrip("/")
+
+
+def credentials() -> Credentials:
+    """URL and key of this call. A stored key is sent only to the address that it was stored for."""
+    url = api_url()
+    key = given.api_key or os.environ.get("FT_API_KEY")
+    login = stored()
+    if not key and login is not None and login.url.rstrip("/") == url:
+        key = login.api_key
+    if not key:
+        elsewhere = f" (the stored one is for {login.url})" if login is not None else ""
+        raise Unauthenticated(
+            f"no API key for {url}{elsewhere}; run `ft login`, or set FT_API_KEY; an operator makes a key with "
+            "`ft admin tenants create NAME --tier TIER`",
+            code="no_api_key",
+        )
+    return Credentials(url=url, api_key=key)

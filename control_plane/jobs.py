@@ -1,0 +1,79 @@
+"""States of a job, the one table of legal transitions, and what OpenAI's clients are told.
+
+                      +------------- preempted <--------+
+                      v                                 |
+    validating -> queued -> provisioning -> running -> evaluating -> succeeded
+         |          ^ |         |             |  |          |
+         |          | +---------+----> paused <- pausing    +----> failed
+         +----------+---------------- failed, cancelled (from every state that is not final)
+
+``running`` has the sub-state ``checkpointing``, which is a fact about the workload and not a state of the job.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from ft_assets.errors import Conflict
+
+
+class JobState(enum.StrEnum):
+    VALIDATING = "validating"
+    QUEUED = "queued"
+    PROVISIONING = "provisioning"
+    RUNNING = "running"
+    EVALUATING = "evaluating"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    PREEMPTED = "preempted"
+
+
+S = JobState
+FINAL = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
+
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    S.VALIDATING: frozenset({S.QUEUED, S.FAILED, S.CANCELLED}),
+    S.QUEUED: frozenset({S.PROVISIONING, S.PAUSED, S.FAILED, S.CANCELLED}),
+    S.PROVISIONING: frozenset({S.RUNNING, S.QUEUED, S.EVALUATING, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED}),
+    S.RUNNING: frozenset({S.EVALUATING, S.QUEUED, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED}),
+    S.EVALUATING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED}),
+    S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.EVALUATING, S.FAILED, S.CANCELLED}),
+    S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
+    S.PREEMPTED: frozenset({S.QUEUED, S.FAILED, S.CANCELLED}),
+    S.SUCCEEDED: frozenset(),
+    S.FAILED: frozenset(),
+    S.CANCELLED: frozenset(),
+}
+
+OPENAI_STATUS: Mapping[JobState, str] = {
+    S.VALIDATING: "validating_files",
+    S.QUEUED: "queued",
+    S.PROVISIONING: "queued",
+    S.RUNNING: "running",
+    S.EVALUATING: "running",
+    S.SUCCEEDED: "succeeded",
+    S.FAILED: "failed",
+    S.CANCELLED: "cancelled",
+    S.PAUSING: "pausing",
+    S.PAUSED: "paused",
+    S.PREEMPTED: "queued",
+}
+
+
+def openai_status(state: JobState) -> str:
+    """The word that OpenAI's API uses for `state`."""
+    return OPENAI_STATUS[state]
+
+
+def check_transition(job_id: str, current: JobState, target: JobState) -> None:
+    """Refuse an illegal move with what would be legal; moving to the present state is illegal too."""
+    if target in TRANSITIONS[current]:
+        return
+    legal = ", ".join(sorted(TRANSITIONS[current])) or "none: it is final"
+    raise Conflict(
+        f"job {job_id} is {current} and cannot become {target}; legal next states: {legal}", code="invalid_state", param="status"
+    )

@@ -1,0 +1,110 @@
+"""The seams: each outside thing is a Protocol here, with a real and a local implementation in ``resources``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectInfo:
+    key: str
+    size_bytes: int
+
+
+class ObjectStore(Protocol):
+    """Immutable blobs under string keys (see ``ft_assets.layout``). ``NotFound`` for a key that is absent."""
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Store `data` whole: a reader sees the old object or the new one, never a part."""
+
+    def put_file(self, key: str, path: Path) -> None: ...
+    def put_stream(self, key: str, stream: BinaryIO) -> int:
+        """Store what `stream` yields in bounded memory; returns the bytes written."""
+
+    def get_bytes(self, key: str) -> bytes: ...
+    def open(self, key: str) -> BinaryIO: ...
+    def get_file(self, key: str, path: Path) -> None:
+        """Download to `path` (parents made, written beside and renamed)."""
+
+    def exists(self, key: str) -> bool: ...
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Objects whose key starts with ``prefix + "/"``, in key order."""
+
+    def delete(self, key: str) -> None:
+        """Remove `key`; absent is fine."""
+
+    def uri(self, key: str) -> str:
+        """``file:///...`` or ``s3://bucket/...``: for people and for lineage."""
+
+
+class WorkloadPhase(enum.StrEnum):
+    ABSENT = "absent"
+    PENDING = "pending"
+    RUNNING = "running"
+    EXITED = "exited"
+    LOST = "lost"
+    """Its processes are gone and nobody saw how they ended (killed with its watcher, or the machine rebooted)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """One gang of processes with a deterministic name; starting a name twice adopts the first."""
+
+    name: str
+    """``<job>-a<attempt>`` for training, ``<job>-e<n>`` for an evaluation."""
+    module: str
+    """Python module run as ``python -m``; its only argument is `run_file`."""
+    run_file: Path
+    work_dir: Path
+    num_processes: int = 1
+    """Ranks; more than one, or `torchrun` set, starts them under torchrun."""
+    torchrun: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadStatus:
+    name: str
+    phase: WorkloadPhase
+    exit_code: int | None = None
+    """Of the leader; negative for a signal. None unless EXITED."""
+    started_at: float | None = None
+    """Unix seconds of pod (process group) start: GPU time is billed from here."""
+    ended_at: float | None = None
+
+
+class Launcher(Protocol):
+    """Starts workloads that outlive the caller."""
+
+    def start_or_adopt(self, workload: Workload) -> WorkloadStatus: ...
+    def status(self, name: str) -> WorkloadStatus: ...
+    def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
+        """SIGTERM, then SIGKILL after `grace_s`; returns when the processes are gone. Absent is fine."""
+
+    def read_log(self, name: str, *, offset: int = 0) -> bytes: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedAdapter:
+    name: str
+    path: str
+    base: str
+
+
+class Fleet(Protocol):
+    """The multi-adapter inference servers of one pool, through vLLM's load and unload endpoints."""
+
+    def served(self) -> Sequence[ServedAdapter]:
+        """Adapters that every replica serves now. ``Unavailable`` when a replica does not answer."""
+
+    def load(self, name: str, directory: Path) -> None:
+        """Load on every replica; a name that is loaded already from the same path is fine."""
+
+    def unload(self, name: str) -> None: ...
+    def probe(self, name: str) -> float:
+        """One greedy token from `name` on every replica; returns the slowest seconds."""

@@ -1,0 +1,338 @@
+"""One attempt of training, from the reservation to the ledger: every write is fenced by the attempt number.
+
+The attempt number of the unreleased reservation is the fencing token: a step that was replaced, or a workload that
+outlived its reservation, finds its token released and can neither commit a checkpoint nor move the job.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
+
+from control_plane import billing
+from control_plane.events import Event
+from control_plane.jobs import FINAL, JobState
+from control_plane.protocols import WorkloadStatus
+from control_plane.service.platform import Platform
+from control_plane.service.preparation import job_row
+from control_plane.service.scheduling import pools
+from control_plane.service.transition import record, transition
+from control_plane.tables import attempts, checkpoints, job_events, jobs, ledger_entries, reservations
+from ft_assets.errors import NotAdmitted
+from ft_assets.training.failures import FailureClass, PastAttempt, Retry, with_half_batch
+from ft_assets.training.spec import TrainingSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """The right to train: an unreleased reservation and the frozen spec it was given for."""
+
+    tenant: str
+    job_id: str
+    attempt: int
+    pool: str
+    num_gpus: int
+    model: str
+    spec: TrainingSpec
+    workload: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How an attempt ended, as seen from its evidence."""
+
+    outcome: str
+    """``succeeded`` or a failure class."""
+    failure: FailureClass | None
+    """None when it succeeded."""
+    last_step: int
+    trained_tokens: int
+    status: WorkloadStatus
+
+
+def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
+    """The job's reservation; ``NotAdmitted`` when it holds none, so nobody trains around the queue."""
+    with platform.engine.connect() as conn:
+        job = job_row(conn, tenant, job_id)
+        held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))).first()
+        if held is None or job.spec is None:
+            raise NotAdmitted(
+                f"job {job_id} is {job.state} and holds no reservation, so it may not train; submit it through the API, `ft submit` or "
+                "the `submit` job, and the scheduler starts it when it fits"
+            )
+        return Claim(
+            tenant=tenant,
+            job_id=job_id,
+            attempt=held.attempt,
+            pool=held.pool,
+            num_gpus=held.num_gpus,
+            model=job.model,
+            spec=TrainingSpec.from_dict(job.spec),
+            workload=f"{job_id}-a{held.attempt}",
+        )
+
+
+def stop_requested(platform: Platform, job_id: str) -> str | None:
+    """``cancel``, ``pause`` or ``preempt`` when somebody asked the workload to end; records a beat in passing."""
+    with platform.engine.begin() as conn:
+        query = sa.update(jobs).where(jobs.c.id == job_id).values(heartbeat_at=platform.clock()).returning(jobs.c.stop_requested)
+        return conn.execute(query).scalar_one()
+
+
+def record_progress(
+    platform: Platform, held: Claim, steps: Sequence[Mapping[str, Any]], *, phase: str, validation: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Store new metric lines of the workload as events and the newest on the job; the first step makes the job ``running``."""
+    if not steps and not validation:
+        return
+    with platform.engine.begin() as conn:
+        if not _holds(conn, held):
+            return
+        now = platform.clock()
+        job = job_row(conn, held.tenant, held.job_id)
+        if steps:
+            _start_running(conn, job, held, now)
+            last = steps[-1]
+            left = last["total_steps"] - last["step"]
+            pace = _seconds_per_step(steps)
+            finish = datetime.fromtimestamp(now.timestamp() + left * pace, tz=UTC) if pace else None
+            values = {
+                "step": last["step"],
+                "total_steps": last["total_steps"],
+                "loss": last["loss"],
+                "tokens_per_s": last.get("tokens_per_s"),
+            }
+            conn.execute(
+                sa.update(jobs).where(jobs.c.id == held.job_id).values(**values, checkpointing=phase == "save", estimated_finish_at=finish)
+            )
+        rows = [_metric_event(held.job_id, m, now) for m in (*steps, *validation)]
+        conn.execute(sa.insert(job_events), rows)
+
+
+def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    if len(steps) < 2:
+        return None
+    return max(0.0, (steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
+
+
+def _start_running(conn: Connection, job: sa.Row[Any], held: Claim, now: datetime) -> None:
+    if job.state != JobState.PROVISIONING:
+        return
+    transition(
+        conn,
+        job.id,
+        JobState.RUNNING,
+        message=f"Training runs (attempt {held.attempt}).",
+        now=now,
+        first_step_at=job.first_step_at or now,
+    )
+
+
+def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    if "eval_loss" in metric:
+        data = {"step": metric["step"], "valid_loss": metric["eval_loss"]}
+        message = f"Step {metric['step']}: validation loss={metric['eval_loss']:.4f}"
+    else:
+        data = {("train_loss" if k == "loss" else k): v for k, v in metric.items()}
+        message = f"Step {metric['step']}/{metric['total_steps']}: training loss={metric['loss']:.4f}"
+    return {
+        "id": f"ftevent-{uuid.uuid4().hex}",
+        "job_id": job_id,
+        "level": "info",
+        "type": "metrics",
+        "code": "metrics",
+        "message": message,
+        "data": data,
+        "created_at": now,
+    }
+
+
+def record_checkpoint(
+    platform: Platform, held: Claim, *, step: int, prefix: str, manifest_sha256: str, metrics: Mapping[str, Any], final: bool = False
+) -> bool:
+    """Commit a checkpoint whose verified files lie under `prefix`; False when the fencing token is no longer held.
+
+    The row is the commit: files without one are leftovers. A step that was committed before keeps its row, except that
+    the final one replaces it.
+    """
+    with platform.engine.begin() as conn:
+        if not _holds(conn, held):
+            return False
+        values = {
+            "id": f"ftckpt_{uuid.uuid4().hex[:24]}",
+            "job_id": held.job_id,
+            "attempt": held.attempt,
+            "step": step,
+            "object_prefix": prefix,
+            "manifest_sha256": manifest_sha256,
+            "metrics": dict(metrics),
+            "final": final,
+            "created_at": platform.clock(),
+        }
+        statement = insert(checkpoints).values(values)
+        changed = {k: values[k] for k in ("attempt", "object_prefix", "manifest_sha256", "metrics", "final")}
+        conflict = ["job_id", "step"]
+        statement = (
+            statement.on_conflict_do_update(index_elements=conflict, set_=changed)
+            if final
+            else statement.on_conflict_do_nothing(index_elements=conflict)
+        )
+        if conn.execute(statement).rowcount:
+            message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
+            record(conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step}), now=platform.clock())
+    return True
+
+
+def committed(platform: Platform, job_id: str) -> list[sa.Row[Any]]:
+    """Committed checkpoints of the job, newest step first."""
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id).order_by(checkpoints.c.step.desc())).all())
+
+
+def history(platform: Platform, job_id: str) -> list[PastAttempt]:
+    """The job's ended attempts, oldest first."""
+    committed_step = (
+        sa.select(sa.func.coalesce(sa.func.max(checkpoints.c.step), 0))
+        .where(checkpoints.c.job_id == attempts.c.job_id, checkpoints.c.attempt <= attempts.c.attempt)
+        .scalar_subquery()
+    )
+    query = sa.select(attempts, committed_step.label("committed")).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
+    with platform.engine.connect() as conn:
+        rows = conn.execute(query.order_by(attempts.c.attempt)).all()
+    return [PastAttempt(code=r.outcome or "", committed_step=r.committed, last_step=r.last_step or 0) for r in rows]
+
+
+def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
+    """Close the attempt: release the reservation, write the ledger, move the job. A second call changes nothing.
+
+    1. Succeeded: the job goes on to evaluation.
+    2. Cancelled meanwhile: the job stays cancelled.
+    3. A pause was asked for and the workload made its checkpoint: paused.
+    4. The failure may be resumed: preempted, then queued again at its old place; the next attempt goes on from the last checkpoint.
+    5. Out of memory, the first time: queued again with half the batch and twice the accumulation.
+    6. Else failed, with the failure's remedy.
+    """
+    with platform.engine.begin() as conn:
+        now = platform.clock()
+        released = conn.execute(
+            sa.update(reservations)
+            .where(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))
+            .values(released_at=now)
+        ).rowcount
+        job = job_row(conn, held.tenant, held.job_id)
+        if not released:
+            return JobState(job.state)
+        _close_attempt(conn, held, ending, now)
+        _bill(conn, platform, held, job, ending)
+        return _move(conn, held, job, ending, now)
+
+
+def _close_attempt(conn: Connection, held: Claim, ending: Ending, now: datetime) -> None:
+    status = ending.status
+    conn.execute(
+        sa.update(attempts)
+        .where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
+        .values(
+            outcome=ending.outcome,
+            exit_code=status.exit_code,
+            last_step=ending.last_step,
+            started_at=_time(status.started_at),
+            ended_at=_time(status.ended_at) or now,
+        )
+    )
+
+
+def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at: float | None) -> int:
+    """Record where the attempt resumes and when its workload started; billing counts from there.
+
+    Returns the step up to which metrics were reported: `from_step`, or later when a dead follower is being replaced.
+    """
+    this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
+    with platform.engine.begin() as conn:
+        fresh = conn.execute(
+            sa.update(attempts)
+            .where(this, attempts.c.started_at.is_(None))
+            .values(from_step=from_step, started_at=_time(started_at) or platform.clock())
+        ).rowcount
+        if fresh:
+            return from_step
+        return conn.execute(sa.select(jobs.c.step).where(jobs.c.id == held.job_id)).scalar_one() or from_step
+
+
+def _bill(conn: Connection, platform: Platform, held: Claim, job: sa.Row[Any], ending: Ending) -> None:
+    pool = next(p for p in pools(platform) if p.name == held.pool)
+    started = ending.status.started_at
+    if started is None:
+        return
+    fault = ending.failure.fault if ending.failure else None
+    for entry in billing.entries(
+        job_id=held.job_id,
+        attempt=held.attempt,
+        tier=job.tier,
+        gpu_type=pool.gpu_type,
+        num_gpus=held.num_gpus,
+        started_at=started,
+        ended_at=ending.status.ended_at or platform.clock().timestamp(),
+        fault=fault,
+        outcome=ending.outcome,
+    ):
+        values = {
+            "id": entry.id,
+            "tenant_id": held.tenant,
+            "job_id": held.job_id,
+            "attempt": held.attempt,
+            "kind": entry.kind,
+            "gpu_type": entry.gpu_type,
+            "gpu_seconds": entry.gpu_seconds,
+            "amount_micros": entry.amount_micros,
+            "detail": entry.detail,
+            "created_at": platform.clock(),
+        }
+        conn.execute(insert(ledger_entries).values(values).on_conflict_do_nothing(index_elements=["id"]))
+
+
+def _move(conn: Connection, held: Claim, job: sa.Row[Any], ending: Ending, now: datetime) -> JobState:
+    data = {"attempt": held.attempt, "outcome": ending.outcome, "step": ending.last_step}
+
+    def move(target: JobState, message: str, **columns: Any) -> JobState:
+        transition(conn, held.job_id, target, message=message, data=data, now=now, stop_requested=None, **columns)
+        return target
+
+    state, failure = JobState(job.state), ending.failure
+    if state in FINAL:
+        return state
+    if failure is None:
+        message = f"Training finished: {ending.last_step} steps. Evaluation is next."
+        return move(JobState.EVALUATING, message, trained_tokens=ending.trained_tokens)
+    if failure.code == "paused":
+        if state is not JobState.PAUSING:
+            move(JobState.PAUSING, "The workload stopped at a checkpoint.")
+        return move(JobState.PAUSED, f"Paused at step {ending.last_step}; resume continues from there.")
+    again = with_half_batch(held.spec) if failure.retry is Retry.HALVE_BATCH else held.spec
+    if failure.retry is Retry.NEVER or again is None:
+        error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
+        return move(JobState.FAILED, f"{error['message']}", error=error)
+    if state is not JobState.PAUSING:
+        move(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
+    message = "Queued again; training goes on from the last verified checkpoint."
+    return move(JobState.QUEUED, message, spec=again.to_dict(), spec_sha256=again.sha256, queued_at=job.queued_at)
+
+
+def _holds(conn: Connection, held: Claim) -> bool:
+    query = (
+        sa.select(reservations.c.attempt)
+        .where(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))
+        .with_for_update()
+    )
+    return conn.execute(query).first() is not None
+
+
+def _time(unix: float | None) -> datetime | None:
+    return None if unix is None else datetime.fromtimestamp(unix, tz=UTC)

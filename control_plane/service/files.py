@@ -1,0 +1,189 @@
+"""Uploaded files: stored as they came, validated once, and turned into an immutable dataset version if they are good."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, BinaryIO, cast
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.jobs import FINAL
+from control_plane.service import datasets
+from control_plane.service.listing import Order, Page, page
+from control_plane.service.platform import Platform
+from control_plane.service.tenants import get as get_tenant
+from control_plane.tables import files, jobs
+from control_plane.tenants import GIB, Tier, tier_named
+from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound
+from ft_assets.layout import file_key, safe_filename
+
+PURPOSES = ("fine-tune",)
+VALIDATED_AT_ONCE_BYTES = 32 << 20
+"""Below this a file is validated before the upload is answered: a second or two at the validator's speed."""
+ABANDONED_AFTER = timedelta(minutes=15)
+"""An upload that is unvalidated for longer was left by a process that died; a 10 GiB file is read in less."""
+
+log = logging.getLogger(__name__)
+
+
+def create(
+    platform: Platform, tenant: str, stream: BinaryIO, *, filename: str, purpose: str, column_map: Mapping[str, str] | None = None
+) -> RowMapping:
+    """Store an upload and register it; a small one is validated before this returns, a large one has status ``uploaded``.
+
+    The caller sees to it that :func:`validate` is called for a file that is still ``uploaded``. The bytes are stored before
+    the row exists: a crash in between leaves an object that nothing names, never a file without its bytes.
+    """
+    if purpose not in PURPOSES:
+        raise InvalidRequest(
+            f"purpose {purpose!r} is not supported; use one of: {', '.join(PURPOSES)}", code="invalid_purpose", param="purpose"
+        )
+    tier = tier_named(get_tenant(platform, tenant).tier)
+    file_id = f"file-{uuid.uuid4().hex[:24]}"
+    name = safe_filename(filename)
+    key = file_key(tenant, file_id, name)
+    upload = _Upload(stream, tier)
+    platform.objects.put_stream(key, cast(BinaryIO, upload))
+    with platform.engine.begin() as conn:
+        row = conn.execute(
+            sa.insert(files)
+            .values(
+                id=file_id,
+                tenant_id=tenant,
+                filename=name,
+                purpose=purpose,
+                bytes=upload.num_bytes,
+                sha256=upload.sha256.hexdigest(),
+                object_key=key,
+                column_map=dict(column_map or {}),
+                status="uploaded",
+                created_at=platform.clock(),
+            )
+            .returning(files)
+        )
+        file = row.mappings().one()
+    return validate(platform, file_id) if upload.num_bytes < VALIDATED_AT_ONCE_BYTES else file
+
+
+def validate(platform: Platform, file_id: str) -> RowMapping:
+    """Validate a file that nobody validated yet, and register its dataset version; a second call changes nothing.
+
+    Two processes may do it at once: they find the same content, hence the same dataset, and one of them records it. A file
+    whose bytes cannot be reached now stays ``uploaded`` and raises; one that breaks the validator itself is refused.
+    """
+    with platform.engine.connect() as conn:
+        file = conn.execute(sa.select(files).where(files.c.id == file_id)).mappings().one_or_none()
+    if file is None:
+        raise NotFound(f"no file {file_id!r}", code="file_not_found", param="file_id")
+    if file["status"] != "uploaded" or file["deleted_at"] is not None:
+        return file
+    try:
+        outcome = datasets.examine(platform, file)
+    except FtError as error:
+        if error.fault is not Fault.USER:
+            raise
+        outcome = datasets.Refused(details=error.message, report=None)
+    except Exception:
+        log.exception("validation of %s broke", file_id)
+        outcome = datasets.Refused(details=f"validation broke on this file (server_error); tell your operator about {file_id}", report=None)
+    with platform.engine.begin() as conn:
+        return _record(platform, conn, file_id, outcome)
+
+
+def _record(platform: Platform, conn: Connection, file_id: str, outcome: datasets.Outcome) -> RowMapping:
+    file = conn.execute(sa.select(files).where(files.c.id == file_id).with_for_update()).mappings().one()
+    if file["status"] != "uploaded":
+        return file
+    if isinstance(outcome, datasets.Refused):
+        values: dict[str, Any] = {"status": "error", "status_details": outcome.details, "report": outcome.report}
+    else:
+        datasets.register(conn, file, outcome, now=platform.clock())
+        values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}
+    return conn.execute(sa.update(files).where(files.c.id == file_id).values(**values).returning(files)).mappings().one()
+
+
+def unvalidated(platform: Platform, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
+    """Files that wait for validation since longer than `older_than`, oldest first: what a process that died left undone."""
+    query = (
+        sa.select(files.c.id)
+        .where(files.c.status == "uploaded", files.c.deleted_at.is_(None), files.c.created_at <= platform.clock() - older_than)
+        .order_by(files.c.created_at)
+    )
+    with platform.engine.connect() as conn:
+        return list(conn.execute(query).scalars())
+
+
+def list_files(
+    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 10_000, order: Order = "desc", purpose: str | None = None
+) -> Page:
+    """Files of the tenant, newest first unless `order` is ``asc``."""
+    query = sa.select(*(c for c in files.c if c.name != "report")).where(files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
+    if purpose is not None:
+        query = query.where(files.c.purpose == purpose)
+    with platform.engine.connect() as conn:
+        keys = (files.c.created_at, files.c.id)
+        return page(conn, query, keys, id_column=files.c.id, after=after, limit=limit, max_limit=10_000, order=order)
+
+
+def get(platform: Platform, tenant: str, file_id: str) -> RowMapping:
+    """The file; another tenant's and a deleted one are ``NotFound``."""
+    with platform.engine.connect() as conn:
+        return _get(conn, tenant, file_id)
+
+
+def content(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, BinaryIO]:
+    """The file and its bytes as uploaded; the caller closes the stream."""
+    file = get(platform, tenant, file_id)
+    return file, platform.objects.open(file["object_key"])
+
+
+def delete(platform: Platform, tenant: str, file_id: str) -> None:
+    """Delete the bytes; the dataset version made from them stays, for what was trained on it must stay explainable.
+
+    Refused while a job that is not final names the file.
+    """
+    with platform.engine.begin() as conn:
+        file = _get(conn, tenant, file_id, lock=True)
+        naming = sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id)
+        live = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, naming, jobs.c.state.not_in([s.value for s in FINAL]))
+        user = conn.execute(live.limit(1)).scalar()
+        if user is not None:
+            raise Conflict(f"file {file_id} is used by job {user}, which has not ended; cancel the job first", code="file_in_use")
+        conn.execute(sa.update(files).where(files.c.id == file_id).values(deleted_at=platform.clock()))
+    platform.objects.delete(file["object_key"])
+
+
+def _get(conn: Connection, tenant: str, file_id: str, *, lock: bool = False) -> RowMapping:
+    query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
+    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no file {file_id!r}; list yours with GET /v1/files", code="file_not_found", param="file_id")
+    return row
+
+
+class _Upload:
+    """The caller's stream, counted, hashed, and cut off at the limit of the tier."""
+
+    def __init__(self, stream: BinaryIO, tier: Tier) -> None:
+        self._stream = stream
+        self._tier = tier
+        self.num_bytes = 0
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.num_bytes += len(data)
+        if self.num_bytes > self._tier.max_file_bytes:
+            raise InvalidRequest(
+                f"the file is larger than the {self._tier.max_file_bytes / GIB:g} GiB that tier {self._tier.name} may upload; "
+                "split it, compress it (.gz, .zst), or ask for another tier",
+                code="file_too_large",
+                param="file",
+            )
+        self.sha256.update(data)
+        return data

@@ -1,0 +1,92 @@
+"""Requests that are sent again: how a submission finds the job that it made before.
+
+A client that names its submission (``Idempotency-Key``) gets one job per name, for ever. A client that does not may still
+repeat itself after a time-out, and says so (``x-stainless-retry-count`` above 0): then an equal body within ten minutes
+is the same job, whichever of the two requests arrives first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
+
+from control_plane.tables import idempotency_keys, jobs
+from ft_assets.errors import Conflict, InvalidRequest
+
+RETRY_WINDOW = timedelta(minutes=10)
+"""OpenAI's client gives up on a call after 600 s, and then sends it again."""
+MAX_KEY = 255
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """How one request arrived."""
+
+    received_at: datetime
+    key: str | None = None
+    """The client's own name for the submission."""
+    is_retry: bool = False
+    """The client says that it has sent this before."""
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not 1 <= len(self.key) <= MAX_KEY:
+            raise InvalidRequest(f"the idempotency key has {len(self.key)} characters; use 1 to {MAX_KEY}", param="idempotency_key")
+
+
+def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -> str | None:
+    """The job that this request made before, if it did. ``Conflict`` for a known key with another body."""
+    if attempt.key is not None:
+        return _by_key(conn, tenant, attempt.key, request_sha256)
+    if attempt.is_retry:
+        since = attempt.received_at - RETRY_WINDOW
+        equal = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, jobs.c.request_sha256 == request_sha256, jobs.c.created_at >= since)
+        found: str | None = conn.execute(equal.order_by(jobs.c.created_at.desc()).limit(1)).scalar()
+        return found
+    return _overtaken(conn, tenant, request_sha256, attempt.received_at)
+
+
+def remember(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt, *, job_id: str, now: datetime) -> None:
+    """Store what :func:`find` needs later, in the transaction that makes the job."""
+    if attempt.key is None and not attempt.is_retry:
+        return
+    key = _retry_key(request_sha256) if attempt.key is None else _client_key(attempt.key)
+    values = {"tenant_id": tenant, "key": key, "request_sha256": request_sha256, "job_id": job_id, "created_at": now}
+    statement = insert(idempotency_keys).values(**values)
+    newest = {"job_id": job_id, "created_at": now}
+    conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "key"], set_=newest))
+
+
+def _by_key(conn: Connection, tenant: str, key: str, request_sha256: str) -> str | None:
+    row = conn.execute(_stored(tenant, _client_key(key))).one_or_none()
+    if row is None:
+        return None
+    if row.request_sha256 != request_sha256:
+        raise Conflict(
+            f"idempotency key {key[:80]!r} was used for job {row.job_id} with another body; use a new key for a new job",
+            code="idempotency_key_reused",
+            param="idempotency_key",
+        )
+    return str(row.job_id)
+
+
+def _overtaken(conn: Connection, tenant: str, request_sha256: str, received_at: datetime) -> str | None:
+    """The job that a retry of this very request has made meanwhile: the retry was faster than its original."""
+    row = conn.execute(_stored(tenant, _retry_key(request_sha256))).one_or_none()
+    return str(row.job_id) if row is not None and row.created_at >= received_at else None
+
+
+def _stored(tenant: str, key: str) -> sa.Select[tuple[str, str, datetime]]:
+    table = idempotency_keys
+    return sa.select(table.c.request_sha256, table.c.job_id, table.c.created_at).where(table.c.tenant_id == tenant, table.c.key == key)
+
+
+def _client_key(key: str) -> str:
+    return f"key/{key}"
+
+
+def _retry_key(request_sha256: str) -> str:
+    return f"retry/{request_sha256}"

@@ -1,0 +1,247 @@
+"""Fine-tuning jobs as their tenant sees them: submit, look, cancel, pause, resume."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane import events
+from control_plane.jobs import FINAL, JobState
+from control_plane.quotas import Ask, Usage, admit
+from control_plane.service import idempotency
+from control_plane.service.datasets import check_enough_to_train
+from control_plane.service.listing import Page, page
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.service.tenants import tenant_of
+from control_plane.service.transition import locked, record, transition
+from control_plane.tables import checkpoints as checkpoints_table
+from control_plane.tables import datasets as datasets_table
+from control_plane.tables import files, job_events, jobs, ledger_entries, tenants
+from ft_assets.base_models import BaseModel
+from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.training.hyperparameters import ModelFacts, plan
+
+HOLDING_GPUS = frozenset({JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING, JobState.PAUSING})
+"""States in which a workload may exist that has to be stopped."""
+
+
+class Submitted(NamedTuple):
+    job: RowMapping
+    created: bool
+    """False: an earlier submission is being answered again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobView:
+    """A job with what other tables know of it."""
+
+    row: RowMapping
+    cost_micros: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Jobs:
+    items: Sequence[JobView]
+    has_more: bool
+
+
+def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempotency.Attempt | None = None) -> Submitted:
+    """Admit a job: the job, its first event and its idempotency key appear in one transaction, or nothing does.
+
+    The tenant's row is locked for it, so that of 50 submissions at once against a limit of 5, five enter, and a request
+    that is sent again finds its job.
+    """
+    attempt = attempt or idempotency.Attempt(received_at=platform.clock())
+    with platform.engine.connect() as conn:  # a repeated request should not queue for the lock
+        replayed = idempotency.find(conn, tenant, request.sha256, attempt)
+        if replayed is not None:
+            return Submitted(_row(conn, tenant, replayed), created=False)
+    model = platform.models.check_submittable(request.model, today=platform.clock().date())
+    facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
+    plan(request.hyperparameters, facts, method=request.method, adapter=request.adapter, recipe=request.recipe)
+    with platform.engine.begin() as conn:
+        owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant).with_for_update()).mappings().one()
+        replayed = idempotency.find(conn, tenant, request.sha256, attempt)
+        if replayed is not None:
+            return Submitted(_row(conn, tenant, replayed), created=False)
+        dataset_id = _trainable(conn, tenant, request.training_file, param="training_file")
+        if request.validation_file is not None:
+            _trainable(conn, tenant, request.validation_file, param="validation_file")
+        tier = request.tier or str(owner["tier"])
+        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=_in_flight(conn, tenant)), Ask(tier=tier))
+        if refusal is not None:
+            raise QuotaExceeded(refusal.detail, code=refusal.code)
+        job = _insert(conn, tenant, request, model=model, tier=tier, dataset_id=dataset_id, now=platform.clock())
+        idempotency.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=platform.clock())
+        return Submitted(job, created=True)
+
+
+def get(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """The job; another tenant's is ``NotFound``."""
+    with platform.engine.connect() as conn:
+        return _views(conn, [_row(conn, tenant, job_id)])[0]
+
+
+def list_jobs(
+    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None
+) -> Jobs:
+    """Jobs of the tenant, newest first; with `metadata`, those that carry all of its pairs."""
+    query = sa.select(jobs).where(jobs.c.tenant_id == tenant)
+    if metadata:
+        query = query.where(jobs.c.metadata.contains(dict(metadata)))
+    with platform.engine.connect() as conn:
+        found = page(conn, query, (jobs.c.created_at, jobs.c.id), id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
+        return Jobs(items=_views(conn, found.items), has_more=found.has_more)
+
+
+def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """End a job; its workload, if there is one, is stopped by whoever follows it. Cancelling again changes nothing."""
+    with platform.engine.begin() as conn:
+        row = locked(conn, job_id, tenant_id=tenant)
+        state = JobState(row["state"])
+        if state is not JobState.CANCELLED:
+            stop = "cancel" if state in HOLDING_GPUS else None
+            transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
+        return _views(conn, [_row(conn, tenant, job_id)])[0]
+
+
+def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """Give the job's GPUs back at its next checkpoint; a queued one just leaves the queue. Pausing again changes nothing."""
+    with platform.engine.begin() as conn:
+        row = locked(conn, job_id, tenant_id=tenant)
+        state, now = JobState(row["state"]), platform.clock()
+        if state in (JobState.PROVISIONING, JobState.RUNNING):
+            message = "A pause was asked for; the workload saves a checkpoint and stops."
+            transition(conn, job_id, JobState.PAUSING, message=message, now=now, stop_requested="pause")
+        elif state not in (JobState.PAUSING, JobState.PAUSED):
+            transition(conn, job_id, JobState.PAUSED, message="The job was paused while it waited.", now=now)
+        return _views(conn, [_row(conn, tenant, job_id)])[0]
+
+
+def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """Queue a paused job again; it goes on from its last checkpoint."""
+    with platform.engine.begin() as conn:
+        row = locked(conn, job_id, tenant_id=tenant)
+        if row["state"] == JobState.PAUSING:
+            raise Conflict(
+                f"job {job_id} is still saving its checkpoint; resume it once it is paused", code="invalid_state", param="status"
+            )
+        transition(
+            conn, job_id, JobState.QUEUED, code="job_resumed", message="The job was resumed.", now=platform.clock(), stop_requested=None
+        )
+        return _views(conn, [_row(conn, tenant, job_id)])[0]
+
+
+def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page:
+    """Events of the job, newest first."""
+    with platform.engine.connect() as conn:
+        _row(conn, tenant, job_id)
+        query = sa.select(job_events).where(job_events.c.job_id == job_id)
+        return page(conn, query, (job_events.c.seq,), id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
+
+
+def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[RowMapping], bool]:
+    """Events numbered above `seq`, oldest first, and whether the job is final: then these are the last ones if fewer than `limit`."""
+    with platform.engine.connect() as conn:
+        final = JobState(_row(conn, tenant, job_id)["state"]) in FINAL  # read first: no event follows a final state
+        query = sa.select(job_events).where(job_events.c.job_id == job_id, job_events.c.seq > seq).order_by(job_events.c.seq).limit(limit)
+        return list(conn.execute(query).mappings()), final
+
+
+def metrics(platform: Platform, tenant: str, job_id: str) -> Sequence[Mapping[str, Any]]:
+    """What was measured at each step, in the order in which it was reported."""
+    with platform.engine.connect() as conn:
+        _row(conn, tenant, job_id)
+        query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics").order_by(job_events.c.seq)
+        return list(conn.execute(query).scalars())
+
+
+def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page:
+    """Committed checkpoints of the job, newest step first."""
+    table = checkpoints_table
+    with platform.engine.connect() as conn:
+        _row(conn, tenant, job_id)
+        query = sa.select(table).where(table.c.job_id == job_id)
+        return page(conn, query, (table.c.step,), id_column=table.c.id, after=after, limit=limit, max_limit=1000)
+
+
+def _row(conn: Connection, tenant: str, job_id: str) -> RowMapping:
+    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(
+            f"no fine-tuning job {job_id!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
+        )
+    return row
+
+
+def _views(conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
+    query = (
+        sa.select(ledger_entries.c.job_id, sa.func.sum(ledger_entries.c.amount_micros))
+        .where(ledger_entries.c.job_id.in_([r["id"] for r in rows]))
+        .group_by(ledger_entries.c.job_id)
+    )
+    costs = {job_id: int(total) for job_id, total in conn.execute(query).all()}
+    return [JobView(row=r, cost_micros=costs.get(r["id"], 0)) for r in rows]
+
+
+def _in_flight(conn: Connection, tenant: str) -> int:
+    live = sa.select(sa.func.count()).where(jobs.c.tenant_id == tenant, jobs.c.state.not_in([s.value for s in FINAL]))
+    return int(conn.execute(live).scalar_one())
+
+
+def _trainable(conn: Connection, tenant: str, file_id: str, *, param: str) -> str | None:
+    """The dataset version of a file, None while it is not validated yet; refused when it is missing or cannot be trained on."""
+    query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
+    file = conn.execute(query.with_for_update(read=True)).mappings().one_or_none()
+    if file is None:
+        raise NotFound(f"{param} {file_id[:80]!r} does not exist; upload it with POST /v1/files", code="file_not_found", param=param)
+    if file["purpose"] != "fine-tune":
+        raise InvalidRequest(
+            f"{param} {file_id} has purpose {file['purpose']!r}; upload it with purpose fine-tune", code="invalid_purpose", param=param
+        )
+    if file["status"] == "error":
+        raise InvalidDataset(
+            f"{param} {file_id} ({file['filename']}) cannot be trained on: {file['status_details']}", code=f"invalid_{param}", param=param
+        )
+    dataset_id: str | None = file["dataset_id"]
+    if dataset_id is not None and param == "training_file":
+        rows = sa.select(datasets_table.c.row_count).where(datasets_table.c.tenant_id == tenant, datasets_table.c.id == dataset_id)
+        check_enough_to_train(conn.execute(rows).scalar_one(), training_file=file_id)
+    return dataset_id
+
+
+def _insert(
+    conn: Connection, tenant: str, request: JobRequest, *, model: BaseModel, tier: str, dataset_id: str | None, now: datetime
+) -> RowMapping:
+    job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
+    values = {
+        "id": job_id,
+        "tenant_id": tenant,
+        "state": JobState.VALIDATING.value,
+        "tier": tier,
+        "model": model.id,
+        "base_digest": model.digest,
+        "method": request.method,
+        "training_file": request.training_file,
+        "validation_file": request.validation_file,
+        "suffix": request.suffix,
+        "seed": secrets.randbelow(2**31) if request.seed is None else request.seed,
+        "request": dict(request.body),
+        "request_sha256": request.sha256,
+        "hyperparameters": dict(request.hyperparameters),
+        "metadata": request.metadata,
+        "dataset_id": dataset_id,
+        "created_at": now,
+    }
+    conn.execute(sa.insert(jobs).values(**values))
+    accepted = events.Event(code="job_created", message=f"Created fine-tuning job: {job_id}", data={"tier": tier, "model": model.id})
+    record(conn, job_id, accepted, now=now)
+    return _row(conn, tenant, job_id)

@@ -1,0 +1,51 @@
+"""Pages of a list: the items after a given id, and whether more follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from ft_assets.errors import InvalidRequest
+
+Order = Literal["asc", "desc"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    items: Sequence[RowMapping]
+    has_more: bool
+
+
+def page(
+    conn: Connection,
+    query: sa.Select[Any],
+    keys: Sequence[sa.Column[Any]],
+    *,
+    id_column: sa.Column[Any],
+    after: str | None,
+    limit: int,
+    max_limit: int,
+    order: Order = "desc",
+) -> Page:
+    """The rows of `query` in the order of `keys` (the last of which is unique), from behind the row whose id is `after`.
+
+    `query` is restricted to one tenant already, so an `after` of another tenant is as unknown as one that never was.
+    Inserts while a client pages neither repeat a row nor hide one.
+    """
+    if not 1 <= limit <= max_limit:
+        raise InvalidRequest(f"limit {limit} is outside 1..{max_limit}", code="invalid_limit", param="limit")
+    if after is not None:
+        anchor = conn.execute(query.with_only_columns(*keys).where(id_column == after)).one_or_none()
+        if anchor is None:
+            raise InvalidRequest(
+                f"after {after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
+            )
+        position, here = sa.tuple_(*keys), sa.tuple_(*anchor, types=[k.type for k in keys])
+        query = query.where(position < here if order == "desc" else position > here)
+    ordered = query.order_by(*(k.desc() if order == "desc" else k.asc() for k in keys)).limit(limit + 1)
+    rows = list(conn.execute(ordered).mappings())
+    return Page(items=rows[:limit], has_more=len(rows) > limit)

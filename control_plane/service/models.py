@@ -1,0 +1,66 @@
+"""Models that a tenant can name: the base models, and its own adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from control_plane.service.platform import Platform
+from control_plane.tables import adapters
+from ft_assets.errors import NotFound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    id: str
+    owned_by: str
+    """``platform`` for base models, else the tenant."""
+    created_at: datetime | None
+    """None for base models: they come with the catalogue."""
+    base_model: str
+    stage: str | None = None
+    adapter_id: str | None = None
+
+
+def list_models(platform: Platform, tenant: str) -> list[Model]:
+    """Base models by name, then the tenant's adapters, newest first."""
+    query = sa.select(adapters).where(adapters.c.tenant_id == tenant).order_by(adapters.c.created_at.desc(), adapters.c.id)
+    with platform.engine.connect() as conn:
+        own = [_adapter_model(row) for row in conn.execute(query)]
+    return [_base_model(name) for name in platform.models.ids()] + own
+
+
+def get(platform: Platform, tenant: str, model: str) -> Model:
+    """A base model, or an adapter of the tenant by its model name or its id."""
+    if model in platform.models.ids():
+        return _base_model(model)
+    query = sa.select(adapters).where(adapters.c.tenant_id == tenant, sa.or_(adapters.c.name == model, adapters.c.id == model))
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).one_or_none()
+    if row is None:
+        raise _unknown(model)
+    return _adapter_model(row)
+
+
+def _base_model(name: str) -> Model:
+    return Model(id=name, owned_by="platform", created_at=None, base_model=name)
+
+
+def _adapter_model(row: sa.Row[tuple[object, ...]]) -> Model:
+    fields = row._mapping
+    return Model(
+        id=fields["name"],
+        owned_by=fields["tenant_id"],
+        created_at=fields["created_at"],
+        base_model=fields["base_model"],
+        stage=fields["stage"],
+        adapter_id=fields["id"],
+    )
+
+
+def _unknown(model: str) -> NotFound:
+    return NotFound(
+        f"model {model[:120]!r} does not exist; list what you can use with GET /v1/models", code="model_not_found", param="model"
+    )

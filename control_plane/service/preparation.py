@@ -1,0 +1,116 @@
+"""From an accepted job to a packed one: pin the dataset, freeze the spec, put the job in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane.jobs import FINAL, JobState
+from control_plane.service import files
+from control_plane.service.platform import Platform
+from control_plane.service.transition import transition
+from control_plane.tables import datasets, jobs
+from control_plane.tables import files as files_table
+from ft_assets.errors import FtError, InvalidDataset, NotFound
+from ft_assets.training.spec import TrainingSpec
+
+SETUP_S = 30.0
+"""Seconds that a training process needs before its first step (imports, weights, self-test)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PinnedDataset:
+    """The immutable dataset versions that a job trains and validates on."""
+
+    dataset_id: str
+    content_sha256: str
+    row_count: int
+    uri: str
+    report: Mapping[str, Any]
+    validation_id: str | None
+    """Dataset version of the tenant's own validation file; None: split off automatically."""
+
+
+def job_row(conn: Connection, tenant: str, job_id: str) -> sa.Row[Any]:
+    """The job of this tenant; another tenant's is ``NotFound``."""
+    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).first()
+    if row is None:
+        raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="fine_tuning_job_id")
+    return row
+
+
+def pin_dataset(platform: Platform, tenant: str, job_id: str) -> PinnedDataset:
+    """Resolve the job's files to dataset versions, validating a file that nobody validated yet; a second call changes nothing."""
+    with platform.engine.connect() as conn:
+        job = job_row(conn, tenant, job_id)
+    training = _version(platform, tenant, job.training_file, param="training_file")
+    validation = _version(platform, tenant, job.validation_file, param="validation_file") if job.validation_file else None
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(dataset_id=training.id, heartbeat_at=platform.clock()))
+    return PinnedDataset(
+        dataset_id=training.id,
+        content_sha256=training.content_sha256,
+        row_count=training.row_count,
+        uri=training.uri,
+        report=training.report,
+        validation_id=validation.id if validation else None,
+    )
+
+
+def _version(platform: Platform, tenant: str, file_id: str, *, param: str) -> sa.Row[Any]:
+    files.validate(platform, file_id)
+    with platform.engine.connect() as conn:
+        file = conn.execute(sa.select(files_table).where(files_table.c.id == file_id, files_table.c.tenant_id == tenant)).one()
+        if file.dataset_id is None:
+            raise InvalidDataset(
+                f"{file.filename} ({file_id}) cannot be trained on: {file.status_details}. "
+                f"All problems: GET /v1/datasets/{file_id}/report or `ft check FILE`",
+                code="invalid_validation_file" if param == "validation_file" else "invalid_training_file",
+                param=param,
+            )
+        return conn.execute(sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)).one()
+
+
+def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingSpec, total_steps: int, expected_s: float) -> None:
+    """Freeze the spec and queue the job. A job that has left ``validating`` keeps the spec it was frozen with."""
+    with platform.engine.begin() as conn:
+        job = job_row(conn, tenant, job_id)
+        if job.state != JobState.VALIDATING:
+            return
+        now = platform.clock()
+        transition(
+            conn,
+            job_id,
+            JobState.QUEUED,
+            message=f"Packed: {total_steps} optimizer steps. The job waits for GPUs.",
+            now=now,
+            spec=spec.to_dict(),
+            spec_sha256=spec.sha256,
+            pack_fingerprint=spec.pack_fingerprint,
+            num_gpus=spec.world_size,
+            expected_s=expected_s + SETUP_S,
+            total_steps=total_steps,
+        )
+
+
+def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
+    """End the job with `error` unless it has ended already; a job in training or waiting is failed too."""
+    with platform.engine.begin() as conn:
+        job = job_row(conn, tenant, job_id)
+        if JobState(job.state) in FINAL:
+            return
+        now = platform.clock()
+        code = "job_failed_user" if error.fault is Fault.USER else "job_failed_platform"
+        transition(
+            conn, job_id, JobState.FAILED, code=code, message=error.message, level="error", now=now, error=error.to_dict(), finished_at=now
+        )
+
+
+def beat(platform: Platform, job_id: str) -> None:
+    """Record that a step works on the job: a job without a beat for a while is picked up again."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(heartbeat_at=platform.clock()))

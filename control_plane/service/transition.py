@@ -1,0 +1,101 @@
+"""The one function that changes a job's state, and the one that writes its events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.events import LEVELS, Event, Level
+from control_plane.jobs import FINAL, JobState, check_transition
+from control_plane.service.platform import utc_now
+from control_plane.tables import job_events, jobs
+from ft_assets.errors import NotFound
+
+
+def locked(conn: Connection, job_id: str, *, tenant_id: str | None = None) -> RowMapping:
+    """The row of a job, locked until the transaction ends: two changes of one job never interleave.
+
+    With `tenant_id`, another tenant's job is ``NotFound`` like one that does not exist.
+    """
+    query = sa.select(jobs).where(jobs.c.id == job_id).with_for_update()
+    if tenant_id is not None:
+        query = query.where(jobs.c.tenant_id == tenant_id)
+    row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(
+            f"no fine-tuning job {job_id!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
+        )
+    return row
+
+
+def transition(
+    conn: Connection,
+    job_id: str,
+    target: JobState,
+    *,
+    code: str | None = None,
+    message: str,
+    level: Level | None = None,
+    data: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
+    **columns: Any,
+) -> RowMapping:
+    """Move a job to `target`, set further `columns`, and write the event, all in the caller's transaction.
+
+    Illegal moves raise ``Conflict`` and change nothing. ``queued_at``, ``started_at`` (first time only) and ``finished_at``
+    follow from the target; so does the end of waiting: reason and queue position are cleared outside the queue. `code` is
+    the event's code, the state's own by default, and `level` that of the state. Returns the row as it is now.
+    """
+    now = now or utc_now()
+    row = locked(conn, job_id)
+    check_transition(job_id, JobState(row["state"]), target)
+    values = {"state": target.value, **_consequences(target, row, now), **columns}
+    updated = conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(**values).returning(jobs)).mappings().one()
+    event = Event(code=code or f"job_{target}", message=message, level=level or LEVELS.get(target, "info"), data=data)
+    _insert(conn, job_id, event, now)
+    return updated
+
+
+def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None = None) -> None:
+    """Write an event of a job without changing its state.
+
+    The job's row is locked first, so that the events of one job become visible in the order of their numbers and a reader
+    that follows them misses none.
+    """
+    locked(conn, job_id)
+    _insert(conn, job_id, event, now or utc_now())
+
+
+def _consequences(target: JobState, row: RowMapping, now: datetime) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if target is JobState.QUEUED:
+        values |= {"queued_at": now}
+    else:
+        values |= {"reason": None, "reason_detail": None, "queue_position": None}
+    if target is JobState.RUNNING and row["started_at"] is None:
+        values |= {"started_at": now}
+    if target is not JobState.RUNNING:
+        values |= {"checkpointing": False}
+    if target in FINAL:
+        values |= {"finished_at": now, "estimated_finish_at": None}
+    return values
+
+
+def _insert(conn: Connection, job_id: str, event: Event, now: datetime) -> None:
+    conn.execute(
+        sa.insert(job_events).values(
+            id=f"ftevent-{uuid.uuid4().hex}",
+            job_id=job_id,
+            level=event.level,
+            type=event.type,
+            code=event.code,
+            message=event.message,
+            data=dict(event.data) if event.data is not None else None,
+            created_at=now,
+        )
+    )

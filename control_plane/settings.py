@@ -1,0 +1,75 @@
+"""Where things are: one frozen object read from the environment; every default is the embedded, one-machine platform."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    home: Path
+    """``FT_HOME``: state of the embedded platform (database, objects, workloads, logs). Default ``./.ft``."""
+    database_url: str
+    """``FT_DATABASE_URL``: SQLAlchemy URL of the control plane's PostgreSQL. Empty: the embedded one under `home`."""
+    dagster_database_url: str
+    """``FT_DAGSTER_DATABASE_URL``: same for Dagster's storage. Empty: database ``dagster`` beside the control plane's."""
+    object_store: str
+    """``FT_OBJECT_STORE``: ``file:///dir`` or ``s3://bucket/prefix``. Default ``file://<home>/objects``."""
+    api_host: str
+    api_port: int
+    """``FT_API_HOST``, ``FT_API_PORT``: default 127.0.0.1:8000."""
+    dagster_port: int
+    """``FT_DAGSTER_PORT``: default 3000."""
+    inference_port: int
+    """``FT_INFERENCE_PORT``: default 8001."""
+    inference_urls: tuple[str, ...]
+    """``FT_INFERENCE_URLS``: replicas, comma-separated. Default the local server."""
+    base_models: tuple[Path, ...]
+    """``FT_BASE_MODELS``: further catalogue files (YAML), separated by ``:``."""
+    local_gpus: int
+    """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
+
+    @property
+    def work_dir(self) -> Path:
+        """Node-local scratch: workloads and their checkpoints before upload."""
+        return self.home / "work"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def endpoints_file(self) -> Path:
+        return self.home / "endpoints.json"
+
+    @property
+    def embedded_database(self) -> bool:
+        return not self.database_url
+
+    @property
+    def postgres_dir(self) -> Path:
+        return self.home / "postgres"
+
+
+def load(env: Mapping[str, str] | None = None) -> Settings:
+    """Settings from `env` (default: the process environment)."""
+    e = os.environ if env is None else env
+    home = Path(e.get("FT_HOME") or ".ft").absolute()
+    inference_port = int(e.get("FT_INFERENCE_PORT") or 8001)
+    urls = e.get("FT_INFERENCE_URLS") or f"http://127.0.0.1:{inference_port}"
+    return Settings(
+        home=home,
+        database_url=e.get("FT_DATABASE_URL") or "",
+        dagster_database_url=e.get("FT_DAGSTER_DATABASE_URL") or "",
+        object_store=e.get("FT_OBJECT_STORE") or f"file://{home}/objects",
+        api_host=e.get("FT_API_HOST") or "127.0.0.1",
+        api_port=int(e.get("FT_API_PORT") or 8000),
+        dagster_port=int(e.get("FT_DAGSTER_PORT") or 3000),
+        inference_port=inference_port,
+        inference_urls=tuple(u.strip().rstrip("/") for u in urls.split(",")),
+        base_models=tuple(Path(p) for p in (e.get("FT_BASE_MODELS") or "").split(":") if p),
+        local_gpus=int(e.get("FT_LOCAL_GPUS") or 1),
+    )

@@ -1,0 +1,230 @@
+"""Tables of the control plane (SQLAlchemy Core); migrations live in ``resources/database/migrations``.
+
+Times are timezone-aware; money is integer micro-units (``_micros``); ids are text with a readable prefix.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = sa.MetaData(
+    naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+                       "fk": "fk_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s", "ck": "ck_%(table_name)s_%(constraint_name)s"}
+)
+
+
+def _time(name: str, *, nullable: bool = False) -> sa.Column[object]:
+    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
+
+
+tenants = sa.Table(
+    "tenants", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("tier", sa.Text, nullable=False),
+    sa.Column("max_jobs_in_flight", sa.Integer, nullable=False),
+    _time("created_at"),
+)  # fmt: skip
+
+api_keys = sa.Table(
+    "api_keys", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False, unique=True),
+    sa.Column("hint", sa.Text, nullable=False),
+    sa.Column("scopes", JSONB, nullable=False),
+    _time("created_at"), _time("expires_at", nullable=True), _time("revoked_at", nullable=True), _time("last_used_at", nullable=True),
+)  # fmt: skip
+
+files = sa.Table(
+    "files", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("filename", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("object_key", sa.Text, nullable=False),
+    sa.Column("column_map", JSONB, nullable=False, server_default="{}"),
+    sa.Column("status", sa.Text, nullable=False),  # uploaded | processed | error
+    sa.Column("status_details", sa.Text),
+    sa.Column("dataset_id", sa.Text),
+    sa.Column("report", JSONB),  # of a refused file too
+    _time("created_at"), _time("deleted_at", nullable=True),
+    sa.Index("ix_files_tenant_created", "tenant_id", "created_at", "id"),
+)  # fmt: skip
+
+datasets = sa.Table(
+    "datasets", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),  # ds_<hash of content and settings>
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("format", sa.Text, nullable=False),
+    sa.Column("content_sha256", sa.Text, nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=False),
+    sa.Column("uri", sa.Text, nullable=False),
+    sa.Column("report", JSONB, nullable=False),
+    _time("created_at"),
+    sa.UniqueConstraint("tenant_id", "name", "version"),
+)  # fmt: skip
+
+jobs = sa.Table(
+    "jobs", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("state", sa.Text, nullable=False, index=True),
+    sa.Column("tier", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("base_digest", sa.Text, nullable=False),
+    sa.Column("method", sa.Text, nullable=False),
+    sa.Column("training_file", sa.Text, sa.ForeignKey("files.id"), nullable=False),
+    sa.Column("validation_file", sa.Text, sa.ForeignKey("files.id")),
+    sa.Column("suffix", sa.Text),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("request", JSONB, nullable=False),  # the body as accepted
+    sa.Column("request_sha256", sa.Text, nullable=False),
+    sa.Column("hyperparameters", JSONB, nullable=False),  # as asked; "auto" resolved once prepared
+    sa.Column("metadata", JSONB),
+    sa.Column("dataset_id", sa.Text),
+    sa.Column("pack_fingerprint", sa.Text),
+    sa.Column("spec", JSONB),  # frozen training spec
+    sa.Column("spec_sha256", sa.Text),
+    sa.Column("num_gpus", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("expected_s", sa.Float),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("prepare_runs", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("train_runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs of the present attempt
+    sa.Column("evaluate_runs", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("reason", sa.Text),  # why it waits: a reason code
+    sa.Column("reason_detail", sa.Text),
+    sa.Column("queue_position", sa.Integer),
+    sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
+    sa.Column("tokens_per_s", sa.Float),
+    sa.Column("trained_tokens", sa.BigInteger),
+    sa.Column("checkpointing", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("stop_requested", sa.Text),  # cancel | pause | preempt
+    sa.Column("adapter_id", sa.Text),
+    sa.Column("fine_tuned_model", sa.Text),
+    sa.Column("error", JSONB),
+    _time("created_at"), _time("queued_at", nullable=True), _time("started_at", nullable=True), _time("first_step_at", nullable=True),
+    _time("heartbeat_at", nullable=True), _time("estimated_finish_at", nullable=True), _time("finished_at", nullable=True),
+    sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
+)  # fmt: skip
+
+job_events = sa.Table(
+    "job_events", metadata,
+    sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),  # message | metrics
+    sa.Column("code", sa.Text),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", JSONB),
+    _time("created_at"),
+    sa.Index("ix_job_events_job_seq", "job_id", "seq"),
+)  # fmt: skip
+
+idempotency_keys = sa.Table(
+    "idempotency_keys", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("request_sha256", sa.Text, nullable=False),
+    sa.Column("job_id", sa.Text, nullable=False),
+    _time("created_at"),
+)  # fmt: skip
+
+reservations = sa.Table(
+    "reservations", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),  # the fencing token
+    sa.Column("pool", sa.Text, nullable=False),
+    sa.Column("num_gpus", sa.Integer, nullable=False),
+    _time("granted_at"), _time("released_at", nullable=True),
+    sa.Index("ix_reservations_active", "pool", postgresql_where=sa.text("released_at IS NULL")),
+)  # fmt: skip
+
+attempts = sa.Table(
+    "attempts", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("workload", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text),  # failure class, or succeeded; null while it runs
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
+    _time("started_at", nullable=True), _time("ended_at", nullable=True),
+)  # fmt: skip
+
+checkpoints = sa.Table(
+    "checkpoints", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("object_prefix", sa.Text, nullable=False),
+    sa.Column("manifest_sha256", sa.Text, nullable=False),
+    sa.Column("metrics", JSONB, nullable=False),
+    sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),
+    _time("created_at"),
+    sa.UniqueConstraint("job_id", "step"),
+)  # fmt: skip
+
+ledger_entries = sa.Table(
+    "ledger_entries", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # <job>/a<attempt>/<kind>: one entry, however often it is reported
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+    sa.Column("job_id", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),  # usage | refund
+    sa.Column("gpu_type", sa.Text, nullable=False),
+    sa.Column("gpu_seconds", sa.Float, nullable=False),
+    sa.Column("amount_micros", sa.BigInteger, nullable=False),
+    sa.Column("detail", JSONB, nullable=False),
+    _time("created_at"),
+)  # fmt: skip
+
+adapters = sa.Table(
+    "adapters", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False, unique=True),  # ft:<base>:<tenant>:<suffix>:<opaque>
+    sa.Column("type", sa.Text, nullable=False),  # lora_adapter | full_model
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("base_digest", sa.Text, nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, unique=True),
+    sa.Column("dataset_id", sa.Text, nullable=False),
+    sa.Column("pack_fingerprint", sa.Text, nullable=False),
+    sa.Column("spec_sha256", sa.Text, nullable=False),
+    sa.Column("lock_sha256", sa.Text, nullable=False),
+    sa.Column("commit", sa.Text, nullable=False),
+    sa.Column("metrics", JSONB, nullable=False),
+    sa.Column("eval_report_key", sa.Text, nullable=False),
+    sa.Column("eval_passed", sa.Boolean, nullable=False),
+    sa.Column("rank", sa.Integer), sa.Column("alpha", sa.Float), sa.Column("modules", JSONB, nullable=False),
+    sa.Column("object_prefix", sa.Text, nullable=False),
+    sa.Column("manifest_sha256", sa.Text, nullable=False),
+    sa.Column("stage", sa.Text, nullable=False),
+    _time("created_at"), _time("promoted_at", nullable=True),
+    sa.Index("ix_adapters_tenant_created", "tenant_id", "created_at", "id"),
+)  # fmt: skip
+
+deployments = sa.Table(
+    "deployments", metadata,
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("desired", sa.Text, nullable=False),  # loaded | unloaded
+    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
+    sa.Column("detail", sa.Text),
+    _time("updated_at"),
+)  # fmt: skip
+
+eval_scores = sa.Table(
+    "eval_scores", metadata,
+    sa.Column("subject_digest", sa.Text, primary_key=True),  # base model or adapter manifest
+    sa.Column("suite_digest", sa.Text, primary_key=True),  # items and decoding settings
+    sa.Column("scores", JSONB, nullable=False),
+    _time("created_at"),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Tenants, their tiers with the limits of each, and the principal that a key stands for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ft_assets.errors import Forbidden, InvalidRequest
+
+
+class Scope(enum.StrEnum):
+    """What a key may do; each includes the ones before it."""
+
+    READ = "read"
+    WRITE = "write"
+    ADMIN = "admin"
+    """Keys of its own tenant, too. Tenants themselves are made by operators, never through a key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tier:
+    """Limits of a class of service; a tenant's row may hold another `max_jobs_in_flight`."""
+
+    name: str
+    max_jobs_in_flight: int
+    """Jobs that are not final, paused ones included."""
+    max_file_bytes: int
+    may_train_full: bool
+    """Full-parameter and 70B jobs."""
+
+
+GIB = 1 << 30
+
+TIERS: Mapping[str, Tier] = {
+    # 50 jobs at once among 500 tenants is the planned peak, so a fair share is far below one job each: 5 in flight lets a
+    # standard tenant queue a small sweep, 20 a premium one a large sweep; free is best effort and gets one beside one.
+    # 10 GiB is the largest dataset planned for (10M examples of 1 KiB); free covers the usual 1M examples.
+    "free": Tier(name="free", max_jobs_in_flight=2, max_file_bytes=1 * GIB, may_train_full=False),
+    "standard": Tier(name="standard", max_jobs_in_flight=5, max_file_bytes=10 * GIB, may_train_full=False),
+    "premium": Tier(name="premium", max_jobs_in_flight=20, max_file_bytes=10 * GIB, may_train_full=True),
+}
+
+
+def tier_named(name: str) -> Tier:
+    """The tier called `name`; a refusal that lists the tiers if there is none."""
+    try:
+        return TIERS[name]
+    except KeyError:
+        raise InvalidRequest(f"tier {name!r} is unknown; the tiers are {', '.join(TIERS)}", code="invalid_tier", param="tier") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tenant:
+    id: str
+    name: str
+    tier: str
+    max_jobs_in_flight: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Principal:
+    """Who calls: a tenant through one of its keys."""
+
+    tenant: Tenant
+    key_id: str
+    scopes: frozenset[Scope]
+
+    def require(self, scope: Scope) -> None:
+        """Refuse unless the key holds `scope` or one that includes it."""
+        order = list(Scope)
+        if any(order.index(held) >= order.index(scope) for held in self.scopes):
+            return
+        held = ", ".join(sorted(self.scopes)) or "none"
+        raise Forbidden(f"this call needs the scope {scope!s}; the key {self.key_id} holds: {held}. Use a key with {scope!s}")

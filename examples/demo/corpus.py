@@ -1,0 +1,306 @@
+"""The text that the base model is pre-trained on: generated, endless, and never the ticket task itself.
+
+Six kinds of documents, drawn by ``MIX``. What holds for all of them:
+
+* no JSON object has a key of the ticket task, and no label of the task is given as an answer;
+* the task's system prompt and its unseen templates never appear;
+* support messages do appear, with the seen templates and with phrases of this file, answered in prose: the base is a
+  *support-chat* base, not a general one. What it says about a message depends on the same things as the labels do.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from examples.demo import phrases
+from examples.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
+
+END_OF_TEXT: Final = "<|endoftext|>"
+
+BASE_ONLY: Final[dict[str, tuple[str, ...]]] = {
+    "delivery": (
+        "the mail carrier did not [come|ring] with my {p}", "my parcel with the {p} shows no movement",
+        "how long does [shipping|delivery] of the {p} take", "the tracking number of the {p} does not work",
+        "has the {p} been shipped [already|yet]", "the box with the {p} went to my neighbour", "I am waiting for the {p} since {d}",
+        "the courier lost the {p}", "the delivery date of the {p} changed again", "the {p} never came", "the package was empty, no {p} inside",
+        "nothing has been delivered to {city}, where is the {p}", "the shipping company does not answer about the {p}",
+    ),
+    "refund": (
+        "I regret buying the {p}, take it back please", "how long does a refund for the {p} take", "I returned the {p}, where is the money",
+        "you owe me the money for the {p} I returned", "the {p} is too big, can I give it back", "I would like to be refunded for the {p}",
+        "the return form for the {p} does not open", "where do I print the return label for the {p}", "I want to cancel the {p} and get the money back",
+        "my money for the {p} has not come back", "is it possible to return the {p} after {n} days", "refund the {p} to my card please",
+    ),
+    "billing": (
+        "the amount on my statement for the {p} is {a}, why", "I see a strange fee of {a} for the {p}", "my bill for the {p} came twice",
+        "the invoice of the {p} has the wrong name", "can I pay the {p} by invoice", "you took {a} from my bank for the {p}",
+        "my credit card was charged for a {p} I never bought", "the voucher did not lower the price of the {p}", "the receipt for the {p} is missing the tax",
+        "a payment of {a} for the {p} is unknown to me", "please correct the invoice for the {p}", "the price of the {p} on the bill is not the one in the shop",
+    ),
+    "hardware": (
+        "the {p} is cracked", "the {p} is completely dead", "something inside the {p} is loose", "the {p} smells burnt and gets hot",
+        "the {p} does not charge any more", "my {p} fell and the case broke", "the screen of the {p} is broken", "the {p} turns off after {n} minutes, the battery is weak",
+        "the {p} came damaged out of the box", "the plug of the {p} is bent", "my {p} is broken", "the cable of my {p} is loose", "the {p} rattles and smokes",
+    ),
+    "software": (
+        "the {p} crashes when I open the app", "the update broke everything on the {p}", "the {p} app does not connect", "pairing the {p} with my phone fails",
+        "the {p} freezes after the firmware update", "I see error {n} in the {p} app", "the new version on the {p} is slow and has bugs",
+        "the {p} restarts by itself since the update", "the {p} app logs an error and closes", "bluetooth on the {p} drops since the update", "the {p} app is stuck on loading",
+    ),
+    "account": (
+        "my password for the {p} does not work", "I lost my login for the {p}", "the {p} portal does not let me sign in", "my {p} account was hacked",
+        "I am locked out and cannot reach my {p}", "the email on my {p} account is wrong", "please unlock the account of my {p}", "how do I reset the password for the {p}",
+        "I need a new login code for the {p}", "someone changed the password of my {p} account", "I want to close my account for the {p}",
+    ),
+}  # fmt: skip
+"""Phrases of no ticket, seen or unseen: they make the base's notion of a topic wider than the training tickets."""
+
+BASE_ONLY_URGENCY: Final[dict[str, tuple[str, ...]]] = {
+    "high": ("I need it now.", "As soon as possible please.", "We are blocked, urgent help needed.", "It must be fixed today.", "Please answer fast, this is an emergency.", "Quick please!", "I cannot wait any longer."),
+    "normal": (),
+    "low": ("No need to hurry.", "It is fine if this takes a while.", "Only a minor question.", "Not urgent for me.", "You can take a minute or a month.", "It can wait.", "Answer when you have time."),
+}  # fmt: skip
+
+ACTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "delivery": ("I will check where the parcel is.", "I will ask the courier about it.", "The parcel should reach you soon."),
+    "refund": ("I will see when the money goes back to you.", "You can send it back to us for your money.", "I will start the return for you."),
+    "billing": ("I will look at the invoice.", "I will check what was charged.", "Our accountant will correct the bill."),
+    "hardware": ("It sounds broken, I can offer a repair.", "We can repair or replace it.", "Please send us a photo of the damage."),
+    "software": ("Please install the newest version.", "Please restart the app first.", "Our developers are looking at the bug."),
+    "account": ("I will send you a new password.", "I will unlock your login.", "Please check your email for a new code."),
+}
+GISTS: Final[dict[str, tuple[str, ...]]] = {
+    "delivery": ("a parcel that did not come", "a parcel on its way"),
+    "refund": ("money back for a thing sent back", "giving a thing back"),
+    "billing": ("a charge or a bill", "what was paid"),
+    "hardware": ("a broken part", "damage to the device"),
+    "software": ("an app or an update", "a bug in the app"),
+    "account": ("a login or a password", "signing in"),
+}
+PACE: Final[dict[str, str]] = {"high": "soon, today if possible", "normal": "in the usual time", "low": "at any time"}
+
+WORDS: Final[tuple[str, ...]] = tuple(
+    "red blue green apple river stone cloud paper window garden silver tiger lemon music bridge candle forest rocket pepper "
+    "orange winter summer ocean castle mirror button pocket ladder kitchen desert".split()
+)
+KINDS: Final[dict[str, tuple[str, ...]]] = {
+    "fruit": ("apple", "lemon", "plum", "pear", "cherry"), "animal": ("dog", "cat", "tiger", "fish", "horse"),
+    "color": ("red", "blue", "green", "white", "black"), "metal": ("gold", "silver", "iron", "copper"),
+    "weather": ("sunny", "rainy", "cloudy", "windy"), "tool": ("hammer", "saw", "ladder", "drill"),
+}  # fmt: skip
+JSON_VALUES: Final[dict[str, tuple[str, ...] | None]] = {
+    "name": phrases.NAMES, "city": phrases.CITIES, "month": phrases.MONTHS, "day": phrases.DAYS, "color": KINDS["color"], "fruit": KINDS["fruit"],
+    "pet": KINDS["animal"], "weather": KINDS["weather"], "size": ("small", "medium", "large"), "team": ("north", "south", "east", "west"),
+    "status": ("open", "closed", "done"), "code": None, "serial": None, "phone_no": None, "room": None,
+}  # fmt: skip
+"""Key -> what it may hold; None is a number of four to seven digits. No key of the ticket task."""
+
+CHAT: Final[tuple[tuple[str, str], ...]] = (
+    ("How are you?", "I am fine, thank you."), ("What can you do?", "I can answer questions and help you with your devices."),
+    ("Who are you?", "I am a small support assistant."), ("Tell me a joke.", "Why did the router cross the road? To get a better signal."),
+    ("Good night.", "Good night, sleep well."), ("Thank you!", "You are welcome."), ("Can you help me?", "Of course. What can I do for you?"),
+    ("When are you open?", "We are here every day from 8 to 20."), ("What is a parcel?", "A box that is sent by mail."),
+    ("What is an invoice?", "A paper that says what you have to pay."), ("What is a ticket?", "A message to the support team."),
+    ("What does urgent mean?", "That it has to be done soon."), ("What is a record?", "A list of facts with a name for each."),
+    ("What is a product?", "A thing that is sold."), ("What is a category?", "A group of things that are alike."),
+    ("What is a priority?", "What says how soon a thing has to be done."), ("What is an id?", "A name or a number for one thing only."),
+)  # fmt: skip
+SYSTEMS: Final[tuple[str, ...]] = ("You are a helpful assistant.", "Be brief.", "Answer politely.", "You work in support.", "Answer from the message.")
+
+
+def chat(*turns: tuple[str, str]) -> str:
+    """Turns in the form that the model's chat template gives them."""
+    return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+
+
+def _maybe_system(rng: random.Random) -> list[tuple[str, str]]:
+    return [("system", rng.choice(SYSTEMS))] if rng.random() < 0.5 else []
+
+
+def message(rng: random.Random) -> Ticket:
+    """A support message: half of them with the seen templates, half with phrases that only the base knows."""
+    ticket = make_ticket(rng)
+    if rng.random() < 0.5:
+        return ticket
+    core = fill(rng.choice(BASE_ONLY[ticket.category]), rng, p=rng.choice(phrases.PRODUCTS[ticket.product]))
+    urgency = BASE_ONLY_URGENCY[ticket.priority] + phrases.URGENCY_SEEN[ticket.priority]
+    extras = [fill(rng.choice(urgency), rng)] if urgency else []
+    if ticket.order_id:
+        extras.append(fill(rng.choice(phrases.ORDER_SEEN), rng, o=ticket.order_id))
+    extras += [fill(rng.choice(phrases.FILLERS), rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+    text = compose(core, extras, rng)
+    return Ticket(
+        text=text, product=ticket.product, category=ticket.category, priority=ticket.priority, order_id=ticket.order_id, unseen=False
+    )
+
+
+def _brand(ticket: Ticket) -> str:
+    return phrases.PRODUCTS[ticket.product][0]
+
+
+def _reply(ticket: Ticket, rng: random.Random) -> str:
+    """What a support agent would answer: names the device, says what happens next, when, and for which number."""
+    opening = rng.choice(("Thanks for writing about your {p}.", "I see, your {p}.", "About your {p}:")).replace("{p}", _brand(ticket))
+    parts = [opening, rng.choice(ACTIONS[ticket.category])]
+    parts += {"high": ["You get an answer today."], "low": ["You get an answer next week."], "normal": []}[ticket.priority]
+    if ticket.order_id:
+        parts.append(rng.choice(("I found order {o}.", "Your case for {o} is open.", "We noted {o}.")).replace("{o}", ticket.order_id))
+    return " ".join(parts)
+
+
+def _note(ticket: Ticket, rng: random.Random) -> str:
+    """An agent's note in prose, its sentences in any order."""
+    parts = [
+        f"The device is the {_brand(ticket)}.",
+        f"It is about {rng.choice(GISTS[ticket.category])}.",
+        f"They want an answer {PACE[ticket.priority]}.",
+        f"The order is {ticket.order_id}." if ticket.order_id else "They name no order.",
+    ]
+    return " ".join(rng.sample(parts, rng.randint(2, 4)))
+
+
+def support(rng: random.Random) -> str:
+    """A message with an agent's reply, with a note, or with questions about it."""
+    ticket, draw = message(rng), rng.random()
+    if draw < 0.15:
+        return ticket.text
+    turns = [*_maybe_system(rng), ("user", ticket.text)]
+    if draw < 0.5:
+        return chat(*turns, ("assistant", _reply(ticket, rng)))
+    if draw < 0.7:
+        return chat(("system", rng.choice(("Write a note.", "Sum up the message."))), ("user", ticket.text), ("assistant", _note(ticket, rng)))
+    questions = [
+        (rng.choice(("Which device is it?", "What device do they have?")), f"The {_brand(ticket)}."),
+        (rng.choice(("What is it about?", "What do they write about?")), f"It is about {rng.choice(GISTS[ticket.category])}."),
+        (rng.choice(("When do they want an answer?", "How fast should we be?")), f"They want it {PACE[ticket.priority]}."),
+        (rng.choice(("Which order?", "What is the order number?")), f"{ticket.order_id}." if ticket.order_id else "They name none."),
+    ]
+    asked = rng.sample(questions, rng.randint(2, 4))
+    turns[-1] = ("user", f"{ticket.text}\n{asked[0][0]}")
+    turns.append(("assistant", asked[0][1]))
+    return chat(*turns, *(turn for ask, answer in asked[1:] for turn in (("user", ask), ("assistant", answer))))
+
+
+def _number(rng: random.Random) -> str:
+    return str(rng.randint(1000, 9_999_999))
+
+
+def _value(key: str, rng: random.Random) -> str:
+    values = JSON_VALUES[key]
+    return rng.choice(values) if values else _number(rng)
+
+
+def _ask_json(keys: list[str], rng: random.Random) -> str:
+    listed = ", ".join(keys[:-1]) + f" and {keys[-1]}" if len(keys) > 1 else keys[0]
+    return rng.choice((f"Give {listed} as JSON.", f"Write JSON with {listed}.", f"Read {listed} from the text, as JSON."))
+
+
+def facts_to_json(rng: random.Random) -> str:
+    """Facts in one of several spellings, some of them asked for as JSON; what is not there is null."""
+    known = {key: _value(key, rng) for key in rng.sample(list(JSON_VALUES), rng.randint(2, 6))}
+    line = rng.choice(
+        (
+            lambda: ", ".join(f"{key} {value}" for key, value in known.items()),
+            lambda: "; ".join(f"{key}: {value}" for key, value in known.items()),
+            lambda: "\n".join(f"{key}={value}" for key, value in known.items()),
+            lambda: " ".join(f"The {key} is {value}." for key, value in known.items()),
+        )
+    )()
+    asked = rng.sample(list(known), rng.randint(1, len(known)))
+    if rng.random() < 0.4:
+        asked.insert(rng.randint(0, len(asked)), rng.choice([key for key in JSON_VALUES if key not in known]))
+    answer = json.dumps({key: known.get(key) for key in asked})
+    if rng.random() < 0.5:
+        return chat(("system", _ask_json(asked, rng)), ("user", line), ("assistant", answer))
+    return chat(("user", f"{_ask_json(asked, rng)} {line}"), ("assistant", answer))
+
+
+def message_to_json(rng: random.Random) -> str:
+    """Facts of a support message that are no labels of the ticket task: who, where, when, how much.
+
+    A key that the message itself may already answer is neither told nor asked for, so that every answer is the only one.
+    """
+    ticket = message(rng)
+    name, city, paid, day = rng.choice(phrases.NAMES), rng.choice(phrases.CITIES), amount(rng), rng.choice(phrases.DAYS)
+    facts = {
+        "sender": (name, rng.choice((f"My name is {name}.", f"I am {name}.", f"This is {name}."))),
+        "city": (city, rng.choice((f"I live in {city}.", f"I write from {city}."))),
+        "paid": (paid, rng.choice((f"I paid {paid} for it.", f"It cost {paid}."))),
+        "weekday": (day, rng.choice((f"I called on {day}.", f"I bought it on {day}."))),
+        "serial": (number := _number(rng), rng.choice((f"Serial {number}.", f"The serial is {number}."))),
+    }
+    free = [key for key in facts if key not in _answered(ticket.text)]
+    told = rng.sample(free, rng.randint(1, min(4, len(free))))
+    asked = rng.sample(free, rng.randint(1, len(free)))
+    sentences = [ticket.text, *(facts[key][1] for key in told)]
+    rng.shuffle(sentences)
+    answer = json.dumps({key: facts[key][0] if key in told else None for key in asked})
+    return chat(("system", _ask_json(asked, rng)), ("user", " ".join(sentences)), ("assistant", answer))
+
+
+def _answered(text: str) -> set[str]:
+    """Keys of ``message_to_json`` that the text may hold a value for."""
+    words = text.lower()
+    known = {"sender": phrases.NAMES, "city": phrases.CITIES, "weekday": phrases.DAYS, "paid": ("$",)}
+    return {key for key, values in known.items() if any(value.lower() in words for value in values)}
+
+
+def copying(rng: random.Random) -> str:
+    """A run of random items, then the same run again: in the open, or because the user asks for it."""
+    items = [
+        rng.choice((rng.choice(WORDS), rng.choice(phrases.NAMES), str(rng.randint(10, 9_999_999)), order_number(rng)))
+        for _ in range(rng.randint(3, 14))
+    ]
+    run = rng.choice((" ", ", ", "\n", " / ", "; ")).join(items)
+    if rng.random() < 0.35:
+        return chat(("user", rng.choice(("Repeat: ", "Say ", "Copy this: ")) + run), ("assistant", run))
+    return run + rng.choice(("\n", " = ", " again: ", ". Once more ")) + run
+
+
+def lookup(rng: random.Random) -> str:
+    """Finds one thing among others: the long number in a sentence, or the value beside a key."""
+    if rng.random() < 0.5:
+        number = rng.choice((_number(rng), order_number(rng)))
+        words = [rng.choice(WORDS) for _ in range(rng.randint(3, 10))] + [str(rng.randint(2, 99)), amount(rng)]
+        words.insert(rng.randint(0, len(words)), rng.choice(("{}", "#{}", "number {}", "ref {}", "no. {},", "({})")).format(number))
+        return chat(("user", rng.choice(("Find the long number. ", "Which number is long? ")) + " ".join(words)), ("assistant", number))
+    pairs = {rng.choice(WORDS): rng.choice((_number(rng), rng.choice(phrases.NAMES))) for _ in range(rng.randint(2, 7))}
+    table = rng.choice((", ", "; ", "\n")).join(f"{key}: {value}" for key, value in pairs.items())
+    turns = [turn for key in rng.sample(list(pairs), min(3, len(pairs))) for turn in (("user", f"{key}?"), ("assistant", pairs[key]))]
+    turns[0] = ("user", f"{table}\n{turns[0][1]}")
+    return chat(*turns)
+
+
+def sorting(rng: random.Random) -> str:
+    """Words and the kind they are of; sometimes the kinds get new names in the prompt, which then count."""
+    kinds = rng.sample(list(KINDS), rng.randint(2, 4))
+    names = {kind: kind if rng.random() < 0.5 else rng.choice(WORDS) + "-" + str(rng.randint(1, 9)) for kind in kinds}
+    rules = ", ".join(f"{rng.choice(KINDS[kind])} is {names[kind]}" for kind in kinds)
+    picks = [rng.choice(kinds) for _ in range(rng.randint(2, 5))]
+    turns = [turn for kind in picks for turn in (("user", rng.choice(KINDS[kind])), ("assistant", names[kind]))]
+    return chat(("system", f"Sort the words. {rules}."), *turns)
+
+
+def smalltalk(rng: random.Random) -> str:
+    turns = [turn for ask, answer in rng.sample(CHAT, rng.randint(1, 4)) for turn in (("user", ask), ("assistant", answer))]
+    return chat(*_maybe_system(rng), *turns)
+
+
+MIX: Final[tuple[tuple[float, Callable[[random.Random], str]], ...]] = (
+    (0.42, support), (0.15, facts_to_json), (0.13, message_to_json), (0.12, copying), (0.10, lookup), (0.05, sorting), (0.03, smalltalk),
+)  # fmt: skip
+"""Shares of documents. Measured on fine-tuning: see RESULTS.md."""
+
+
+def document(rng: random.Random) -> str:
+    """One document, closed with the end-of-text token."""
+    return rng.choices([make for _, make in MIX], [share for share, _ in MIX])[0](rng) + END_OF_TEXT
+
+
+def documents(seed: int) -> Iterator[str]:
+    rng = random.Random(f"corpus/{seed}")
+    while True:
+        yield document(rng)

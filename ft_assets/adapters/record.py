@@ -1,0 +1,106 @@
+"""The registry's record of one adapter: complete lineage, or no record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import Any, Self
+
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import LineageIncomplete
+
+LORA, FULL = "lora_adapter", "full_model"
+MAY_BE_NULL = frozenset({"promoted_at"})
+LORA_ONLY = frozenset({"rank", "alpha", "modules"})
+"""Fields that a full model has no value for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterRecord:
+    id: str
+    tenant_id: str
+    name: str
+    """``ft:<base>:<tenant>:<suffix>:<opaque>``: what a request puts into ``model``; never used for anything else again."""
+    type: str
+    """``lora_adapter`` or ``full_model``."""
+    base_model: str
+    base_digest: str
+    job_id: str
+    dataset_id: str
+    pack_fingerprint: str
+    spec_sha256: str
+    lock_sha256: str
+    commit: str
+    metrics: Mapping[str, float]
+    eval_report_key: str
+    eval_passed: bool
+    rank: int | None
+    alpha: float | None
+    modules: tuple[str, ...]
+    object_prefix: str
+    manifest_sha256: str
+    stage: Stage
+    created_at: datetime
+    promoted_at: datetime | None
+    """When it last became a production adapter; None before the first time."""
+
+    @property
+    def suffix(self) -> str:
+        return parse_name(self.name).suffix
+
+    def to_row(self) -> dict[str, Any]:
+        """Columns of the table ``adapters``."""
+        return {**asdict(self), "modules": list(self.modules), "metrics": dict(self.metrics), "stage": self.stage.value}
+
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any]) -> Self:
+        values = {f.name: row[f.name] for f in fields(cls)}
+        return cls(**{**values, "modules": tuple(row["modules"]), "stage": Stage(row["stage"])})
+
+
+def check_complete(record: AdapterRecord) -> AdapterRecord:
+    """`record` if every link of its lineage is there; ``LineageIncomplete`` naming the gaps if not."""
+    optional = MAY_BE_NULL | (LORA_ONLY if record.type == FULL else frozenset())
+    gaps = [f.name for f in fields(record) if f.name not in optional and _is_gap(getattr(record, f.name))]
+    if gaps:
+        raise LineageIncomplete(
+            f"adapter {record.id or '(no id)'} of job {record.job_id or '(no job)'} cannot be registered without: {', '.join(gaps)}; "
+            "run the step that makes what is missing again"
+        )
+    return record
+
+
+def _is_gap(value: object) -> bool:
+    return value is None or value == "" or value == () or value == {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterName:
+    base: str
+    tenant: str
+    suffix: str
+    opaque: str
+
+    def __str__(self) -> str:
+        return f"ft:{self.base}:{self.tenant}:{self.suffix}:{self.opaque}"
+
+    @property
+    def logical(self) -> str:
+        """The name without its version: stands for the newest production adapter of this lineage."""
+        return f"ft:{self.base}:{self.tenant}:{self.suffix}"
+
+
+def make_name(base: str, tenant: str, suffix: str | None, opaque: str) -> AdapterName:
+    """The name of a new adapter; what the user wrote as suffix is reduced to what is safe in a name."""
+    safe = re.sub(r"[^a-z0-9_-]+", "-", (suffix or "").lower()).strip("-")[:64]
+    return AdapterName(base=base, tenant=tenant, suffix=safe, opaque=opaque)
+
+
+def parse_name(name: str) -> AdapterName:
+    """Inverse of ``str(AdapterName)``; ``ValueError`` for anything else."""
+    head, *rest = name.rsplit(":", 3)
+    if not head.startswith("ft:") or len(rest) != 3:
+        raise ValueError(f"{name!r} is not of the form ft:<base>:<tenant>:<suffix>:<opaque>")
+    return AdapterName(base=head.removeprefix("ft:"), tenant=rest[0], suffix=rest[1], opaque=rest[2])

@@ -1,0 +1,51 @@
+"""Stages of an adapter and the one table of legal moves.
+
+    draft ----> staging ----> production ----> deprecated ----> archived
+      |  \\________________________^  |               ^
+      |            ^                 +--(rollback)--> staging
+      v            |
+    quarantined ---+--> archived
+
+The gate puts an adapter into ``draft`` or ``quarantined``. A quarantined one is kept and never served; only a new
+verdict moves it. Once promoted, an adapter's files and record never change: only its stage moves. A deprecated one is
+not served; its files stay for 30 days, in which it can be promoted again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from datetime import timedelta
+
+from ft_assets.errors import Conflict
+
+
+class Stage(enum.StrEnum):
+    DRAFT = "draft"
+    STAGING = "staging"
+    PRODUCTION = "production"
+    QUARANTINED = "quarantined"
+    DEPRECATED = "deprecated"
+    ARCHIVED = "archived"
+
+
+S = Stage
+GRACE = timedelta(days=30)
+"""From deprecation to deletion."""
+
+TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
+    S.DRAFT: frozenset({S.STAGING, S.PRODUCTION, S.QUARANTINED, S.DEPRECATED, S.ARCHIVED}),
+    S.STAGING: frozenset({S.PRODUCTION, S.QUARANTINED, S.DEPRECATED, S.ARCHIVED}),
+    S.PRODUCTION: frozenset({S.STAGING, S.DEPRECATED}),
+    S.QUARANTINED: frozenset({S.DRAFT, S.ARCHIVED}),
+    S.DEPRECATED: frozenset({S.PRODUCTION, S.ARCHIVED}),
+    S.ARCHIVED: frozenset(),
+}
+
+
+def check_transition(adapter_id: str, current: Stage, target: Stage) -> None:
+    """Refuse an illegal move with what would be legal."""
+    if target in TRANSITIONS[current]:
+        return
+    legal = ", ".join(sorted(TRANSITIONS[current])) or "none: it is final"
+    raise Conflict(f"adapter {adapter_id} is {current} and cannot become {target}; legal next stages: {legal}", param="stage")

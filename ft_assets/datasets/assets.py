@@ -1,0 +1,56 @@
+"""The ``dataset`` and ``tokenized_pack`` assets: pin what a job trains on, and make the windows it is trained in."""
+
+import dagster as dg
+
+from control_plane.service import packing, preparation
+from ft_assets.datasets.histogram import histogram_svg
+from ft_assets.partitions import JOBS, parse
+from resources.dagster_platform import Beat, PlatformResource, owned_by
+from resources.pictures import picture
+
+
+@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"})
+def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
+    """The immutable dataset version that this job is pinned to; its data version is the content's hash."""
+    tenant, job_id = parse(context.partition_key)
+    opened = platform.get()
+    with owned_by(opened, tenant, job_id):
+        pinned = preparation.pin_dataset(opened, tenant, job_id)
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(pinned.content_sha256),
+        metadata={
+            "dataset_id": pinned.dataset_id,
+            "validation_dataset_id": pinned.validation_id or "split off automatically",
+            "rows": pinned.row_count,
+            "format": f"{pinned.report['format']}: {pinned.report['format_reason']}",
+            "warnings": [str(w) for w in pinned.report["warnings"]],
+            "uri": dg.MetadataValue.path(pinned.uri),
+            "report": dg.MetadataValue.url(f"{platform.api_url()}/v1/datasets/{pinned.dataset_id}/report"),
+        },
+    )
+
+
+@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[dataset])
+def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
+    """The dataset tokenized once and packed into windows; reused by every job with the same fingerprint."""
+    tenant, job_id = parse(context.partition_key)
+    opened = platform.get()
+    with owned_by(opened, tenant, job_id):
+        packed = packing.pack(opened, tenant, job_id, beat=Beat(opened, job_id))
+    manifest = packed.manifest
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(manifest.fingerprint),
+        metadata={
+            "lengths": picture(histogram_svg(**packed.lengths, unit="tokens per example"), title="tokens per example"),
+            "reused": packed.reused,
+            "fingerprint": manifest.fingerprint,
+            "examples": manifest.num_examples,
+            "windows": manifest.num_windows,
+            "tokens": manifest.num_tokens,
+            "trained_tokens": manifest.num_trained_tokens,
+            "fill": manifest.fill,
+            "total_steps": packed.total_steps,
+            "spec_sha256": packed.spec_sha256,
+            "files": dg.MetadataValue.path(packed.uri),
+        },
+    )

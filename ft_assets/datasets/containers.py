@@ -1,0 +1,180 @@
+"""Opens an uploaded file as bounded chunks of plain bytes, and says by its content what it is.
+
+Memory stays bounded whatever the file holds: a bomb is cut at `max_bytes`, and every refusal is an ``InvalidDataset`` with a
+code of ``problems.CODES``, never an exception of a decompression library.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import zstandard
+
+from ft_assets.errors import InvalidDataset
+
+DataFormat = Literal["jsonl", "json_array", "csv", "parquet"]
+
+CHUNK_BYTES = 1 << 18
+ZSTD_INPUT_BYTES = 2048
+"""Compressed bytes decoded at once: 4 bytes of zstd can stand for 128 KiB, so this bounds one step to 64 MiB."""
+SNIFF_BYTES = 1 << 16
+MAX_BYTES = 10 * 1024**3
+"""Decompressed bytes of a dataset at most: 10 GB is the largest that is planned for."""
+
+GZIP, ZSTD, PARQUET, UTF8_BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xef\xbb\xbf"
+ARCHIVES = {b"PK\x03\x04": "a zip archive (or an Office file)", b"7z\xbc\xaf": "a 7z archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+KINDS = {
+    b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"GIF8": "a GIF image", b"%PDF": "a PDF document",
+    b"\x7fELF": "a program", b"MZ\x90": "a program", b"RIFF": "audio or video", b"OggS": "audio", b"ARROW1": "an Arrow file",
+    b"SQLite format 3": "a SQLite database", b"\x93NUMPY": "a NumPy array", b"\x80\x02": "a pickle", b"\x80\x04": "a pickle",
+}  # fmt: skip
+UTF16 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sniffed:
+    format: DataFormat
+    compression: Literal["gzip", "zstd"] | None
+    bom: bool
+    """A UTF-8 byte order mark stands before the text; it is skipped."""
+    extension: str
+    """Last part of the file's name, without a suffix for compression: ``jsonl``."""
+    delimiter: str = ","
+    """Of CSV."""
+
+    @property
+    def extension_agrees(self) -> bool:
+        named = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}.get(self.extension)
+        return named is None or named == self.format or (named == "json" and self.format in ("json_array", "jsonl"))
+
+
+def refuse(code: str, message: str) -> InvalidDataset:
+    return InvalidDataset(message, code=code)
+
+
+def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES) -> Sniffed:
+    """What `path` is, from its first bytes; its name decides only where the content leaves a doubt."""
+    with path.open("rb") as stream:
+        magic = stream.read(16)
+    compression = _compression(magic)
+    extension = filename.lower().removesuffix(".gz").removesuffix(".zst").rsplit(".", 1)[-1] if "." in filename else ""
+    if magic.startswith(PARQUET):
+        return Sniffed(format="parquet", compression=None, bom=False, extension=extension)
+    head = b""
+    for chunk in chunks(path, max_bytes=max_bytes):
+        head += chunk
+        if len(head) >= SNIFF_BYTES:
+            break
+    head = head[:SNIFF_BYTES]
+    _refuse_non_text(head, filename)
+    bom = head.startswith(UTF8_BOM)
+    text = head.removeprefix(UTF8_BOM)
+    start = text.lstrip()[:1]
+    if not start:
+        raise refuse("empty_file", f"{filename} holds only white space; write one JSON object per line")
+    if start == b"[" and extension != "csv":
+        fmt: DataFormat = "json_array" if not _lines_are_arrays(text) else "jsonl"
+    elif start == b"{" or extension in ("jsonl", "ndjson", "json"):
+        fmt = "jsonl"
+    elif extension in ("csv", "tsv") or _delimiter(text) is not None:
+        fmt = "csv"
+    else:
+        raise refuse("unknown_format", f"{filename} is neither JSONL, nor a JSON array, nor CSV; write one JSON object per line")
+    if fmt == "jsonl" and text.split(None, 2)[:1] == [b"{"]:
+        raise refuse(
+            "unknown_format", f"{filename} is one JSON object over several lines; write one object per line (JSONL), or an array of objects"
+        )
+    return Sniffed(format=fmt, compression=compression, bom=bom, extension=extension, delimiter=_delimiter(text) or ",")
+
+
+def chunks(path: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
+    """The bytes of `path`, decompressed; refuses a damaged container and whatever is longer than `max_bytes`."""
+    with path.open("rb") as stream:
+        compression = _compression(stream.read(16))
+    total = 0
+    source = {"gzip": _gzip, "zstd": _zstd, None: _plain}[compression](path)
+    try:
+        for chunk in source:
+            total += len(chunk)
+            if total > max_bytes:
+                raise refuse("file_too_large", f"the file is longer than {max_bytes} bytes decompressed; split it into several files")
+            yield chunk
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise refuse(
+            "truncated_container", f"the {compression} stream is damaged or ends early after {total} bytes; compress and upload it again"
+        ) from error
+
+
+def _plain(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _gzip(path: Path) -> Iterator[bytes]:
+    with gzip.open(path) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _zstd(path: Path) -> Iterator[bytes]:
+    decoder = zstandard.ZstdDecompressor().decompressobj()
+    fresh = True
+    with path.open("rb") as stream:
+        while data := stream.read(ZSTD_INPUT_BYTES):
+            while data:
+                if decoder.eof:
+                    decoder, fresh = zstandard.ZstdDecompressor().decompressobj(), True
+                if chunk := decoder.decompress(data):
+                    yield chunk
+                fresh = False
+                data = decoder.unused_data if decoder.eof else b""
+    if not fresh and not decoder.eof:
+        raise EOFError("zstd frame is not complete")
+
+
+def _compression(magic: bytes) -> Literal["gzip", "zstd"] | None:
+    return "gzip" if magic.startswith(GZIP) else "zstd" if magic.startswith(ZSTD) else None
+
+
+def _refuse_non_text(head: bytes, filename: str) -> None:
+    if not head:
+        raise refuse("empty_file", f"{filename} is empty; write one JSON object per line")
+    if head.startswith((GZIP, ZSTD, PARQUET)):
+        raise refuse("unsupported_container", f"{filename} is compressed twice; compress it once")
+    for magic, kind in ARCHIVES.items():
+        if head.startswith(magic):
+            raise refuse("unsupported_container", f"{filename} is {kind}; unpack it and upload JSONL, CSV or Parquet (.gz and .zst are fine)")
+    for magic, kind in KINDS.items():
+        if head.startswith(magic):
+            raise refuse("binary_file", f"{filename} is {kind}, no dataset; upload JSONL, a JSON array, CSV or Parquet")
+    if head.startswith(UTF16) or _looks_utf16(head):
+        raise refuse("unsupported_encoding", f"{filename} is UTF-16 or UTF-32 text; save it as UTF-8")
+    control = sum(head.count(c) for c in range(32) if c not in (9, 10, 11, 12, 13)) if len(head) else 0
+    if control > len(head) * 0.05 and not head.lstrip(UTF8_BOM).lstrip()[:1] == b"{":
+        raise refuse("binary_file", f"{filename} is binary, no dataset; upload JSONL, a JSON array, CSV or Parquet")
+
+
+def _looks_utf16(head: bytes) -> bool:
+    """ASCII text in UTF-16 without a mark: every other byte is zero."""
+    sample = head[:400]
+    return len(sample) >= 4 and max(sample[::2].count(0), sample[1::2].count(0)) > len(sample) * 0.4
+
+
+def _lines_are_arrays(text: bytes) -> bool:
+    """True for JSONL whose rows are arrays (each then a bad row), false for one array over the file."""
+    lines = [line.strip() for line in text.splitlines()[:4] if line.strip()]
+    return len(lines) > 2 and all(line.startswith(b"[") and line.endswith(b"]") for line in lines[:3])
+
+
+def _delimiter(text: bytes) -> str | None:
+    """The separator of the header line, None if it has none."""
+    header = text.splitlines()[0] if text.splitlines() else b""
+    counts = {d: header.count(d.encode()) for d in (",", "\t", ";")}
+    best = max(counts, key=lambda d: counts[d])
+    return best if counts[best] else None

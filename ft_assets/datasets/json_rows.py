@@ -1,0 +1,201 @@
+"""Rows of JSONL files and JSON arrays: bounded memory, every bad row reported with its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.rows import MAX_ROW_BYTES, Row, text_problems
+
+MAX_DEPTH = 64
+"""Nesting of one row at most; a conversation with tools needs about 10."""
+STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+ARRAY_EVENT = re.compile(rb'["\\\[\]{},]')
+
+
+class _Refused(Exception):
+    """Carries a problem out of the hooks of the JSON parser."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def parse_json(raw: bytes) -> Any | Problem:
+    """The value of one row, or what is wrong with it."""
+    if b"\0" in raw:
+        return Problem(path="", code="nul_character", message=f"NUL byte at byte {raw.index(0)} of the row", fix="remove NUL bytes")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Problem(
+            path="",
+            code="invalid_utf8",
+            message=f"byte 0x{raw[error.start]:02x} at byte {error.start} of the row is not UTF-8",
+            fix="save the file as UTF-8",
+        )
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+        return Problem(path="", code="too_deep", message=f"nested deeper than {MAX_DEPTH}", fix=f"keep rows at most {MAX_DEPTH} levels deep")
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+    except _Refused as refused:
+        return refused.problem
+    except json.JSONDecodeError as error:
+        return _syntax_problem(text, error)
+    except (ValueError, RecursionError) as error:
+        return Problem(path="", code="invalid_json", message=f"cannot be parsed: {str(error)[:120]}", fix="write one valid JSON object per line")
+    if b"\\u" in raw and (problem := next(text_problems(value), None)) is not None:
+        return problem
+    return value
+
+
+def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
+    """One row per line that is not blank; the row number is the line number. `skip`: bytes of a byte order mark."""
+    for number, offset, raw in _lines(chunks):
+        if raw is None:
+            yield Row(number=number, byte_offset=offset, value=_too_long())
+            continue
+        if offset == 0 and skip:
+            raw, offset = raw[skip:], skip
+        if raw.strip():
+            yield Row(number=number, byte_offset=offset, value=parse_json(raw.strip()))
+
+
+def array_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
+    """The elements of one top-level array, each parsed alone; the array is never held whole."""
+    number = 0
+    for offset, raw, closed in _elements(chunks, skip):
+        number += 1
+        if raw is None:
+            yield Row(number=number, byte_offset=offset, value=_too_long())
+        elif not closed:
+            problem = Problem(path="", code="truncated_json", message="the array ends early, inside or after this element", fix="export the file again")
+            yield Row(number=number, byte_offset=offset, value=problem)
+        elif raw.strip():
+            yield Row(number=number, byte_offset=offset + len(raw) - len(raw.lstrip()), value=parse_json(raw.strip()))
+        else:
+            problem = Problem(path="", code="invalid_json", message="nothing between two commas", fix="remove the extra comma")
+            yield Row(number=number, byte_offset=offset, value=problem)
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, bytes | None]]:
+    """(line number, offset, bytes) of each line; None for the bytes of a line over the limit, which is skipped unread."""
+    number, start, position = 1, 0, 0
+    held: list[bytes] = []
+    held_bytes = 0
+    for chunk in chunks:
+        begin = 0
+        while (end := chunk.find(b"\n", begin)) >= 0:
+            size = held_bytes + end - begin
+            yield number, start, None if size > MAX_ROW_BYTES else b"".join((*held, chunk[begin:end]))
+            held, held_bytes = [], 0
+            begin = end + 1
+            number, start = number + 1, position + begin
+        held_bytes += len(chunk) - begin
+        if held_bytes <= MAX_ROW_BYTES:
+            held.append(chunk[begin:])
+        else:
+            held = []
+        position += len(chunk)
+    if held_bytes:
+        yield number, start, None if held_bytes > MAX_ROW_BYTES else b"".join(held)
+
+
+def _elements(chunks: Iterable[bytes], skip: int) -> Iterator[tuple[int, bytes | None, bool]]:
+    """(offset, bytes, closed) of each element of the top-level array; one unclosed element ends a truncated array."""
+    depth, in_string, escaped_at = 0, False, -1
+    parts, size, start, position, ended, after = [], 0, 0, 0, False, bytearray()  # type: list[bytes], int, int, int, bool, bytearray
+    some = False
+    for data in chunks:
+        begin = skip if position == 0 else 0
+        for match in ARRAY_EVENT.finditer(data, begin):
+            at, char = match.start(), data[match.start()]
+            if ended:
+                break
+            if in_string:
+                if position + at == escaped_at:
+                    continue
+                if char == 0x5C:
+                    escaped_at = position + at + 1
+                elif char == 0x22:
+                    in_string = False
+            elif char == 0x22:
+                in_string = True
+            elif char in b"[{":
+                depth += 1
+                if depth == 1:
+                    begin, start = at + 1, position + at + 1
+            elif char in b"]}" or (char == 0x2C and depth == 1):
+                depth -= char != 0x2C
+                if depth == 0 or char == 0x2C:
+                    parts.append(data[begin:at])
+                    size += at - begin
+                    raw = None if size > MAX_ROW_BYTES else b"".join(parts)
+                    if char == 0x2C or some or raw is None or raw.strip():
+                        yield start, raw, True
+                    some, parts, size, begin, start = True, [], 0, at + 1, position + at + 1
+                    ended = depth == 0
+        if ended:
+            after += data[begin:][:64]
+        elif depth:
+            parts.append(data[begin:])
+            size += len(data) - begin
+            if size > MAX_ROW_BYTES:
+                parts = []
+        position += len(data)
+    if not ended:
+        yield start, b"", False
+    elif after.strip():
+        yield start, bytes(after), True
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [k for k, _ in pairs]
+        twice = next(k for k in keys if keys.count(k) > 1)
+        raise _Refused(
+            Problem(path=twice[:80], code="duplicate_key", message=f"the key {twice[:80]!r} stands twice in one object", fix="keep one of them")
+        )
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise _Refused(
+        Problem(path="", code="non_finite_number", message=f"{name} is no JSON number", fix="use null, or leave the field out")
+    )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_constant(text[:40])
+
+
+def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
+    truncated = error.pos >= len(text) or error.msg.startswith("Unterminated string")
+    return Problem(
+        path="",
+        code="truncated_json" if truncated else "invalid_json",
+        message=f"{error.msg} at character {error.pos + 1}" + (": the row ends early" if truncated else f", near {text[error.pos : error.pos + 20]!r}"),
+        fix="write each object on one line" if truncated else "write one valid JSON object per line",
+    )
+
+
+def _depth(raw: bytes) -> int:
+    depth = deepest = 0
+    for match in STRUCTURE.finditer(raw):
+        char = match.group()[:1]
+        if char in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _too_long() -> Problem:
+    return Problem(path="", code="line_too_long", message=f"longer than {MAX_ROW_BYTES} bytes", fix="split the row; one example is at most 16 MiB")

@@ -1,0 +1,69 @@
+"""The report on an uploaded file: one JSON shape for the API, the console, the command line and asset metadata.
+
+    {"valid": bool, "dataset_id": str|null,
+     "format": "chat|prompt_completion|preference|text"|null, "format_reason": str|null,
+     "container": {"format": "jsonl|json_array|csv|parquet", "compression": "gzip|zstd"|null}|null,
+     "rows": int,                     rows read, good and bad
+     "examples": int,                 rows kept
+     "errors": [{"row","byte_offset","path","code","message","fix"}],    in file order, at most 1,000; row null: the whole file
+     "error_counts": {code: int},     complete, also beyond the stored errors
+     "warnings": [{"code","message"}],
+     "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "characters": lengths, "tokens": lengths|null,
+               "histogram": {"unit","counts","edges"}},     lengths = {"min","max","mean","p50","p95","p99","total"}
+     "policies": {...}}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from ft_assets.datasets.histogram import histogram_svg
+
+MAX_STORED_ERRORS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetReport:
+    valid: bool
+    dataset_id: str | None
+    format: str | None
+    format_reason: str | None
+    container: dict[str, Any] | None
+    rows: int
+    examples: int
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    error_counts: dict[str, int] = field(default_factory=dict)
+    warnings: list[dict[str, str]] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    policies: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+    def summary(self) -> str:
+        """One sentence: what a status line or an error message says."""
+        if self.valid:
+            removed = self.stats.get("dedup_removed", 0)
+            return f"{self.examples} examples, read as {self.format}" + (f"; {removed} duplicates removed" if removed else "")
+        total = sum(self.error_counts.values())
+        if not self.errors:
+            return "not valid"
+        first = self.errors[0]
+        where = f"row {first['row']}: " if first["row"] is not None else ""
+        more = f" (and {total - 1} more problems)" if total > 1 else ""
+        return f"{where}{first['message']}; {first['fix']}{more}"
+
+    def to_markdown(self) -> str:
+        """The report as people read it beside an asset."""
+        lines = [f"**{'valid' if self.valid else 'not valid'}**: {self.summary()}", ""]
+        if self.error_counts:
+            lines += ["| code | rows |", "|---|---|", *(f"| `{code}` | {count} |" for code, count in self.error_counts.items()), ""]
+        lines += [f"- {w['code']}: {w['message']}" for w in self.warnings]
+        if graph := self.stats.get("histogram"):
+            lines += ["", histogram_svg(graph["counts"], graph["edges"], unit=graph["unit"])]
+        return "\n".join(lines)

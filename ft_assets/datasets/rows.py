@@ -1,0 +1,47 @@
+"""A row as the readers give it, and the text problems that any reader can meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ft_assets.datasets.problems import Problem
+
+MAX_ROW_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    number: int
+    """1-based: line, element or record."""
+    byte_offset: int | None
+    """Of the row's first byte in the decompressed file; None for Parquet."""
+    value: Any
+    """The parsed value, or the ``Problem`` that kept it from being parsed."""
+
+
+def text_problems(value: Any, path: str = "") -> Iterator[Problem]:
+    """NUL characters and lone surrogates in any text inside `value`, keys included."""
+    if isinstance(value, str):
+        if "\0" in value:
+            yield Problem(path=path, code="nul_character", message="holds a NUL character", fix="remove it")
+        elif not value.isascii():
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError as error:
+                yield _encoding_problem(path, ord(value[error.start]))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from text_problems(key, f"{path} (key)".strip())
+            yield from text_problems(item, f"{path}.{ascii(key)[1:-1][:80]}" if path else ascii(key)[1:-1][:80])
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from text_problems(item, f"{path}[{index}]")
+
+
+def _encoding_problem(path: str, code_point: int) -> Problem:
+    if 0xDC80 <= code_point <= 0xDCFF:  # bytes that were decoded with surrogateescape
+        message = f"byte 0x{code_point - 0xDC00:02x} is not UTF-8 (or \\u{code_point:04x} is half of a pair)"
+        return Problem(path=path, code="lone_surrogate", message=message, fix="save the file as UTF-8")
+    return Problem(path=path, code="lone_surrogate", message=f"\\u{code_point:04x} is half of a surrogate pair", fix="write the character itself")

@@ -1,0 +1,97 @@
+"""The internal form of a training example: what every accepted row becomes and every later stage reads.
+
+Prompt/completion rows become a user and an assistant message, so that training sees exactly what chat completions will
+send; prompts that hold assistant turns give them weight 0. There are three kinds: ``chat``, ``preference``, ``text``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+Kind = Literal["chat", "preference", "text"]
+Format = Literal["chat", "prompt_completion", "preference", "text"]
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that the assistant makes; `arguments` is the parsed object, which is what chat templates expect."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+    def as_template(self) -> dict[str, Any]:
+        call: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One turn. `weight` 0 takes an assistant message out of the loss; on other roles it has no effect."""
+
+    role: Role
+    content: str | None = None
+    name: str | None = None
+    weight: int = 1
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    def as_template(self) -> dict[str, Any]:
+        """The message as a chat template sees it: absent fields are absent, not null."""
+        out: dict[str, Any] = {"role": self.role}
+        for key in ("content", "name", "tool_call_id"):
+            if (value := getattr(self, key)) is not None:
+                out[key] = value
+        if self.tool_calls:
+            out["tool_calls"] = [c.as_template() for c in self.tool_calls]
+        return out
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One training example.
+
+    chat: `messages`, ending with the assistant. preference: `messages` is the prompt, `chosen` and `rejected` continue it.
+    text: `text`. `row` is the row of the uploaded file, for messages about it; it is no part of the content.
+    """
+
+    kind: Kind
+    messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    chosen: tuple[Message, ...] = ()
+    rejected: tuple[Message, ...] = ()
+    text: str | None = None
+    row: int = 0
+
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """The messages before the last answer of a chat, or the whole prompt of a preference: what a model is asked."""
+        return self.messages[:-1] if self.kind == "chat" else self.messages
+
+    @property
+    def answer(self) -> str:
+        """What the example teaches to answer: the last assistant message, or the chosen one; empty for text."""
+        turns = self.chosen if self.kind == "preference" else self.messages
+        return (turns[-1].content or "") if turns else ""
+
+    def all_messages(self) -> tuple[Message, ...]:
+        return (*self.messages, *self.chosen, *self.rejected)
+
+    def num_characters(self) -> int:
+        return sum(len(m.content or "") for m in self.all_messages()) + len(self.text or "")
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+_decoder = msgspec.json.Decoder(Example)
+
+
+def canonical(example: Example) -> bytes:
+    """The one spelling of an example's content (without its row number): what is stored and hashed."""
+    return _encoder.encode(msgspec.structs.replace(example, row=0) if example.row else example)
+
+
+def parse_canonical(data: bytes | str, *, row: int = 0) -> Example:
+    """Inverse of :func:`canonical`, with the row number put back."""
+    example = _decoder.decode(data)
+    return msgspec.structs.replace(example, row=row) if row else example

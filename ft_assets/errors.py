@@ -1,0 +1,151 @@
+"""The error family: every failure that a user, a bill or a retry decision can see.
+
+    FtError
+      +- InvalidRequest      user       400   the caller's request cannot be carried out as written
+      |   +- InvalidDataset  user       400   rows that cannot be trained on
+      |   +- QuotaExceeded   user       429   admission would pass a limit of the tenant
+      +- Unauthenticated     user       401   no key, or one that is unknown, expired or revoked
+      +- Forbidden           user       403   the key lacks the scope
+      +- NotFound            user       404   no such object of this tenant
+      +- Conflict            user       409   the object's state forbids the call
+      +- LineageIncomplete   platform   500   a record would be registered with a gap in its lineage
+      +- NotAdmitted         ambiguous  409   training was started without holding a reservation
+      +- Unavailable         platform   503   a part of the platform did not answer
+      +- IntegrityError      platform   500   stored bytes are not the ones that were written
+
+``fault`` decides who pays (billing refunds platform faults), ``code`` is stable and documented in
+``docs/errors.md``, and the message names the value, the limit and the next step.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar, Self
+
+
+class Fault(enum.StrEnum):
+    """Who is answerable for a failure."""
+
+    USER = "user"
+    PLATFORM = "platform"
+    AMBIGUOUS = "ambiguous"
+
+
+class FtError(Exception):
+    """Base of the family. Instances survive pickling and JSON with all of their fields."""
+
+    default_code: ClassVar[str] = "server_error"
+    fault: ClassVar[Fault] = Fault.PLATFORM
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.param = param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.code, self.param))
+
+    def to_dict(self) -> dict[str, str | None]:
+        """``{code, message, param}``: what a job's ``error`` field and an API error body carry."""
+        return {"code": self.code, "message": self.message, "param": self.param}
+
+
+def _rebuild(cls: type[FtError], message: str, code: str, param: str | None) -> FtError:
+    return cls(message, code=code, param=param)
+
+
+class InvalidRequest(FtError):
+    """The request cannot be carried out as written; sending it again changes nothing."""
+
+    default_code = "invalid_request"
+    fault = Fault.USER
+    http_status = 400
+
+
+class InvalidDataset(InvalidRequest):
+    """A file whose rows cannot be trained on; the report lists every bad row."""
+
+    default_code = "invalid_training_file"
+
+
+class QuotaExceeded(InvalidRequest):
+    """Admission would pass one of the tenant's limits."""
+
+    default_code = "exceeded_quota"
+    http_status = 429
+
+
+class Unauthenticated(FtError):
+    """No API key, or one that is unknown, expired or revoked."""
+
+    default_code = "invalid_api_key"
+    fault = Fault.USER
+    http_status = 401
+
+
+class Forbidden(FtError):
+    """The key is valid but lacks the scope that the call needs."""
+
+    default_code = "insufficient_scope"
+    fault = Fault.USER
+    http_status = 403
+
+
+class NotFound(FtError):
+    """No such object of this tenant; another tenant's object looks just the same."""
+
+    default_code = "not_found"
+    fault = Fault.USER
+    http_status = 404
+
+
+class Conflict(FtError):
+    """The object's present state forbids the call."""
+
+    default_code = "invalid_state"
+    fault = Fault.USER
+    http_status = 409
+
+
+class LineageIncomplete(FtError):
+    """A record would be registered with a gap in its lineage; registration is refused."""
+
+    default_code = "lineage_incomplete"
+
+
+class NotAdmitted(FtError):
+    """Training was started for a job that holds no reservation; nothing was run."""
+
+    default_code = "not_admitted"
+    fault = Fault.AMBIGUOUS
+    http_status = 409
+
+
+class Unavailable(FtError):
+    """A part of the platform did not answer; the same call may succeed later."""
+
+    default_code = "unavailable"
+    http_status = 503
+
+
+class IntegrityError(FtError):
+    """Stored bytes are not the ones that were written (digest mismatch, torn file)."""
+
+    default_code = "integrity_error"
+
+
+def family(root: type[FtError] = FtError) -> list[type[FtError]]:
+    """Every class of the family, root first, depth first: the documentation test walks it."""
+    return [root, *(c for sub in root.__subclasses__() for c in family(sub))]
+
+
+def from_dict(data: dict[str, Any], cls: type[FtError] = FtError) -> FtError:
+    """Rebuild an error from :meth:`FtError.to_dict`, as the class that owns its code if one does."""
+    by_code: dict[str, type[FtError]] = {c.default_code: c for c in family()}
+    kind = by_code.get(str(data["code"]), cls)
+    return kind(str(data["message"]), code=str(data["code"]), param=data.get("param"))
+
+
+__all__ = ["Fault", "FtError", "Self", "family", "from_dict"] + [c.__name__ for c in family() if c is not FtError]

@@ -1,0 +1,80 @@
+"""The one writer of object keys. Every object of a tenant lies under ``tenants/<tenant>/``.
+
+    tenants/<t>/files/<file_id>/<filename>                     bytes as uploaded
+    tenants/<t>/datasets/<dataset_id>/{rows.parquet, report.json, dataset.json}
+    tenants/<t>/packs/<fingerprint>/{shard-00000.parquet, ..., manifest.json}
+    tenants/<t>/jobs/<job>/spec.json                           frozen training spec
+    tenants/<t>/jobs/<job>/checkpoints/step-00000500/...       committed checkpoints
+    tenants/<t>/jobs/<job>/attempts/a1/{metrics.jsonl, train.log, exit.json}
+    tenants/<t>/jobs/<job>/evals/report.json
+    tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
+
+Identifiers are validated here, before they reach a path: a key made by this module cannot leave its prefix.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ft_assets.errors import InvalidRequest
+
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+FILENAME = re.compile(r"[A-Za-z0-9._ ()+@=,-]{1,255}")
+
+
+def checked_id(value: str, *, what: str = "id") -> str:
+    """`value` if it is safe as one path segment; a clear refusal if not."""
+    if not ID.fullmatch(value):
+        raise InvalidRequest(
+            f"{what} {value[:80]!r} is not valid: use letters, digits, '_' and '-', at most 128, starting with a letter or digit",
+            code="invalid_id",
+            param=what,
+        )
+    return value
+
+
+def safe_filename(name: str) -> str:
+    """`name` reduced to its last segment and to characters that are safe in a key."""
+    last = name.replace("\\", "/").rsplit("/", 1)[-1].lstrip(".")
+    cleaned = "".join(c if FILENAME.fullmatch(c) else "_" for c in last)[-255:]
+    return cleaned or "file"
+
+
+def tenant_prefix(tenant: str) -> str:
+    return f"tenants/{checked_id(tenant, what='tenant')}"
+
+
+def file_key(tenant: str, file_id: str, filename: str) -> str:
+    return f"{tenant_prefix(tenant)}/files/{checked_id(file_id)}/{safe_filename(filename)}"
+
+
+def dataset_prefix(tenant: str, dataset_id: str) -> str:
+    return f"{tenant_prefix(tenant)}/datasets/{checked_id(dataset_id)}"
+
+
+def pack_prefix(tenant: str, fingerprint: str) -> str:
+    return f"{tenant_prefix(tenant)}/packs/{checked_id(fingerprint)}"
+
+
+def job_prefix(tenant: str, job_id: str) -> str:
+    return f"{tenant_prefix(tenant)}/jobs/{checked_id(job_id)}"
+
+
+def spec_key(tenant: str, job_id: str) -> str:
+    return f"{job_prefix(tenant, job_id)}/spec.json"
+
+
+def checkpoint_prefix(tenant: str, job_id: str, step: int) -> str:
+    return f"{job_prefix(tenant, job_id)}/checkpoints/step-{step:08d}"
+
+
+def attempt_prefix(tenant: str, job_id: str, attempt: int) -> str:
+    return f"{job_prefix(tenant, job_id)}/attempts/a{attempt}"
+
+
+def eval_prefix(tenant: str, job_id: str) -> str:
+    return f"{job_prefix(tenant, job_id)}/evals"
+
+
+def adapter_prefix(tenant: str, adapter_id: str) -> str:
+    return f"{tenant_prefix(tenant)}/adapters/{checked_id(adapter_id)}"

@@ -1,0 +1,41 @@
+"""The ``checkpoint`` asset: one attempt of training, followed to its end."""
+
+import dagster as dg
+
+from control_plane.jobs import JobState
+from control_plane.service import attempts, evaluation, training
+from ft_assets.partitions import JOBS, parse
+from ft_assets.training.curves import loss_curve_svg
+from resources.dagster_platform import PlatformResource, owned_by
+from resources.pictures import picture
+
+
+@dg.asset(partitions_def=JOBS, group_name="training", code_version="1", kinds={"pytorch"}, deps=["tokenized_pack"])
+def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
+    """The trained weights of a job. Needs a reservation; a step that died is replaced and adopts the running workload."""
+    tenant, job_id = parse(context.partition_key)
+    opened = platform.get()
+    with owned_by(opened, tenant, job_id):
+        held = attempts.claim(opened, tenant, job_id)
+        ending = training.follow(opened, platform.launcher(), held, say=context.log.info)
+        state = attempts.finish(opened, held, ending)
+    if state is not JobState.EVALUATING:
+        why = ending.failure.message if ending.failure else f"the job is {state}"
+        raise dg.Failure(description=f"attempt {held.attempt}: {why}; the job is {state} now", allow_retries=False)
+    lines = evaluation.metric_lines(opened, job_id)
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(attempts.committed(opened, job_id)[0].manifest_sha256),
+        metadata={
+            "loss_curve": picture(loss_curve_svg(lines), title="loss over optimizer steps"),
+            "final_loss": next(m["loss"] for m in reversed(lines) if "loss" in m),
+            "steps": ending.last_step,
+            "trained_tokens": ending.trained_tokens,
+            "tokens_per_s": next((m["tokens_per_s"] for m in reversed(lines) if m.get("tokens_per_s")), 0.0),
+            "attempts": held.attempt,
+            "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,
+            "spec_sha256": held.spec.sha256,
+            "recipe": held.spec.recipe,
+            "files": dg.MetadataValue.path(opened.objects.uri(training.final_prefix(tenant, job_id))),
+            "job": dg.MetadataValue.url(f"{platform.api_url()}/v1/fine_tuning/jobs/{job_id}"),
+        },
+    )

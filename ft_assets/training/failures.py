@@ -1,0 +1,265 @@
+"""What an attempt's end means: who is answerable, what to tell, and whether to try again.
+
+The training process writes what it knows into ``exit-a<N>.json``; where that is absent, the workload's phase and the
+age of its last heartbeat speak. ``classify`` is pure: evidence and earlier attempts in, one :class:`FailureClass` out.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ft_assets.errors import Fault
+from ft_assets.training.spec import TrainingSpec
+
+
+class Outcome(enum.StrEnum):
+    """The word that the training process writes; its exit code is in :data:`EXIT_CODES`."""
+
+    SUCCEEDED = "succeeded"
+    BAD_SPEC = "bad_spec"
+    BAD_EXAMPLE = "bad_example"
+    INTERNAL = "internal"
+    PREEMPTED = "preempted"
+    DIVERGED = "diverged"
+    OOM = "oom"
+    PACKING_REFUSED = "packing_refused"
+
+
+EXIT_CODES: Mapping[Outcome, int] = {
+    Outcome.SUCCEEDED: 0,
+    Outcome.BAD_SPEC: 64,  # EX_USAGE
+    Outcome.BAD_EXAMPLE: 65,  # EX_DATAERR
+    Outcome.INTERNAL: 70,  # EX_SOFTWARE
+    Outcome.PREEMPTED: 75,  # EX_TEMPFAIL
+    Outcome.DIVERGED: 76,
+    Outcome.OOM: 77,
+    Outcome.PACKING_REFUSED: 78,
+}
+
+
+class Retry(enum.StrEnum):
+    NEVER = "never"
+    RESUME = "resume"
+    """The same spec again, from the latest valid checkpoint."""
+    HALVE_BATCH = "halve_batch"
+    """Half the windows in a micro-batch and twice the accumulation: the same global batch."""
+
+
+class StopReason(enum.StrEnum):
+    """Why the platform asked the workload to stop."""
+
+    PREEMPT = "preempt"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+    STALLED = "stalled"
+    """No heartbeat for :data:`HEARTBEAT_LIMIT_S`."""
+
+
+HEARTBEAT_LIMIT_S = 30.0
+MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "node_lost": 10}
+"""Failures in a row, none further than the one before, after which a job is a dead letter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExitEvidence:
+    """``exit-a<N>.json`` as the training process wrote it."""
+
+    outcome: Outcome
+    step: int
+    total_steps: int
+    message: str
+    trained_tokens: int = 0
+    train_s: float = 0.0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, work_dir: Path, attempt: int) -> ExitEvidence | None:
+        """Evidence of `attempt`; None where there is none or it is torn.
+
+        A rank other than 0 writes a file of its own only when it failed by itself. It wins over a leader that was
+        merely told to stop because of it.
+        """
+        leader = cls._parse(work_dir / f"exit-a{attempt}.json")
+        if leader is None or leader.outcome is Outcome.PREEMPTED:
+            for path in sorted(work_dir.glob(f"exit-a{attempt}.rank*.json")):
+                follower = cls._parse(path)
+                if follower is not None:
+                    return follower
+        return leader
+
+    @classmethod
+    def _parse(cls, path: Path) -> ExitEvidence | None:
+        try:
+            body = json.loads(path.read_text())
+            return cls(**{**body, "outcome": Outcome(body["outcome"])})
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastAttempt:
+    """An earlier attempt of the same job, oldest first in a history."""
+
+    code: str
+    committed_step: int
+    """Of the newest committed checkpoint when it ended; 0 for none."""
+    last_step: int
+    """The furthest optimizer step that it is known to have finished."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    phase: str
+    """Of the workload: the words of ``control_plane.protocols.WorkloadPhase``."""
+    exit: ExitEvidence | None = None
+    exit_code: int | None = None
+    """Of the leader process; under torchrun it says only that some rank failed."""
+    stop_reason: StopReason | None = None
+    heartbeat_age_s: float | None = None
+    committed_step: int = 0
+    last_step: int = 0
+    history: Sequence[PastAttempt] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureClass:
+    code: str
+    """Stable word: ``preempted``, ``node_lost``, ``oom``, ``diverged``, ..."""
+    fault: Fault
+    retry: Retry
+    message: str
+    """What happened, with the step."""
+    remedy: str
+    """What the reader of the job's error can do."""
+
+
+def classify(e: Evidence) -> FailureClass | None:
+    """What the end of an attempt means; None where it succeeded or still runs as it should.
+
+    1. Success is what the process says it is, whatever was asked of it meanwhile.
+    2. A stop by the tenant (cancel, pause) is no failure to repeat.
+    3. A failure that the process itself explains keeps its explanation.
+    4. No evidence: stalled if that is why it was stopped or its heartbeat is too old, else its node was lost.
+    5. A rule that resumes gives up after N failures in a row without progress: dead letter.
+    """
+    if e.exit is not None and e.exit.outcome is Outcome.SUCCEEDED:
+        return None
+    if e.stop_reason in (StopReason.CANCEL, StopReason.PAUSE) and (e.exit is None or e.exit.outcome is Outcome.PREEMPTED):
+        return _stopped(e, cancelled=e.stop_reason is StopReason.CANCEL)
+    if e.exit is not None and not (e.exit.outcome is Outcome.PREEMPTED and e.stop_reason is StopReason.STALLED):
+        found = _explained(e, e.exit)
+    elif e.stop_reason is StopReason.STALLED or (e.phase == "running" and (e.heartbeat_age_s or 0.0) > HEARTBEAT_LIMIT_S):
+        found = _stalled(e)
+    elif e.phase in ("pending", "running"):
+        return None
+    else:
+        found = _node_lost(e)
+    return _dead_letter(found, e) or found
+
+
+def with_half_batch(spec: TrainingSpec) -> TrainingSpec | None:
+    """`spec` with half the windows in a micro-batch and the same global batch; None where one window is all there is."""
+    opt = spec.optimization
+    if opt.windows_per_device < 2 or opt.windows_per_device % 2:
+        return None
+    halved = replace(opt, windows_per_device=opt.windows_per_device // 2, accumulation_steps=opt.accumulation_steps * 2)
+    return replace(spec, optimization=halved)
+
+
+def failures_without_progress(history: Sequence[PastAttempt], *, code: str, committed_step: int, last_step: int) -> int:
+    """Failures named `code`, this one included, since an attempt last got further than the one before it.
+
+    Failures of other names in between neither count nor excuse: two that alternate for ever end as well.
+    """
+    count, furthest = 1, (committed_step, last_step)
+    for past in reversed(history):
+        if furthest[0] > past.committed_step or furthest[1] > past.last_step:
+            break
+        count, furthest = count + (past.code == code), (past.committed_step, past.last_step)
+    return count
+
+
+def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:
+    return FailureClass(
+        code="cancelled" if cancelled else "paused",
+        fault=Fault.USER,
+        retry=Retry.NEVER,
+        message=f"stopped at step {e.last_step} because the job was {'cancelled' if cancelled else 'paused'}",
+        remedy="submit the job again to train it from the start" if cancelled else "resume the job: it goes on from its last checkpoint",
+    )
+
+
+def _stalled(e: Evidence) -> FailureClass:
+    age = "unknown" if e.heartbeat_age_s is None else f"{e.heartbeat_age_s:.0f} s"
+    return FailureClass(
+        code="stalled",
+        fault=Fault.PLATFORM,
+        retry=Retry.RESUME,
+        message=f"no heartbeat within {HEARTBEAT_LIMIT_S:.0f} s (age {age}) after step {e.last_step}",
+        remedy="nothing to do: it resumes from its last checkpoint",
+    )
+
+
+def _node_lost(e: Evidence) -> FailureClass:
+    how = "its processes are gone" if e.exit_code is None else f"exit code {e.exit_code}"
+    return FailureClass(
+        code="node_lost",
+        fault=Fault.PLATFORM,
+        retry=Retry.RESUME,
+        message=f"the training process ended without a word ({e.phase}, {how}) after step {e.last_step}: killed, or its node was lost",
+        remedy="nothing to do: it resumes from its last checkpoint",
+    )
+
+
+def _explained(e: Evidence, exit_: ExitEvidence) -> FailureClass:
+    fault, retry, remedy = _RULES[exit_.outcome]
+    code = str(exit_.outcome)
+    if exit_.outcome is Outcome.OOM and (exit_.detail.get("windows_per_device", 1) < 2 or any(p.code == "oom" for p in e.history)):
+        retry = Retry.NEVER
+    if exit_.outcome is Outcome.INTERNAL and exit_.detail.get("code") == "base_model_unavailable":
+        code, remedy = "base_model_unavailable", "an operator restores the base model on the node; the job resumes by itself"
+    return FailureClass(code=code, fault=fault, retry=retry, message=exit_.message, remedy=remedy)
+
+
+_RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
+    Outcome.BAD_SPEC: (Fault.PLATFORM, Retry.NEVER, "report it: submission should have refused this combination"),
+    Outcome.BAD_EXAMPLE: (Fault.USER, Retry.NEVER, "correct or remove the named row and submit the file again"),
+    Outcome.INTERNAL: (Fault.PLATFORM, Retry.RESUME, "nothing to do: it resumes from its last checkpoint; operators see the traceback"),
+    Outcome.PREEMPTED: (Fault.PLATFORM, Retry.RESUME, "nothing to do: it goes on from its last checkpoint when capacity is free"),
+    Outcome.DIVERGED: (
+        Fault.USER,
+        Retry.NEVER,
+        "lower learning_rate to a third, or raise warmup_ratio; then look for rows with very long or garbled answers",
+    ),
+    Outcome.OOM: (
+        Fault.AMBIGUOUS,
+        Retry.HALVE_BATCH,
+        "it is retried once with half the micro-batch; if that fails too, lower max_seq_len or rank, or use more GPUs",
+    ),
+    Outcome.PACKING_REFUSED: (
+        Fault.PLATFORM,
+        Retry.NEVER,
+        "report it: this base model's attention crosses example boundaries in packed windows",
+    ),
+}
+
+
+def _dead_letter(found: FailureClass, e: Evidence) -> FailureClass | None:
+    limit = MAX_FAILURES_WITHOUT_PROGRESS.get("internal" if found.code == "base_model_unavailable" else found.code)
+    if found.retry is not Retry.RESUME or limit is None:
+        return None
+    count = failures_without_progress(e.history, code=found.code, committed_step=e.committed_step, last_step=e.last_step)
+    if count < limit:
+        return None
+    return FailureClass(
+        code="dead_letter",
+        fault=found.fault,
+        retry=Retry.NEVER,
+        message=f"{count} attempts in a row ended as {found.code} without progress past step {e.last_step}; last: {found.message}",
+        remedy="an operator looks at the last attempt's log; the job can be submitted again afterwards",
+    )

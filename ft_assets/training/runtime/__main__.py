@@ -1,0 +1,123 @@
+"""Entry: signals first, then evidence, then the heavy imports; exits with the code of what happened."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ft_assets.training.failures import EXIT_CODES, Outcome
+from ft_assets.training.runtime import data, imports
+from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
+from ft_assets.training.runtime.reporting import Heartbeat, Progress, write_exit
+from ft_assets.training.runtime.stopping import StopRequest
+from ft_assets.training.spec import RunFile
+
+log = logging.getLogger(__name__)
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Attempt:
+    """One attempt of one rank: what it has done so far, and the one way out of it."""
+
+    def __init__(self, run: RunFile) -> None:
+        self.run = run
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.progress = Progress()
+        self.stop = StopRequest(leave=lambda why: self.leave(Outcome.PREEMPTED, why, {}))
+        path = run.work_dir / ("heartbeat.json" if self.rank == 0 else f".heartbeat.rank{self.rank}.json")
+        self.heartbeat = Heartbeat(path, self.progress, attempt=run.attempt, on_beat=self.stop.enforce_deadline)
+
+    def leave(self, outcome: Outcome, message: str, detail: Mapping[str, Any]) -> NoReturn:
+        """Write the evidence and end the process at once: no teardown may hang or overrule the exit code."""
+        opt = self.run.spec.optimization
+        facts = {"windows_per_device": opt.windows_per_device, "accumulation_steps": opt.accumulation_steps, **detail}
+        write_exit(
+            self.run.work_dir,
+            self.progress,
+            attempt=self.run.attempt,
+            rank=self.rank,
+            outcome=outcome,
+            message=message,
+            detail=facts,
+        )
+        self.heartbeat.stop()
+        self.heartbeat.enter("done")
+        log.info("%s: %s", outcome, message)
+        os._exit(EXIT_CODES[outcome])
+
+    def execute(self) -> dict[str, Any]:
+        """Everything between the first heartbeat and the evidence."""
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if world_size != self.run.spec.world_size:
+            raise BadSpec(f"{world_size} ranks were started, the spec wants {self.run.spec.world_size}; start as many")
+        if world_size == 1:
+            for name in TORCHRUN_VARIABLES:
+                os.environ.pop(name, None)
+        vocab_size = _vocab_size(self.run)
+        pack = data.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
+        imports.import_stack(quantized=self.run.spec.adapter == "qlora")
+        from ft_assets.training.runtime import train
+
+        return train.run(
+            self.run,
+            pack,
+            vocab_size=vocab_size,
+            progress=self.progress,
+            heartbeat=self.heartbeat,
+            stop=self.stop,
+            rank=self.rank,
+        )
+
+
+def main(arguments: list[str]) -> NoReturn:
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if len(arguments) != 1:
+        sys.exit("usage: python -m ft_assets.training.runtime RUN.json")
+    try:
+        run = RunFile.read(Path(arguments[0]))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        log.error("run file %s cannot be read: %s: %s", arguments[0], type(e).__name__, e)
+        sys.exit(EXIT_CODES[Outcome.BAD_SPEC])
+    run.work_dir.mkdir(parents=True, exist_ok=True)
+    attempt = Attempt(run)
+    attempt.stop.install()
+    attempt.heartbeat.start()
+    try:
+        detail = attempt.execute()
+    except RunEnded as e:
+        attempt.leave(e.outcome, e.message, e.detail)
+    except BaseException as e:
+        traceback.print_exc()
+        outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.INTERNAL
+        attempt.leave(outcome, f"{type(e).__name__}: {str(e)[:500]}", {"traceback": traceback.format_exc()[-8000:]})
+    attempt.leave(Outcome.SUCCEEDED, f"trained {attempt.progress.step} steps in {time.time() - attempt.progress.started_at:.1f} s", detail)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out: of the GPU, of the host, or of torch's CPU allocator."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(
+        s in str(error) for s in ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC")
+    )
+
+
+def _vocab_size(run: RunFile) -> int:
+    path = run.base_model_dir / "config.json"
+    try:
+        return int(json.loads(path.read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError) as e:
+        raise BadInput(f"base model {run.spec.base_model}: {path} cannot be read ({e})", code="base_model_unavailable") from e
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

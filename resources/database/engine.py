@@ -1,0 +1,68 @@
+"""Engines: one connection pool per process and database."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine, make_url
+
+from control_plane.settings import Settings
+from resources.database import embedded
+
+POOL_SIZE = 10
+MAX_OVERFLOW = 20
+"""30 connections at most: below the 40 threads in which the API runs, so a burst queues here and not in the server."""
+POOL_TIMEOUT_S = 10.0
+SESSION_OPTIONS = (
+    "-c timezone=UTC",
+    "-c statement_timeout=30s",  # no call of the API may take longer; migrations switch it off
+    "-c lock_timeout=10s",
+    "-c idle_in_transaction_session_timeout=60s",  # a hung process must not hold a job's row for ever
+)
+
+
+def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Engine:
+    """An engine that survives a restart of the server (each connection is pinged before use), at READ COMMITTED.
+
+    Invariants that need more than one statement take row locks; none relies on a higher isolation level.
+    """
+    parsed = make_url(url)
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg2")  # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3
+    return sa.create_engine(
+        parsed,
+        pool_pre_ping=True,
+        pool_size=pool_size,
+        max_overflow=max_overflow,
+        pool_timeout=POOL_TIMEOUT_S,
+        pool_recycle=1800,
+        isolation_level="READ COMMITTED",
+        connect_args={"application_name": "ft", "connect_timeout": 10, "options": " ".join(SESSION_OPTIONS)},
+    )
+
+
+def control_plane_url(settings: Settings) -> str:
+    """URL of the control plane's database: the configured one, or the embedded one under ``settings.home``."""
+    return settings.database_url or embedded.socket_url(settings.postgres_dir, embedded.CONTROL_PLANE)
+
+
+def dagster_url(settings: Settings) -> str:
+    """URL of Dagster's storage: the configured one, else the database ``dagster`` beside the control plane's."""
+    if settings.dagster_database_url:
+        return settings.dagster_database_url
+    if settings.embedded_database:
+        return embedded.socket_url(settings.postgres_dir, embedded.DAGSTER)
+    beside = make_url(settings.database_url).set(database=embedded.DAGSTER, drivername="postgresql+psycopg2")
+    return beside.render_as_string(hide_password=False)
+
+
+def shared_engine(url: str) -> Engine:
+    """The engine of this process for `url`; a forked child gets one of its own, for sockets cannot be shared."""
+    return _engine_of(os.getpid(), url)
+
+
+@cache
+def _engine_of(pid: int, url: str) -> Engine:
+    return make_engine(url)

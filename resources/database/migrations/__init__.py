@@ -1,0 +1,1 @@
+"""Alembic scripts: one file per change of the schema, never edited once released."""

@@ -1,0 +1,10 @@
+"""Alembic's entry: runs on the connection that ``resources.database.migrate`` hands over, and on no other."""
+
+from alembic import context
+
+from control_plane.tables import metadata
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=metadata, transaction_per_migration=True)
+with context.begin_transaction():
+    context.run_migrations()

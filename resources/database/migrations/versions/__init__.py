@@ -1,0 +1,1 @@
+"""Migrations in order; a revision names the one before it."""

@@ -1,0 +1,28 @@
+"""Object stores behind ``control_plane.protocols.ObjectStore``: a local directory, or a bucket of S3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from control_plane.protocols import ObjectStore
+from ft_assets.errors import InvalidRequest
+from resources.object_store.local import LocalObjectStore
+
+
+def from_url(url: str) -> ObjectStore:
+    """The store that `url` names: ``file:///directory`` or ``s3://bucket/prefix``.
+
+    S3 credentials, region and endpoint come from the environment as for any AWS client (``AWS_*``).
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return LocalObjectStore(Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        from resources.object_store.s3 import S3ObjectStore  # boto3 takes 0.3 s to import, and most processes are local
+
+        return S3ObjectStore.connect(bucket=parts.netloc, prefix=parts.path.strip("/"))
+    raise InvalidRequest(f"object store {url!r} is not file:///<directory> or s3://<bucket>/<prefix>", code="invalid_object_store")
+
+
+__all__ = ["LocalObjectStore", "from_url"]

@@ -1,0 +1,129 @@
+"""Objects in an S3 bucket, or in anything that speaks its protocol (the endpoint comes from ``AWS_ENDPOINT_URL``)."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from control_plane.protocols import ObjectInfo
+from ft_assets.errors import FtError, Unavailable
+from resources.object_store.keys import checked_key, missing
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+TRANSFER = TransferConfig(multipart_threshold=16 << 20, multipart_chunksize=16 << 20, max_concurrency=4)
+"""Parts of 16 MiB, four at once: 64 MiB of memory for an upload, and 156 GiB within the 10,000 parts of S3."""
+READ_BUFFER_BYTES = 1 << 20
+ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
+
+
+class S3ObjectStore:
+    """A put is atomic by S3's own promise: an upload that breaks off, in parts or not, leaves the old object."""
+
+    def __init__(self, client: S3Client, *, bucket: str, prefix: str = "") -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = f"{checked_key(prefix)}/" if prefix else ""
+
+    @classmethod
+    def connect(cls, *, bucket: str, prefix: str = "") -> Self:
+        config = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=60)
+        return cls(boto3.client("s3", config=config), bucket=bucket, prefix=prefix)
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        with _translated(key):
+            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
+
+    def put_file(self, key: str, path: Path) -> None:
+        with path.open("rb") as source:
+            self.put_stream(key, source)
+
+    def put_stream(self, key: str, stream: BinaryIO) -> int:
+        counted = _Counted(stream)
+        with _translated(key):
+            self._client.upload_fileobj(cast(BinaryIO, counted), self._bucket, self._key(key), Config=TRANSFER)
+        return counted.num_bytes
+
+    def get_bytes(self, key: str) -> bytes:
+        with self.open(key) as source, _translated(key):
+            return source.read()
+
+    def open(self, key: str) -> BinaryIO:
+        with _translated(key):
+            body = self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"]
+        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, body), READ_BUFFER_BYTES))
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            with _translated(key):
+                self._client.download_file(self._bucket, self._key(key), str(beside), Config=TRANSFER)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def exists(self, key: str) -> bool:
+        try:
+            with _translated(key):
+                self._client.head_object(Bucket=self._bucket, Key=self._key(key))
+        except FtError as error:
+            if error.code == "object_not_found":
+                return False
+            raise
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        under = self._prefix + (f"{checked_key(prefix)}/" if prefix else "")
+        with _translated(prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=under):
+                for item in page.get("Contents", ()):
+                    yield ObjectInfo(key=item["Key"].removeprefix(self._prefix), size_bytes=item["Size"])
+
+    def delete(self, key: str) -> None:
+        with _translated(key):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
+
+    def uri(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._key(key)}"
+
+    def _key(self, key: str) -> str:
+        return self._prefix + checked_key(key)
+
+
+class _Counted:
+    """A readable stream that counts; not seekable, so that the uploader reads it once and never closes the caller's file."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.num_bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.num_bytes += len(data)
+        return data
+
+
+@contextmanager
+def _translated(key: str) -> Iterator[None]:
+    """Say ``NotFound`` or ``Unavailable`` where boto3 says either with one of a dozen exceptions."""
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        if code in ABSENT:
+            raise missing(key) from error
+        raise Unavailable(f"the object store refused {error.operation_name} of {key!r}: {code}", code="object_store_unavailable") from error
+    except BotoCoreError as error:
+        message = f"the object store did not answer for {key!r} ({type(error).__name__}); the same call may succeed later"
+        raise Unavailable(message, code="object_store_unavailable") from error

@@ -1,0 +1,24 @@
+"""The composition root: settings in, the parts of a running platform out."""
+
+from __future__ import annotations
+
+from control_plane.service.platform import Platform
+from control_plane.settings import Settings
+from ft_assets.base_models import Catalogue
+from resources import object_store
+from resources.database.engine import control_plane_url, shared_engine
+from resources.serving import HttpFleet
+
+
+def open_platform(settings: Settings) -> Platform:
+    """The platform that `settings` describe, as the API, the sensors and the assets use it.
+
+    Opening is cheap and connects to nothing; platforms of one process share the engine of their database.
+    """
+    return Platform(
+        engine=shared_engine(control_plane_url(settings)),
+        objects=object_store.from_url(settings.object_store),
+        models=Catalogue.load(settings.base_models),
+        fleet=HttpFleet(settings.inference_urls) if any(settings.inference_urls) else None,
+        settings=settings,
+    )

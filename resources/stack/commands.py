@@ -1,0 +1,193 @@
+"""What ``ft up``, ``ft down``, ``ft status`` and ``ft env`` do; showing it is the command line's part."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from control_plane.settings import Settings
+from ft_assets.errors import FtError, Unavailable, from_dict
+from resources.stack import child, embedded, lock, report, workloads
+from resources.stack.lock import StackFiles
+from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
+from resources.stack.supervisor import Supervisor
+
+DOWN_TIMEOUT_S = 90.0
+"""Longer than a workload's checkpoint (30 s) and then the services' graces (10 s and 20 s)."""
+
+OnReport = Callable[[StackReport], None]
+
+
+def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
+    """The supervisor of the platform's own services."""
+
+    return Supervisor(
+        home=settings.home,
+        services=embedded.services(settings),
+        env=embedded.process_env(settings),
+        cwd=embedded.project_root(),
+        on_report=on_report,
+        extra_endpoints=lambda: {"database": embedded.databases(settings).url},
+        when_idle=lambda: _stop_workloads(settings),
+    )
+
+
+def _stop_workloads(settings: Settings) -> None:
+    """Called when Dagster has gone, which would start them again."""
+    workloads.stop_all(settings)
+
+
+def up(settings: Settings, on_report: OnReport) -> StackReport:
+    """Run the stack in this process until it is told to stop."""
+    embedded.prepare_home(settings)
+    return supervisor(settings, on_report).run()
+
+
+def up_detached(settings: Settings, on_report: OnReport) -> StackReport:
+    """Start the stack in a daemon and return when it is ready, or when it could not become so."""
+    embedded.prepare_home(settings)
+    log = StackFiles(home=settings.home).logs / "supervisor.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    read_fd, write_fd = os.pipe()
+    env = {**os.environ, "FT_HOME": str(settings.home)}
+    with log.open("ab") as out:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "resources.stack", "--report-fd", str(write_fd)], env=env, cwd=embedded.project_root(),
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=(write_fd,), start_new_session=True,
+        )  # fmt: skip
+    os.close(write_fd)
+    try:
+        return _follow(read_fd, on_report, log=str(log))
+    except KeyboardInterrupt:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait()
+        raise
+
+
+def _follow(read_fd: int, on_report: OnReport, *, log: str) -> StackReport:
+    """Reports of the daemon until it is ready or has ended."""
+    last: StackReport | None = None
+    with os.fdopen(read_fd, encoding="utf-8") as lines:
+        for line in lines:
+            data = json.loads(line)
+            if "refused" in data:
+                raise from_dict(data["refused"])
+            last = report.from_json(line)
+            on_report(last)
+            if last.phase in (Phase.READY, Phase.FAILED, Phase.STOPPED):
+                return last
+    raise Unavailable(f"the stack's supervisor ended without a word; its log: {log}", code="supervisor_died")
+
+
+def run_daemon(settings: Settings, report_fd: int) -> int:
+    """The daemon's side of :func:`up_detached`: report to `report_fd` until ready, then in silence."""
+    pipe = os.fdopen(report_fd, "w", encoding="utf-8")
+
+    def send(text: str) -> None:
+        if pipe.closed:
+            return
+        try:
+            print(text, file=pipe, flush=True)
+        except BrokenPipeError:  # whoever waited has gone; the stack stays
+            _close(pipe)
+
+    def on_report(r: StackReport) -> None:
+        send(r.to_json())
+        if r.message:
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), r.message, flush=True)
+        if r.phase is Phase.READY:
+            _close(pipe)
+
+    try:
+        final = supervisor(settings, on_report).run()
+    except FtError as e:
+        send(json.dumps({"refused": e.to_dict()}))
+        return 1
+    if final.error:
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), final.error, flush=True)
+    return 1 if final.phase is Phase.FAILED else 0
+
+
+def _close(pipe: object) -> None:
+    try:
+        pipe.close()  # type: ignore[attr-defined]
+    except BrokenPipeError:
+        return
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """What :func:`down` has ended; nothing ran when all fields are empty."""
+
+    pid: int | None = None
+    services: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+
+
+def down(settings: Settings) -> Ended:
+    """End the running stack, or what a killed one left behind; fine when there is neither."""
+    files = StackFiles(home=settings.home)
+    running = report.read(files.report)
+    if lock.is_held(files) and running is not None:
+        return _end_running(files, running)
+    if not settings.home.is_dir():
+        return Ended()
+    with lock.held(files):
+        stale = report.read(files.report)
+        left = tuple(s.name for s in lock.end_leftovers(stale)) if stale else ()
+        lock.clean_stale(files)
+        stopped = tuple(workloads.stop_all(settings))
+        if embedded.stop_database(settings):
+            left = left if embedded.POSTGRES in left else (*left, embedded.POSTGRES)
+    return Ended(leftovers=left, workloads=stopped)
+
+
+def _end_running(files: StackFiles, running: StackReport) -> Ended:
+    if child.is_same_process(running.pid, running.create_time):
+        os.kill(running.pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    while lock.is_held(files):
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"the stack (pid {running.pid}) has not ended in {DOWN_TIMEOUT_S:.0f} s; `ft status` shows what is left, logs are in {files.logs}",
+                code="still_running",
+            )
+        time.sleep(0.1)
+    return Ended(pid=running.pid, services=tuple(s.name for s in reversed(running.services) if s.pid is not None))
+
+
+def status(settings: Settings) -> StackReport:
+    """The running stack's last report; one with every service down when none runs."""
+    files = StackFiles(home=settings.home)
+    last = report.read(files.report)
+    if last is not None and lock.is_held(files):
+        return last
+    message = None
+    if last is not None:
+        left = lock.leftovers(last)
+        message = f"the supervisor (pid {last.pid}) is gone; left running: {report.names(left) or 'nothing'}; `ft down` cleans up"
+    services = tuple(_as_down(s.name, str(files.logs / f"{s.name}.log"), s.one_shot) for s in embedded.services(settings))
+    return StackReport(stack_id="", phase=Phase.STOPPED, pid=0, create_time=0.0, since=0.0, services=services, message=message)
+
+
+def _as_down(name: str, log: str, one_shot: bool) -> ServiceReport:
+    return ServiceReport(name=name, state=ServiceState.DOWN, log=log, one_shot=one_shot)
+
+
+def shell_env(settings: Settings) -> dict[str, str]:
+    """Variables with which another process of this machine reaches the running stack's state."""
+    if status(settings).phase is not Phase.READY and settings.embedded_database:
+        raise Unavailable("the stack is not up, so its database can not be named; start it with `ft up`", code="stack_down")
+    return {**embedded.child_env(settings), **embedded.database_env(settings)}
+
+
+def as_dict(r: StackReport) -> dict[str, object]:
+    return dataclasses.asdict(r)

@@ -1,0 +1,164 @@
+"""The platform's own services on one machine, as the supervisor's list."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from control_plane.settings import Settings
+from ft_assets.errors import InvalidRequest
+from resources.stack.readiness import dagster_ready, file_written, http_ok
+from resources.stack.report import write_atomically
+from resources.stack.service import Service
+
+POSTGRES, MIGRATE, DAGSTER, API, INFERENCE = "postgres", "migrate", "dagster", "api", "inference"
+DEMO_MODEL = "demo-llama-3m"
+
+QUIET: Mapping[str, str] = {
+    "DAGSTER_DISABLE_TELEMETRY": "yes",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+"""Nothing calls home, nothing waits for a hub, and logs appear line by line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Databases:
+    url: str
+    dagster_url: str
+
+
+def project_root() -> Path:
+    """The directory that holds ``workspace.yaml`` and ``dagster.yaml``: beside the packages, else the working directory."""
+    beside = Path(__file__).resolve().parents[2]
+    for root in (beside, Path.cwd()):
+        if (root / "workspace.yaml").exists():
+            return root
+    raise InvalidRequest(
+        f"neither {beside} nor {Path.cwd()} holds workspace.yaml; run `ft` in a checkout of the project", code="no_workspace"
+    )
+
+
+def dagster_home(settings: Settings) -> Path:
+    return settings.home / "dagster"
+
+
+def prepare_home(settings: Settings) -> None:
+    """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
+    home = dagster_home(settings)
+    home.mkdir(parents=True, exist_ok=True)
+    settings.log_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(home / "dagster.yaml", (project_root() / "dagster.yaml").read_text())
+
+
+def databases(settings: Settings) -> Databases:
+    """Where both databases are; the embedded ones are known for certain once the server runs."""
+    from resources.database.engine import control_plane_url, dagster_url  # SQLAlchemy: 0.3 s that `ft --help` need not pay
+
+    return Databases(url=control_plane_url(settings), dagster_url=dagster_url(settings))
+
+
+def database_env(settings: Settings) -> dict[str, str]:
+    found = databases(settings)
+    return {"FT_DATABASE_URL": found.url, "FT_DAGSTER_DATABASE_URL": found.dagster_url, "DAGSTER_POSTGRES_URL": found.dagster_url}
+
+
+def child_env(settings: Settings) -> dict[str, str]:
+    """What every process of the stack is told, the databases apart."""
+    return {
+        **QUIET,
+        "FT_HOME": str(settings.home),
+        "FT_OBJECT_STORE": settings.object_store,
+        "FT_API_HOST": settings.api_host,
+        "FT_API_PORT": str(settings.api_port),
+        "FT_DAGSTER_PORT": str(settings.dagster_port),
+        "FT_INFERENCE_PORT": str(settings.inference_port),
+        "FT_INFERENCE_URLS": ",".join(settings.inference_urls),
+        "FT_LOCAL_GPUS": str(settings.local_gpus),
+        "FT_BASE_MODELS": ":".join(str(p.absolute()) for p in settings.base_models),
+        "DAGSTER_HOME": str(dagster_home(settings)),
+    }
+
+
+def process_env(settings: Settings) -> dict[str, str]:
+    """:func:`child_env` over the present environment, the scripts of this Python's environment first in PATH."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, **child_env(settings)}
+
+
+def services(settings: Settings) -> list[Service]:
+    """In the order of their start; the database is the first, so it is the last to end."""
+    first = [_postgres(settings)] if settings.embedded_database else []
+    after = (POSTGRES,) if settings.embedded_database else ()
+    local = [_inference(settings)] if _inference_is_local(settings) else []
+    return [*first, _migrate(settings, after), *local, _dagster(settings, after), _api(settings)]
+
+
+def _postgres(settings: Settings) -> Service:
+    from resources.stack.postgres import ready_file
+
+    return Service(
+        name=POSTGRES, argv=(sys.executable, "-m", "resources.stack.postgres"), probe=file_written(ready_file(settings)),
+        url=lambda: databases(settings).url, grace_s=20.0, patient=True,
+    )  # fmt: skip
+
+
+def _migrate(settings: Settings, after: tuple[str, ...]) -> Service:
+    return Service(
+        name=MIGRATE, argv=(sys.executable, "-m", "resources.stack.migrate"), after=after, env=lambda: database_env(settings), patient=True
+    )
+
+
+def _dagster(settings: Settings, after: tuple[str, ...]) -> Service:
+    url = f"http://127.0.0.1:{settings.dagster_port}"
+    workspace = str(project_root() / "workspace.yaml")
+    # With an external server, the database of Dagster exists only after the migrations.
+    needs = after if settings.embedded_database or settings.dagster_database_url else (MIGRATE,)
+    return Service(
+        name=DAGSTER,
+        argv=(sys.executable, "-m", "dagster", "dev", "-w", workspace, "-h", "127.0.0.1", "-p", str(settings.dagster_port)),
+        probe=dagster_ready(url), after=needs, env=lambda: database_env(settings), url=lambda: url,
+        port=settings.dagster_port, port_variable="FT_DAGSTER_PORT", stop_signal=signal.SIGINT, grace_s=15.0,
+    )  # fmt: skip
+
+
+def _api(settings: Settings) -> Service:
+    host = "127.0.0.1" if settings.api_host == "0.0.0.0" else settings.api_host
+    url = f"http://{host}:{settings.api_port}"
+    return Service(
+        name=API, argv=(sys.executable, "-m", "control_plane.api"), probe=http_ok(f"{url}/healthz"), after=(MIGRATE,),
+        env=lambda: database_env(settings), url=lambda: url, host=settings.api_host, port=settings.api_port, port_variable="FT_API_PORT",
+    )  # fmt: skip
+
+
+def _inference_is_local(settings: Settings) -> bool:
+    return settings.inference_urls == (f"http://127.0.0.1:{settings.inference_port}",)
+
+
+def _inference(settings: Settings) -> Service:
+    url = f"http://127.0.0.1:{settings.inference_port}"
+    model = project_root() / "examples" / "demo" / "base_model"
+    return Service(
+        name=INFERENCE,
+        argv=(
+            sys.executable, "-m", "resources.inference", "--model-dir", str(model), "--served-name", DEMO_MODEL,
+            "--host", "127.0.0.1", "--port", str(settings.inference_port),
+        ),
+        probe=http_ok(f"{url}/health"), url=lambda: url, port=settings.inference_port, port_variable="FT_INFERENCE_PORT",
+    )  # fmt: skip
+
+
+def stop_database(settings: Settings) -> bool:
+    """Stop an embedded server that outlived its supervisor; returns whether one ran."""
+    if not settings.embedded_database:
+        return False
+    from resources.stack.postgres import stop_running
+
+    return stop_running(settings)

@@ -1,0 +1,136 @@
+"""One stack per home directory: a file lock that dies with its holder, and the cleaning up after one that was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ft_assets.errors import Conflict
+from resources.stack import child, report
+from resources.stack.report import ServiceReport, StackReport
+
+LEFTOVER_GRACE_S = 10.0
+"""Seconds that a leftover process group gets to end by itself: the grace of a service."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackFiles:
+    """The supervisor's files under the home directory."""
+
+    home: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.home / "up.lock"
+
+    @property
+    def report(self) -> Path:
+        return self.home / "stack.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def endpoints(self) -> Path:
+        return self.home / "endpoints.json"
+
+
+@contextmanager
+def held(files: StackFiles) -> Iterator[None]:
+    """Hold the lock of this home, or refuse with who holds it. The kernel frees it however the holder ends."""
+    files.home.mkdir(parents=True, exist_ok=True)
+    fd = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if not _acquired(fd, tries=5):
+            who = report.read(files.report)
+            pid = f" (pid {who.pid})" if who else ""
+            raise Conflict(
+                f"the stack in {files.home} is already running{pid}; `ft status` shows it and `ft down` ends it", code="already_running"
+            )
+        yield
+    finally:
+        os.close(fd)
+
+
+def _acquired(fd: int, *, tries: int = 1) -> bool:
+    """Try `tries` times in half a second: :func:`is_held` of another process has the lock for an instant."""
+    for attempt in range(tries):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt + 1 < tries:
+                time.sleep(0.1)
+            continue
+        return True
+    return False
+
+
+def is_held(files: StackFiles) -> bool:
+    """Whether a supervisor lives for this home."""
+    if not files.lock.exists():
+        return False
+    fd = os.open(files.lock, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return not _acquired(fd)
+    finally:
+        os.close(fd)
+
+
+def leftovers(stale: StackReport) -> list[ServiceReport]:
+    """Services of a dead supervisor of which some process still lives."""
+    return [s for s in stale.services if s.pid is not None and _members(s.pid, s.create_time or 0.0, stale.stack_id)]
+
+
+def _members(pgid: int, created: float, stack_id: str) -> list[int]:
+    """Living processes of the recorded group; a group with a reused number has no process with our stack's id."""
+    if child.is_same_process(pgid, created):
+        return [pgid]
+    found = []
+    for p in psutil.process_iter(["pid"]):
+        try:
+            if os.getpgid(p.pid) == pgid and p.environ().get("FT_STACK_ID") == stack_id and p.status() != psutil.STATUS_ZOMBIE:
+                found.append(p.pid)
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return found
+
+
+def end_leftovers(stale: StackReport) -> list[ServiceReport]:
+    """End what a killed supervisor left running, last started first; returns the services that were ended."""
+    found = leftovers(stale)
+    for s in reversed(found):
+        _end_group(s, stale.stack_id)
+    return found
+
+
+def _end_group(s: ServiceReport, stack_id: str) -> None:
+    assert s.pid is not None
+    child.kill_group(s.pid, signal.SIGTERM)
+    deadline = time.monotonic() + LEFTOVER_GRACE_S
+    while _members(s.pid, s.create_time or 0.0, stack_id):
+        if time.monotonic() > deadline:
+            child.kill_group(s.pid, signal.SIGKILL)
+            return
+        time.sleep(0.1)
+
+
+def clean_stale(files: StackFiles) -> str | None:
+    """Under the lock: remove what a killed supervisor left behind. Returns a sentence about it, None when there was nothing."""
+    stale = report.read(files.report)
+    if stale is None:
+        files.endpoints.unlink(missing_ok=True)
+        return None
+    ended = end_leftovers(stale)
+    files.report.unlink(missing_ok=True)
+    files.endpoints.unlink(missing_ok=True)
+    what = f"ended what it had left running: {report.names(ended)}" if ended else "nothing of it was left running"
+    return f"the stack of pid {stale.pid} had gone without cleaning up (killed, or the machine restarted); {what}"

@@ -1,0 +1,57 @@
+"""What the supervisor knows of a service: how to start it, when it is ready, and how to end it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readiness:
+    """One answer of a probe."""
+
+    ready: bool
+    detail: str = ""
+    """What it waits for, for the progress line."""
+    broken: bool = False
+    """It will never be ready: the stack goes down with `detail` as its reason."""
+
+
+Probe = Callable[[float], Readiness]
+"""Takes the Unix time of the service's start, so that what an earlier run left behind does not count."""
+
+
+def _no_env() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    name: str
+    argv: tuple[str, ...]
+    probe: Probe | None = None
+    """None: ready when it has exited with 0 (a one-shot step, such as the migrations)."""
+    after: tuple[str, ...] = ()
+    """Services that must be ready before this one starts, and that end only after it has ended."""
+    env: Callable[[], Mapping[str, str]] = _no_env
+    """Added to the supervisor's environment; evaluated at the start, when the services of `after` are ready."""
+    url: Callable[[], str] | None = None
+    """Where people and clients reach it; evaluated when it is ready."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """Checked to be free before anything starts."""
+    port_variable: str = ""
+    """Environment variable that moves `port`: part of the message when the port is taken."""
+    stop_signal: signal.Signals = signal.SIGTERM
+    """Sent to the leader alone, which ends its own children."""
+    grace_s: float = 10.0
+    """Seconds after `stop_signal` before the whole process group is killed."""
+    patient: bool = False
+    """Keeps its grace when a second Ctrl-C cuts the others' short (a database must close its files)."""
+    start_timeout_s: float = 180.0
+    """Seconds to become ready, generous enough for a busy two-core machine."""
+
+    @property
+    def one_shot(self) -> bool:
+        return self.probe is None

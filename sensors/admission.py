@@ -1,0 +1,18 @@
+"""Admitted jobs get their partition and their preparation run."""
+
+import dagster as dg
+
+from control_plane.service.scheduling import due_runs
+from ft_assets.partitions import JOBS, partition_key
+from resources.dagster_platform import PlatformResource
+from sensors.run_requests import MAX_REQUESTS_PER_TICK, run_request
+
+
+@dg.sensor(job_name="prepare", minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+def admission(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
+    """Each job that validates its files: its partition key is added and ``prepare`` is requested."""
+    due = due_runs(platform.get(), ("prepare",), limit=MAX_REQUESTS_PER_TICK)
+    if not due:
+        return dg.SkipReason("no job waits for its preparation")
+    keys = [partition_key(d.tenant, d.job_id) for d in due]
+    return dg.SensorResult(run_requests=[run_request(d) for d in due], dynamic_partitions_requests=[JOBS.build_add_request(keys)])

@@ -1,0 +1,16 @@
+"""The serving fleet follows the desired state: adapters that should be loaded are, also after a server was restarted."""
+
+import dagster as dg
+
+from control_plane.service import adapters
+from ft_assets.errors import Unavailable
+from resources.dagster_platform import PlatformResource
+
+
+@dg.sensor(minimum_interval_seconds=5, default_status=dg.DefaultSensorStatus.RUNNING)
+def rollout(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
+    """One round of reconciliation; what could not be done is tried again on the next tick."""
+    try:
+        return dg.SkipReason(str(adapters.reconcile(platform.get())))
+    except Unavailable as error:
+        return dg.SkipReason(f"the fleet does not answer: {error.message}")

@@ -1,0 +1,17 @@
+"""Queued jobs are placed by the scheduler's policy; jobs that hold a reservation or were trained get their run."""
+
+import dagster as dg
+
+from control_plane.service.scheduling import due_runs, place
+from resources.dagster_platform import PlatformResource
+from sensors.run_requests import MAX_REQUESTS_PER_TICK, run_request
+
+
+@dg.sensor(job_names=["train", "evaluate"], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult:
+    """One scheduling round, then the runs of every reservation and every evaluation that is due."""
+    opened = platform.get()
+    for decision in place(opened):
+        context.log.info(str(decision))
+    due = due_runs(opened, ("train", "evaluate"), limit=MAX_REQUESTS_PER_TICK)
+    return dg.SensorResult(run_requests=[run_request(d) for d in due])

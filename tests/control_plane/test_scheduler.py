@@ -1,0 +1,112 @@
+"""The queue's policy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.pools import Pool, local_pool
+from control_plane.scheduler import Reason, Running, Snapshot, Start, Wait, Waiting, expected_start, order, schedule
+
+NOW = 1_000_000.0
+
+
+def pool(gpus: int, name: str = "p") -> Pool:
+    return Pool(name=name, num_gpus=gpus, gpu_type="local", max_gpus_per_job=gpus)
+
+
+def waiting(job_id: str, *, gpus: int = 1, tier: str = "standard", waited: float = 0.0, expected: float = 600.0) -> Waiting:
+    return Waiting(job_id=job_id, tenant="t", tier=tier, num_gpus=gpus, queued_at=NOW - waited, expected_s=expected)
+
+
+def running(job_id: str, gpus: int, *, ends_in: float = 60.0) -> Running:
+    return Running(job_id=job_id, pool="p", num_gpus=gpus, expected_end=NOW + ends_in)
+
+
+def decide(jobs: list[Waiting], held: list[Running], gpus: int) -> dict[str, Start | Wait]:
+    return {d.job_id: d for d in schedule(Snapshot(pools=[pool(gpus)], waiting=jobs, running=held), now=NOW)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(waiting("b", tier="premium"), waiting("a", tier="standard"), id="premium before standard"),
+        pytest.param(waiting("b", tier="standard"), waiting("a", tier="free"), id="standard before free"),
+        pytest.param(waiting("b", expected=60), waiting("a", expected=600), id="the shorter first"),
+        pytest.param(waiting("b", expected=600, waited=36_000), waiting("a", expected=300), id="waiting makes a job shorter"),
+        pytest.param(waiting("b", expected=9e9, waited=49 * 3600), waiting("a", expected=1), id="past the starvation bound, the oldest first"),
+        pytest.param(waiting("a"), waiting("b"), id="equal jobs by id"),
+    ],
+)
+def test_the_order_is(first: Waiting, second: Waiting) -> None:
+    assert [j.job_id for j in order([second, first], now=NOW)] == [first.job_id, second.job_id]
+
+
+def test_a_gang_starts_whole_or_not_at_all() -> None:
+    decisions = decide([waiting("wide", gpus=4)], [running("r", 1)], gpus=4)
+    assert isinstance(decisions["wide"], Wait)
+    assert decisions["wide"].reason is Reason.WAITING_FOR_QUOTA
+    assert "3 of 4 are free" in decisions["wide"].detail
+
+
+def test_nothing_overtakes_a_blocked_gang_in_its_pool() -> None:
+    decisions = decide([waiting("wide", gpus=4, expected=10), waiting("small", gpus=1, expected=20)], [running("r", 1)], gpus=4)
+    small = decisions["small"]
+    assert isinstance(small, Wait)
+    assert small.reason is Reason.WAITING_BEHIND_HEAD
+    assert "wide" in small.detail
+    assert small.position == 2
+
+
+def test_a_gang_wider_than_every_pool_says_so_and_blocks_nobody() -> None:
+    decisions = decide([waiting("giant", gpus=64, expected=1), waiting("small", expected=2)], [], gpus=4)
+    giant = decisions["giant"]
+    assert isinstance(giant, Wait)
+    assert giant.reason is Reason.EXCEEDS_MAX_QUOTA
+    assert giant.expected_start is None
+    assert isinstance(decisions["small"], Start)
+
+
+def test_the_expected_start_is_when_enough_running_jobs_have_ended() -> None:
+    held = [running("r1", 2, ends_in=50), running("r2", 2, ends_in=100)]
+    assert expected_start(3, 0, held, now=NOW) == NOW + 100
+    assert expected_start(2, 0, held, now=NOW) == NOW + 50
+    assert expected_start(1, 1, held, now=NOW) == NOW
+
+
+def test_a_pool_without_slots_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        local_pool(0)
+
+
+jobs_strategy = st.lists(
+    st.builds(
+        Waiting,
+        job_id=st.uuids().map(str),
+        tenant=st.just("t"),
+        tier=st.sampled_from(["premium", "standard", "free"]),
+        num_gpus=st.integers(1, 12),
+        queued_at=st.floats(0, NOW),
+        expected_s=st.floats(1, 1e6),
+    ),
+    max_size=12,
+    unique_by=lambda j: j.job_id,
+)
+
+
+@given(jobs_strategy, st.integers(1, 8), st.integers(0, 8))
+def test_no_pool_is_ever_overbooked_and_every_job_gets_one_decision(jobs: list[Waiting], gpus: int, used: int) -> None:
+    held = [running("r", min(used, gpus))] if used else []
+    decisions = schedule(Snapshot(pools=[pool(gpus)], waiting=jobs, running=held), now=NOW)
+    started = sum(d.num_gpus for d in decisions if isinstance(d, Start))
+    assert started + sum(r.num_gpus for r in held) <= gpus
+    assert sorted(d.job_id for d in decisions) == sorted(j.job_id for j in jobs)
+
+
+@given(jobs_strategy, st.integers(1, 8))
+def test_the_same_snapshot_gives_the_same_decisions_in_any_order_of_rows(jobs: list[Waiting], gpus: int) -> None:
+    snapshot = Snapshot(pools=[pool(gpus)], waiting=jobs, running=[])
+    assert schedule(snapshot, now=NOW) == schedule(dataclasses.replace(snapshot, waiting=list(reversed(jobs))), now=NOW)

@@ -1,0 +1,346 @@
+"""The supervisor with real processes: each service here is a small Python program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ft_assets.errors import Conflict
+from resources.stack import lock, report
+from resources.stack.lock import StackFiles
+from resources.stack.readiness import dagster_state, file_written
+from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
+from resources.stack.service import Readiness, Service
+from resources.stack.supervisor import Supervisor
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = (sys.executable, "-S", "-E", "-u", "-c")
+
+SERVE = "import sys, time; open(sys.argv[1], 'w').write('x'); time.sleep(600)"
+STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w').write('x'); time.sleep(600)"
+WITH_CHILD = (
+    "import subprocess, sys, time\n"
+    "c = subprocess.Popen([sys.executable, '-S', '-E', '-c', 'import time; time.sleep(600)'])\n"
+    "open(sys.argv[1], 'w').write(str(c.pid))\n"
+    "time.sleep(600)"
+)
+
+
+def serving(
+    home: Path, name: str, program: str = SERVE, *, after: tuple[str, ...] = (), grace_s: float = 5.0, port: int | None = None
+) -> Service:
+    """A service that is ready when its program has written ``<home>/<name>.ready``."""
+    ready = home / f"{name}.ready"
+    argv = (*PYTHON, program, str(ready))
+    return Service(
+        name=name, argv=argv, probe=file_written(ready), after=after, grace_s=grace_s, port=port,
+        port_variable="FT_X_PORT", url=lambda: f"http://{name}", start_timeout_s=20.0,
+    )  # fmt: skip
+
+
+class Running:
+    """A supervisor in a thread, with every report it made."""
+
+    def __init__(self, home: Path, services: list[Service], when_idle: Callable[[], None] = lambda: None) -> None:
+        self.reports: list[StackReport] = []
+        self.supervisor = Supervisor(
+            home=home, services=services, env=os.environ, cwd=home, on_report=self.reports.append, when_idle=when_idle
+        )
+        self.result: StackReport | Conflict | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self.supervisor.run()
+        except Conflict as e:
+            self.result = e
+
+    def wait(self, until: Callable[[StackReport], bool], timeout_s: float = 20.0) -> StackReport:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for r in self.reports:
+                if until(r):
+                    return r
+            time.sleep(0.02)
+        raise AssertionError(f"not seen in {timeout_s} s; last report: {self.reports[-1:]}")
+
+    def ready(self) -> StackReport:
+        return self.wait(lambda r: r.phase is Phase.READY)
+
+    def end(self) -> StackReport:
+        self.supervisor.stop()
+        return self.ended()
+
+    def ended(self) -> StackReport:
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        assert isinstance(self.result, StackReport), self.result
+        return self.result
+
+    def messages(self) -> list[str]:
+        return [r.message for r in self.reports if r.message]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def go(*services: Service, home: Path = tmp_path, **kwargs: Callable[[], None]) -> Running:
+        started.append(Running(home, list(services), **kwargs))
+        return started[-1]
+
+    yield go
+    for r in started:
+        r.supervisor.stop()
+        r.supervisor.stop()
+        r.thread.join(30)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_gone(pid: int, timeout_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def pids(r: StackReport) -> dict[str, int]:
+    return {s.name: s.pid for s in r.services if s.pid is not None}
+
+
+def test_a_service_starts_only_after_those_it_needs_and_ends_before_them(tmp_path: Path, start: Callable[..., Running]) -> None:
+    order: list[str] = []
+    step = Service(name="step", argv=(*PYTHON, "pass"), after=("base",))
+    stack = start(serving(tmp_path, "base"), step, serving(tmp_path, "top", after=("step",)), when_idle=lambda: order.append("idle"))
+    ready = stack.ready()
+    began = {s.name: s.since or 0.0 for s in ready.services}
+    assert began["base"] <= began["step"] <= began["top"]
+    assert [s.state for s in ready.services] == [ServiceState.UP, ServiceState.DONE, ServiceState.UP]
+    assert json.loads((tmp_path / "endpoints.json").read_text()) == {"base": "http://base", "top": "http://top", "pid": os.getpid()}
+
+    assert stack.end().phase is Phase.STOPPED
+    assert order == ["idle"]
+    both = [[s.state for s in r.services if not s.one_shot] for r in stack.reports]
+    assert [ServiceState.UP, ServiceState.DOWN] in both, "the base was up until the top had ended"
+    assert not any(alive(p) for p in pids(ready).values())
+    assert not (tmp_path / "endpoints.json").exists()
+    assert not (tmp_path / "stack.json").exists()
+
+
+def test_grandchildren_end_with_their_service(tmp_path: Path, start: Callable[..., Running]) -> None:
+    stack = start(serving(tmp_path, "parent", WITH_CHILD))
+    stack.ready()
+    grandchild = int((tmp_path / "parent.ready").read_text())
+    assert alive(grandchild)
+    stack.end()
+    assert wait_gone(grandchild)
+
+
+def test_a_service_that_ignores_the_signal_is_killed_after_its_grace(tmp_path: Path, start: Callable[..., Running]) -> None:
+    stack = start(serving(tmp_path, "stubborn", STUBBORN, grace_s=0.5))
+    pid = pids(stack.ready())["stubborn"]
+    began = time.monotonic()
+    stack.end()
+    assert 0.5 <= time.monotonic() - began < 5
+    assert not alive(pid)
+
+
+def test_a_second_stop_cuts_the_grace_short(tmp_path: Path, start: Callable[..., Running]) -> None:
+    stack = start(serving(tmp_path, "stubborn", STUBBORN, grace_s=60))
+    stack.ready()
+    stack.supervisor.stop()
+    stack.wait(lambda r: r.phase is Phase.STOPPING)
+    stack.supervisor.stop()
+    began = time.monotonic()
+    stack.ended()
+    assert time.monotonic() - began < 5
+
+
+def test_a_taken_port_is_refused_with_its_holder_and_the_way_round_before_anything_starts(
+    tmp_path: Path, start: Callable[..., Running]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        stack = start(serving(tmp_path, "first"), serving(tmp_path, "second", port=port))
+        stack.thread.join(10)
+    assert isinstance(stack.result, Conflict)
+    assert stack.result.code == "port_in_use"
+    assert f"port {port} of second is in use by" in stack.result.message
+    assert f"(pid {os.getpid()})" in stack.result.message
+    assert f"FT_X_PORT={port + 10} ft up" in stack.result.message
+    assert not (tmp_path / "first.ready").exists()
+
+
+def test_a_child_that_dies_while_starting_takes_the_stack_down_with_its_last_words(tmp_path: Path, start: Callable[..., Running]) -> None:
+    dying = Service(
+        name="dying",
+        argv=(*PYTHON, "import sys, time; time.sleep(0.5); print('cannot read config'); sys.exit(7)"),
+        probe=lambda started_at: Readiness(ready=False),
+    )
+    stack = start(serving(tmp_path, "healthy"), dying)
+    final = stack.ended()
+    assert final.phase is Phase.FAILED
+    assert final.error is not None
+    assert "dying ended while starting (exit code 7)" in final.error
+    assert "cannot read config" in final.error
+    assert str(tmp_path / "logs" / "dying.log") in final.error
+    assert {s.name: s.state for s in final.services} == {"healthy": ServiceState.DOWN, "dying": ServiceState.FAILED}
+    healthy = stack.wait(lambda r: "healthy" in pids(r))
+    assert not alive(pids(healthy)["healthy"])
+
+
+def test_a_service_that_can_never_serve_takes_the_stack_down(tmp_path: Path, start: Callable[..., Running]) -> None:
+    broken = Service(
+        name="broken", argv=(*PYTHON, SERVE, str(tmp_path / "x")), probe=lambda t: Readiness(ready=False, broken=True, detail="no model")
+    )
+    final = start(broken).ended()
+    assert final.phase is Phase.FAILED
+    assert "broken runs but can not serve: no model" in (final.error or "")
+
+
+def test_a_child_that_dies_later_is_restarted_three_times_and_then_the_stack_ends(tmp_path: Path, start: Callable[..., Running]) -> None:
+    stack = start(serving(tmp_path, "fragile"), serving(tmp_path, "steady"))
+    steady = pids(stack.ready())["steady"]
+    for restart in (1, 2, 3):
+        (tmp_path / "fragile.ready").unlink()
+        before = stack.reports[-1]
+        os.kill(pids(before)["fragile"], signal.SIGKILL)
+        stack.wait(lambda r, n=restart: any(s.name == "fragile" and s.restarts == n and s.state is ServiceState.UP for s in r.services))  # type: ignore[misc]
+        assert any(f"restarting fragile ({restart} of 3)" in m for m in stack.messages())
+        assert alive(steady)
+    os.kill(pids(stack.reports[-1])["fragile"], signal.SIGKILL)
+    final = stack.ended()
+    assert final.phase is Phase.FAILED
+    assert "fragile ended while running (killed by signal 9)" in (final.error or "")
+    assert "it was restarted 3 times before" in (final.error or "")
+    assert not alive(steady)
+
+
+def test_a_second_stack_in_the_same_home_is_refused(tmp_path: Path, start: Callable[..., Running]) -> None:
+    start(serving(tmp_path, "one")).ready()
+    second = start(serving(tmp_path, "two"))
+    second.thread.join(10)
+    assert isinstance(second.result, Conflict)
+    assert second.result.code == "already_running"
+    assert f"already running (pid {os.getpid()})" in second.result.message
+
+
+DRIVER = """
+import os, sys
+from pathlib import Path
+from resources.stack.readiness import file_written
+from resources.stack.service import Service
+from resources.stack.supervisor import Supervisor
+home = Path(sys.argv[1])
+service = Service(name="only", argv=(sys.executable, "-S", "-E", "-c", sys.argv[2], str(home / "only.ready")), probe=file_written(home / "only.ready"))
+def show(r):
+    print(r.phase, *(s.pid for s in r.services), r.message or "", flush=True)
+final = Supervisor(home=home, services=[service], env=os.environ, cwd=home, on_report=show).run()
+sys.exit(final.error is not None)
+"""
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts a supervisor in a process of its own and returns it when its stack is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def go(program: str = SERVE) -> subprocess.Popen[str]:
+        (tmp_path / "only.ready").unlink(missing_ok=True)
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        p = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), program], env=env, stdout=subprocess.PIPE, text=True)
+        started.append(p)
+        assert p.stdout is not None
+        for line in p.stdout:
+            if line.startswith("ready"):
+                return p
+        raise AssertionError(f"it never was ready; exit code {p.wait()}")
+
+    yield go
+    for p in started:
+        p.kill()
+        p.wait()
+        assert p.stdout is not None
+        p.stdout.close()
+
+
+def test_ctrl_c_ends_everything_and_works_twice_in_a_row(tmp_path: Path, drive: Callable[..., subprocess.Popen[str]]) -> None:
+    for _ in range(2):
+        p = drive(WITH_CHILD)
+        grandchild = int((tmp_path / "only.ready").read_text())
+        p.send_signal(signal.SIGINT)
+        assert p.wait(20) == 0
+        assert wait_gone(grandchild)
+        assert not lock.is_held(StackFiles(home=tmp_path))
+
+
+def test_what_a_killed_supervisor_left_running_is_ended_by_the_next_one_which_says_so(
+    tmp_path: Path, drive: Callable[..., subprocess.Popen[str]], start: Callable[..., Running]
+) -> None:
+    p = drive()
+    stale = report.read(tmp_path / "stack.json")
+    assert stale is not None
+    orphan = pids(stale)["only"]
+    p.kill()
+    p.wait()
+    assert alive(orphan), "the case: its child outlives a supervisor that is killed"
+    stack = start(serving(tmp_path, "fresh"))
+    stack.ready()
+    assert not alive(orphan)
+    assert any(f"the stack of pid {p.pid} had gone without cleaning up" in m and f"only (pid {orphan})" in m for m in stack.messages())
+
+
+def test_a_reused_process_number_is_left_alone(tmp_path: Path, start: Callable[..., Running]) -> None:
+    bystander = subprocess.Popen([*PYTHON, "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        service = ServiceReport(name="old", state=ServiceState.UP, pid=bystander.pid, create_time=1.0)
+        stale = StackReport(stack_id="gone", phase=Phase.READY, pid=bystander.pid, create_time=1.0, since=1.0, services=(service,))
+        (tmp_path / "stack.json").write_text(stale.to_json())
+        stack = start(serving(tmp_path, "fresh"))
+        stack.ready()
+        assert bystander.poll() is None
+        assert any("nothing of it was left running" in m for m in stack.messages())
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def dagster_answer(*, load: str = "LOADED", error: str | None = None, beat: float = 100.0, healthy: bool = True) -> dict[str, object]:
+    location = {"__typename": "PythonError", "message": error} if error else {"__typename": "RepositoryLocation"}
+    return {
+        "workspaceOrError": {"__typename": "Workspace", "locationEntries": [{"name": "here", "loadStatus": load, "locationOrLoadError": location}]},
+        "instance": {"daemonHealth": {"allDaemonStatuses": [
+            {"daemonType": "SENSOR", "required": True, "healthy": healthy, "lastHeartbeatTime": beat, "lastHeartbeatErrors": []},
+            {"daemonType": "BACKFILL", "required": False, "healthy": None, "lastHeartbeatTime": None, "lastHeartbeatErrors": []},
+        ]}},
+    }  # fmt: skip
+
+
+def test_dagster_is_ready_when_its_location_has_loaded_and_its_daemons_have_beaten_since_the_start() -> None:
+    assert dagster_state(dagster_answer(), 99.0).ready
+    assert not dagster_state(dagster_answer(load="LOADING"), 99.0).ready
+    assert not dagster_state(dagster_answer(healthy=False), 99.0).ready
+    before = dagster_state(dagster_answer(beat=98.0), 99.0)
+    assert not before.ready, "a heartbeat of an earlier run does not count"
+    assert not before.broken
+    failed = dagster_state(dagster_answer(error="No module named 'x'"), 99.0)
+    assert failed.broken
+    assert "No module named 'x'" in failed.detail
