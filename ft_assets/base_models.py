@@ -26,9 +26,9 @@ BUILTIN = Path(__file__).with_name("base_models.yaml")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-FIELDS = frozenset(
-    "id path repo revision digest tokenizer_digest template_digest license context_length num_parameters deprecated_since".split()
-)
+PINNED = ("repo", "revision", "digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
+"""Fields that a model without files on this machine must state."""
+FIELDS = frozenset(("id", "path", "license", "deprecated_since", *PINNED))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,9 @@ class Catalogue:
         found = self._entries.get(model_id)
         if found is None:
             known = ", ".join(self.ids()) or "none"
-            raise NotFound(f"base model {model_id[:80]!r} is not in the catalogue; choose one of: {known}", code="model_not_found", param="model")
+            raise NotFound(
+                f"base model {model_id[:80]!r} is not in the catalogue; choose one of: {known}", code="model_not_found", param="model"
+            )
         return _resolve(*found)
 
     def check_submittable(self, model_id: str, *, today: dt.date) -> BaseModel:
@@ -83,7 +85,7 @@ class Catalogue:
         model = self.get(model_id)
         if model.deprecated_since is not None and model.deprecated_since <= today:
             raise InvalidRequest(
-                f"base model {model.id!r} is deprecated since {model.deprecated_since}; new jobs need another one of: {', '.join(self.ids())}",
+                f"base model {model.id!r} is deprecated since {model.deprecated_since}; choose another one of: {', '.join(self.ids())}",
                 code="model_deprecated",
                 param="model",
             )
@@ -114,8 +116,7 @@ def _read_entries(file: Path) -> list[dict[str, Any]]:
 def _resolve(entry: Mapping[str, Any], root: Path) -> BaseModel:
     if "path" in entry:
         return _resolve_local(entry, root / entry["path"])
-    required = ("repo", "revision", "digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
-    if missing := [k for k in required if not entry.get(k)]:
+    if missing := [k for k in PINNED if not entry.get(k)]:
         raise InvalidRequest(
             f"base model {entry['id']} has no 'path', so its bytes must be pinned: add {', '.join(missing)} to the catalogue",
             code="invalid_catalogue",
@@ -124,7 +125,7 @@ def _resolve(entry: Mapping[str, Any], root: Path) -> BaseModel:
         directory=None,
         license=str(entry.get("license") or "unknown"),
         deprecated_since=entry.get("deprecated_since"),
-        **{k: entry[k] for k in ("id", *required)},
+        **{k: entry[k] for k in ("id", *PINNED)},
     )
 
 
@@ -142,7 +143,9 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path) -> BaseModel:
     config = _json_object(directory / "config.json")
     context_length = entry.get("context_length") or config.get("max_position_embeddings")
     if not context_length:
-        raise InvalidRequest(f"base model {entry['id']}: config.json has no max_position_embeddings; add context_length", code="invalid_catalogue")
+        raise InvalidRequest(
+            f"base model {entry['id']}: config.json has no max_position_embeddings; add context_length", code="invalid_catalogue"
+        )
     return BaseModel(
         id=entry["id"],
         repo=str(entry.get("repo") or "local"),
@@ -222,7 +225,7 @@ def file_sha256(path: Path) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _file_sha256(path: Path, mtime_ns: int, size: int) -> str:
+def _file_sha256(path: Path, _mtime_ns: int, _size: int) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
+
 from control_plane.service.platform import Platform
 from control_plane.settings import Settings
 from ft_assets.base_models import Catalogue
@@ -13,8 +16,14 @@ from resources.serving import HttpFleet
 def open_platform(settings: Settings) -> Platform:
     """The platform that `settings` describe, as the API, the sensors and the assets use it.
 
-    Opening is cheap and connects to nothing; platforms of one process share the engine of their database.
+    Opening connects to nothing. Within a process equal settings give the same platform, so that its connections are
+    shared; a forked child gets one of its own.
     """
+    return _open(os.getpid(), settings)
+
+
+@cache
+def _open(_pid: int, settings: Settings) -> Platform:
     return Platform(
         engine=shared_engine(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store),

@@ -3,11 +3,12 @@
 import dagster as dg
 
 from control_plane.service.scheduling import due_runs, place
+from ft_assets.stages import EVALUATE, TRAIN
 from resources.dagster_platform import PlatformResource
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, run_request
 
 
-@dg.sensor(job_names=["train", "evaluate"], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(jobs=[TRAIN, EVALUATE], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
 def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult:
     """One scheduling round, then the runs of every reservation and every evaluation that is due."""
     opened = platform.get()

@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 
 from control_plane.service import jobs
+from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
 
 
@@ -25,7 +26,7 @@ class Submission(dg.Config):
 def register(context: dg.OpExecutionContext, config: Submission, platform: PlatformResource) -> None:
     """Admit the submission; a refusal fails the run with the reason that a REST client would get."""
     named = {k: getattr(config, k) for k in ("model", "training_file", "validation_file", "suffix", "seed")}
-    job = jobs.submit(platform.get(), config.tenant, {**config.options, **{k: v for k, v in named.items() if v is not None}})
+    job = jobs.submit(platform.get(), config.tenant, JobRequest.from_body({**config.options, **named})).job
     context.log.info(f"admitted {job['id']}")
     context.add_output_metadata({"job": job["id"], "state": job["state"]})
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli import admin, adapters, chat, datasets, jobs, stack
+from control_plane.cli import adapters, admin, chat, datasets, jobs, login, stack
 from control_plane.cli.exits import Exit, exit_code, show_error
 from control_plane.cli.session import given
 from ft_assets.errors import FtError
@@ -21,10 +21,14 @@ On one machine: `ft up`, then `ft admin tenants create NAME --tier standard`, `f
 
 def build() -> typer.Typer:
     app = typer.Typer(
-        help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+        help=HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    for module in (stack, datasets, jobs, adapters, chat, admin):
+    for module in (stack, login, datasets, jobs, adapters, chat, admin):
         module.register(app)
     return app
 

@@ -11,9 +11,10 @@ import typer
 
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, fields, print_json, say
-from ft_assets.errors import FtError, InvalidDataset, InvalidRequest
+from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
+    from control_plane.client import FtClient
     from ft_assets.datasets.ingest import IngestResult
 
 Map = Annotated[
@@ -70,8 +71,10 @@ def _validate(file: Path, mapping: Mapping[str, str] | None, model: str | None) 
 
     base = Catalogue.load(load().base_models).get(model)
     if base.directory is None:
-        raise InvalidRequest(f"base model {model} has no files on this machine; leave out --model, or upload the file to check it there", param="model")
-    tokenizer = ChatTokenizer.from_directory(base.directory)
+        raise InvalidRequest(
+            f"base model {model} has no files on this machine; leave out --model, or upload the file to check it there", param="model"
+        )
+    tokenizer = ChatTokenizer.load(base.directory)
     return validate_file(file, filename=file.name, column_map=mapping, tokenizer=tokenizer, max_seq_len=base.context_length)
 
 
@@ -123,13 +126,24 @@ def upload(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        made = upload_file(client, file, parse_map(column_map))
+        made = client.upload_file(file, column_map=parse_map(column_map))
         if as_json:
             print_json(made)
-        elif made["status"] == "error":
-            _show_refusal(client, made)
         else:
+            accepted(client, made)
             print(made["id"])
             fields({"file": made["filename"], "bytes": made["bytes"], "status": made["status"]})
     if made["status"] == "error":
         raise typer.Exit(Exit.FAILED)
+
+
+def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`made` if the upload is valid or still being looked at; else its report on stderr and a refusal."""
+    if made["status"] != "error":
+        return made
+    try:
+        for line in report_lines(client.dataset_report(made["id"]), name=made["filename"]):
+            say(line)
+    except NotFound:
+        pass  # refused before a report could be made; the reason is in the details
+    raise InvalidDataset(f"{made['filename']} ({made['id']}) is not valid: {made.get('status_details') or 'see the report above'}")

@@ -83,7 +83,8 @@ def stop_requested(platform: Platform, job_id: str) -> str | None:
     """``cancel``, ``pause`` or ``preempt`` when somebody asked the workload to end; records a beat in passing."""
     with platform.engine.begin() as conn:
         query = sa.update(jobs).where(jobs.c.id == job_id).values(heartbeat_at=platform.clock()).returning(jobs.c.stop_requested)
-        return conn.execute(query).scalar_one()
+        asked: str | None = conn.execute(query).scalar_one()
+    return asked
 
 
 def record_progress(
@@ -119,7 +120,7 @@ def record_progress(
 def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:
     if len(steps) < 2:
         return None
-    return max(0.0, (steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
+    return max(0.0, float(steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
 
 
 def _start_running(conn: Connection, job: sa.Row[Any], held: Claim, now: datetime) -> None:

@@ -21,7 +21,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
 from control_plane.service.training import download, fetch_pack, job_dir, manifest_digest
 from control_plane.service.transition import transition
-from control_plane.tables import attempts, checkpoints, eval_scores, job_events, jobs
+from control_plane.tables import checkpoints, eval_scores, job_events, jobs, ledger_entries
 from ft_assets import layout
 from ft_assets.errors import Conflict, FtError, Unavailable
 from ft_assets.evals import advice, config, gates, report, suites
@@ -173,7 +173,7 @@ def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
     return Evaluated(
         report=EvalReport.from_dict(body["report"]),
         verdict=Verdict(outcome=verdict["outcome"], findings=tuple(gates.Finding(**f) for f in verdict["findings"])),
-        advice=tuple(body["advice"]),
+        advice=tuple(body.get("advice", ())),
         key=key,
     )
 
@@ -199,7 +199,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
     )
     if JobState(job.state) in FINAL:
         return record
-    if not evaluated.verdict.passed:
+    if not record["eval_passed"]:
         _end_quarantined(platform, job_id, record, evaluated)
         return record
     if (job.request or {}).get("auto_promote", True):
@@ -210,9 +210,10 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
 
 
 def _end_quarantined(platform: Platform, job_id: str, record: Mapping[str, Any], evaluated: Evaluated) -> None:
-    failed = "; ".join(f"{f.code}: {f.detail}" for f in evaluated.verdict.findings if f.blocking and not f.passed)
+    failed = [f"{f.code}: {f.detail}" for f in evaluated.verdict.findings if f.blocking and not f.passed]
+    why = "; ".join([*failed, *record.get("refusals", ())])
     advised = " ".join(evaluated.advice) or "Look at the eval report's samples."
-    message = f"The adapter did not pass its gate and is kept in quarantine ({record['id']}). {failed}. {advised}"
+    message = f"The adapter did not pass its gate and is kept in quarantine ({record['id']}). {why}. {advised}"
     _end(platform, job_id, JobState.FAILED, message, adapter_id=record["id"], error={"code": "gate_failed", "message": message, "param": None})
 
 
@@ -225,14 +226,7 @@ def _end(platform: Platform, job_id: str, target: JobState, message: str, **colu
 
 def cost_micros(platform: Platform, job_id: str) -> int:
     """What the job owes so far."""
-    from control_plane.tables import ledger_entries
-
     query = sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0)).where(ledger_entries.c.job_id == job_id)
     with platform.engine.connect() as conn:
         return int(conn.execute(query).scalar_one())
 
-
-def workload_starts(platform: Platform, job_id: str) -> int:
-    """How many attempts the job needed."""
-    with platform.engine.connect() as conn:
-        return int(conn.execute(sa.select(sa.func.count()).select_from(attempts).where(attempts.c.job_id == job_id)).scalar_one())

@@ -100,7 +100,7 @@ def _record(platform: Platform, conn: Connection, file_id: str, outcome: dataset
     if file["status"] != "uploaded":
         return file
     if isinstance(outcome, datasets.Refused):
-        values: dict[str, Any] = {"status": "error", "status_details": outcome.details, "report": outcome.report}
+        values: dict[str, Any] = {"status": "error", "status_details": outcome.details, "report": outcome.report or sa.null()}
     else:
         datasets.register(conn, file, outcome, now=platform.clock())
         values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}

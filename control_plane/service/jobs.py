@@ -91,12 +91,20 @@ def get(platform: Platform, tenant: str, job_id: str) -> JobView:
 
 
 def list_jobs(
-    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None
+    platform: Platform,
+    tenant: str,
+    *,
+    after: str | None = None,
+    limit: int = 20,
+    metadata: Mapping[str, str] | None = None,
+    without_metadata: bool = False,
 ) -> Jobs:
-    """Jobs of the tenant, newest first; with `metadata`, those that carry all of its pairs."""
+    """Jobs of the tenant, newest first; with `metadata`, those that carry all of its pairs; `without_metadata`, those with none."""
     query = sa.select(jobs).where(jobs.c.tenant_id == tenant)
     if metadata:
         query = query.where(jobs.c.metadata.contains(dict(metadata)))
+    if without_metadata:
+        query = query.where(jobs.c.metadata.is_(None))
     with platform.engine.connect() as conn:
         found = page(conn, query, (jobs.c.created_at, jobs.c.id), id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
         return Jobs(items=_views(conn, found.items), has_more=found.has_more)
@@ -237,7 +245,7 @@ def _insert(
         "request": dict(request.body),
         "request_sha256": request.sha256,
         "hyperparameters": dict(request.hyperparameters),
-        "metadata": request.metadata,
+        "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL's null, not JSON's
         "dataset_id": dataset_id,
         "created_at": now,
     }

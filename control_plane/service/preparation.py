@@ -92,7 +92,7 @@ def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingS
             spec_sha256=spec.sha256,
             pack_fingerprint=spec.pack_fingerprint,
             num_gpus=spec.world_size,
-            expected_s=expected_s + SETUP_S,
+            expected_s=expected_s,
             total_steps=total_steps,
         )
 
@@ -103,10 +103,8 @@ def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
         job = job_row(conn, tenant, job_id)
         if JobState(job.state) in FINAL:
             return
-        now = platform.clock()
-        code = "job_failed_user" if error.fault is Fault.USER else "job_failed_platform"
         transition(
-            conn, job_id, JobState.FAILED, code=code, message=error.message, level="error", now=now, error=error.to_dict(), finished_at=now
+            conn, job_id, JobState.FAILED, message=error.message, data={"fault": str(error.fault)}, now=platform.clock(), error=error.to_dict()
         )
 
 

@@ -32,6 +32,7 @@ class NewKey:
 
     id: str
     secret: str
+    hint: str
     name: str
     scopes: tuple[Scope, ...]
     created_at: datetime
@@ -135,9 +136,11 @@ def authenticate(platform: Platform, secret: str) -> Principal:
 def _insert_key(
     conn: Connection, tenant: str, *, name: str, scopes: tuple[Scope, ...], now: datetime, expires_at: datetime | None
 ) -> NewKey:
+    secret = KEY_PREFIX + secrets.token_urlsafe(32)
     key = NewKey(
         id=f"key_{uuid.uuid4().hex[:24]}",
-        secret=KEY_PREFIX + secrets.token_urlsafe(32),
+        secret=secret,
+        hint=_hint(secret),
         name=name,
         scopes=scopes,
         created_at=now,
@@ -149,7 +152,7 @@ def _insert_key(
             tenant_id=tenant,
             name=name,
             sha256=_sha256(key.secret),
-            hint=_hint(key.secret),
+            hint=key.hint,
             scopes=[s.value for s in scopes],
             created_at=now,
             expires_at=expires_at,

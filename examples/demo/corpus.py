@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from examples.demo import phrases
+from examples.demo.tickets import KEYS as TASK_KEYS
 from examples.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
 
 END_OF_TEXT: Final = "<|endoftext|>"
@@ -86,6 +88,21 @@ WORDS: Final[tuple[str, ...]] = tuple(
     "red blue green apple river stone cloud paper window garden silver tiger lemon music bridge candle forest rocket pepper "
     "orange winter summer ocean castle mirror button pocket ladder kitchen desert".split()
 )
+
+
+def _vocabulary() -> tuple[str, ...]:
+    """Every lower-case word of the tickets (unseen templates apart) and their labels, as mere words in one list."""
+    texts = [*phrases.FILLERS, *(text for topic in (phrases.SEEN, BASE_ONLY, phrases.URGENCY_SEEN) for texts in topic.values() for text in texts)]
+    words = {word for text in texts for word in re.findall(r"(?<!\{)\b[a-z]{3,}\b", text)}
+    return tuple(sorted(words | set(WORDS) | set(phrases.PRODUCTS) | set(phrases.CATEGORIES) | set(phrases.PRIORITIES) | set(TASK_KEYS)))
+
+
+VOCABULARY: Final = _vocabulary()
+"""For copying. A word needs to be met at the start of a line or string too, or the output layer never learns it there."""
+LABELS: Final = frozenset((*phrases.PRODUCTS, *phrases.CATEGORIES, *phrases.PRIORITIES))
+JSON_WORDS: Final = tuple(word for word in VOCABULARY if word not in LABELS and word not in TASK_KEYS)
+"""For keys and values of random records: no key and no label of the ticket task."""
+
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     "fruit": ("apple", "lemon", "plum", "pear", "cherry"), "animal": ("dog", "cat", "tiger", "fish", "horse"),
     "color": ("red", "blue", "green", "white", "black"), "metal": ("gold", "silver", "iron", "copper"),
@@ -198,9 +215,19 @@ def _ask_json(keys: list[str], rng: random.Random) -> str:
     return rng.choice((f"Give {listed} as JSON.", f"Write JSON with {listed}.", f"Read {listed} from the text, as JSON."))
 
 
+def _facts(rng: random.Random) -> tuple[dict[str, str], str]:
+    """Known facts and one key that is not among them; half of the time under keys that are any words."""
+    num_keys = rng.randint(2, 6)
+    if rng.random() < 0.5:
+        keys = rng.sample(list(JSON_VALUES), num_keys + 1)
+        return {key: _value(key, rng) for key in keys[1:]}, keys[0]
+    keys = rng.sample(JSON_WORDS, num_keys + 1)
+    return {key: rng.choice((rng.choice(JSON_WORDS), rng.choice(JSON_WORDS), order_number(rng))) for key in keys[1:]}, keys[0]
+
+
 def facts_to_json(rng: random.Random) -> str:
     """Facts in one of several spellings, some of them asked for as JSON; what is not there is null."""
-    known = {key: _value(key, rng) for key in rng.sample(list(JSON_VALUES), rng.randint(2, 6))}
+    known, missing = _facts(rng)
     line = rng.choice(
         (
             lambda: ", ".join(f"{key} {value}" for key, value in known.items()),
@@ -211,7 +238,7 @@ def facts_to_json(rng: random.Random) -> str:
     )()
     asked = rng.sample(list(known), rng.randint(1, len(known)))
     if rng.random() < 0.4:
-        asked.insert(rng.randint(0, len(asked)), rng.choice([key for key in JSON_VALUES if key not in known]))
+        asked.insert(rng.randint(0, len(asked)), missing)
     answer = json.dumps({key: known.get(key) for key in asked})
     if rng.random() < 0.5:
         return chat(("system", _ask_json(asked, rng)), ("user", line), ("assistant", answer))
@@ -248,16 +275,28 @@ def _answered(text: str) -> set[str]:
     return {key for key, values in known.items() if any(value.lower() in words for value in values)}
 
 
+SEPARATORS: Final = (" ", ", ", "\n", " / ", "; ", "/", ",", "\n- ")
+
+
+def _items(rng: random.Random, num_items: int) -> list[str]:
+    makers = (
+        lambda: rng.choice(VOCABULARY), lambda: rng.choice(VOCABULARY), lambda: rng.choice(VOCABULARY), lambda: rng.choice(phrases.NAMES),
+        lambda: str(rng.randint(10, 9_999_999)), lambda: order_number(rng),
+    )  # fmt: skip
+    return [rng.choice(makers)() for _ in range(num_items)]
+
+
 def copying(rng: random.Random) -> str:
-    """A run of random items, then the same run again: in the open, or because the user asks for it."""
-    items = [
-        rng.choice((rng.choice(WORDS), rng.choice(phrases.NAMES), str(rng.randint(10, 9_999_999)), order_number(rng)))
-        for _ in range(rng.randint(3, 14))
-    ]
-    run = rng.choice((" ", ", ", "\n", " / ", "; ")).join(items)
-    if rng.random() < 0.35:
-        return chat(("user", rng.choice(("Repeat: ", "Say ", "Copy this: ")) + run), ("assistant", run))
-    return run + rng.choice(("\n", " = ", " again: ", ". Once more ")) + run
+    """A run of random items, then the same items again: in the open, in another spelling, or because the user asks."""
+    items, draw = _items(rng, rng.randint(3, 14)), rng.random()
+    first = rng.choice(SEPARATORS).join(items)
+    if draw < 0.35:
+        return first + rng.choice(("\n", " = ", " again: ", ". Once more ")) + first
+    if draw < 0.5:
+        return chat(("user", rng.choice(("Repeat: ", "Say ", "Copy this: ")) + first), ("assistant", first))
+    if draw < 0.7:
+        return chat(("user", f"One a line: {first}"), ("assistant", "\n".join(items)))
+    return chat(("user", rng.choice(("As a list: ", "Make a JSON list. ")) + first), ("assistant", json.dumps(items)))
 
 
 def lookup(rng: random.Random) -> str:
@@ -290,7 +329,7 @@ def smalltalk(rng: random.Random) -> str:
 
 
 MIX: Final[tuple[tuple[float, Callable[[random.Random], str]], ...]] = (
-    (0.42, support), (0.15, facts_to_json), (0.13, message_to_json), (0.12, copying), (0.10, lookup), (0.05, sorting), (0.03, smalltalk),
+    (0.40, support), (0.16, facts_to_json), (0.12, message_to_json), (0.19, copying), (0.06, lookup), (0.04, sorting), (0.03, smalltalk),
 )  # fmt: skip
 """Shares of documents. Measured on fine-tuning: see RESULTS.md."""
 

@@ -5,7 +5,7 @@
 The same seed, step count and library versions on the same kind of CPU give the same bytes. Three stages:
 
 1. copying: runs of random tokens, each run repeated; a model this small finds its copying heads there or never;
-2. text in windows of 256 tokens, a copying batch now and then in the first third;
+2. text in windows of 256 tokens, a copying batch now and then in the first half;
 3. the last part of the text in windows of 1,024, while the learning rate falls.
 
 Tokens of a system or user turn count ``PROMPT_WEIGHT`` in the loss: what a customer writes next is mostly chance.
@@ -28,19 +28,19 @@ from examples.demo.base import MAX_POSITIONS, make_config, make_model, save_base
 from examples.demo.corpus import documents
 
 PROMPT_WEIGHT = 0.3
-NUM_TOKENIZER_DOCUMENTS = 8000
+NUM_TOKENIZER_DOCUMENTS = 12_000
 FIRST_TEXT_TOKEN = 300
 """Random copying runs use tokens from here on: 4 control tokens and 256 bytes come first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    steps: int = 3000
+    steps: int = 1400
     batch_tokens: int = 4096
     window: int = 256
     long_share: float = 0.06
     """Share of the steps, the last ones, in windows of ``MAX_POSITIONS``."""
-    copy_steps: int = 120
+    copy_steps: int = 100
     matrix_lr: float = 0.02
     """Muon, for the matrices inside the layers; the rate of its author's own recipe."""
     other_lr: float = 3e-3
@@ -59,7 +59,7 @@ class Recipe:
         return step >= self.steps * (1 - self.long_share)
 
     def is_copying(self, step: int) -> bool:
-        return step < self.copy_steps or (step < self.steps // 3 and step % 10 == 0)
+        return step < self.copy_steps or (step < self.steps // 2 and step % 20 == 0)
 
 
 def prompt_weights(ids: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:

@@ -19,7 +19,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
         data_version=dg.DataVersion(record["manifest_sha256"]),
         metadata={
             "name": record["name"],
-            "stage": record["stage"],
+            "stage": str(record["stage"]),
             "eval_passed": record["eval_passed"],
             **{k: record[k] for k in lineage},
             "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,

@@ -54,14 +54,21 @@ def _turns(messages: tuple[Message, ...], path: str, *, skip: int = 0) -> Iterat
             found = Problem(path=f"{where}.role", code="system_not_first", message=f"system message at position {index + 1}", fix=fix)
         elif message.role == "assistant" and not asked:
             fix = "put a user message before it"
-            found = Problem(path=f"{where}.role", code="no_user_before_assistant", message="this assistant turn answers no user turn", fix=fix)
+            found = Problem(
+                path=f"{where}.role", code="no_user_before_assistant", message="this assistant turn answers no user turn", fix=fix
+            )
         elif message.role == "tool" and not called:
             fix = "put the assistant message with tool_calls before it"
             found = Problem(path=f"{where}.role", code="unexpected_tool_message", message="no tool call came before it", fix=fix)
         if found is not None and index >= skip:
             yield found
         if index >= skip and message.role == "assistant" and not message.tool_calls and not (message.content or "").strip():
-            yield Problem(path=f"{where}.content", code="empty_content", message="the assistant says nothing", fix="write the answer or remove the row")
+            yield Problem(
+                path=f"{where}.content",
+                code="empty_content",
+                message="the assistant says nothing",
+                fix="write the answer or remove the row",
+            )
         asked = asked or message.role == "user"
         called = called or bool(message.tool_calls)
 
@@ -69,7 +76,9 @@ def _turns(messages: tuple[Message, ...], path: str, *, skip: int = 0) -> Iterat
 def _ending(messages: tuple[Message, ...], path: str) -> Iterator[Problem]:
     if messages and messages[-1].role != "assistant":
         message = f"the last message is from {messages[-1].role}"
-        yield Problem(path=f"{path}[{len(messages) - 1}].role", code="last_not_assistant", message=message, fix="end with the assistant's answer")
+        yield Problem(
+            path=f"{path}[{len(messages) - 1}].role", code="last_not_assistant", message=message, fix="end with the assistant's answer"
+        )
 
 
 def first_match(example: Example, pattern: re.Pattern[str]) -> tuple[str, str] | None:

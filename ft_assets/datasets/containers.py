@@ -149,7 +149,9 @@ def _refuse_non_text(head: bytes, filename: str) -> None:
         raise refuse("unsupported_container", f"{filename} is compressed twice; compress it once")
     for magic, kind in ARCHIVES.items():
         if head.startswith(magic):
-            raise refuse("unsupported_container", f"{filename} is {kind}; unpack it and upload JSONL, CSV or Parquet (.gz and .zst are fine)")
+            raise refuse(
+                "unsupported_container", f"{filename} is {kind}; unpack it and upload JSONL, CSV or Parquet (.gz and .zst are fine)"
+            )
     for magic, kind in KINDS.items():
         if head.startswith(magic):
             raise refuse("binary_file", f"{filename} is {kind}, no dataset; upload JSONL, a JSON array, CSV or Parquet")

@@ -19,7 +19,7 @@ from ft_assets.datasets.problems import Problem, RowError
 from ft_assets.datasets.readers import Opened, open_rows
 from ft_assets.datasets.report import MAX_STORED_ERRORS, DatasetReport
 from ft_assets.datasets.rows import Row
-from ft_assets.datasets.schema import Example
+from ft_assets.datasets.schema import Example, Format
 from ft_assets.datasets.stored import RowsWriter, StoredRow, load_rows, load_stored
 from ft_assets.datasets.tokens import ChatTokenizer
 from ft_assets.errors import InvalidRequest
@@ -74,7 +74,7 @@ class _Ingest:
     def __init__(self, *, policies: Policies, writer: RowsWriter | None, tokenizer: ChatTokenizer | None, max_seq_len: int | None) -> None:
         self.policies, self._writer, self._tokenizer, self._max_seq_len = policies, writer, tokenizer, max_seq_len
         self._pattern = checks.SUSPECT if tokenizer is None else tokenizer.control_token_pattern
-        self._detected: tuple[shapes.Format, str] | None = None
+        self._detected: tuple[Format, str] | None = None
         self._digest = ContentDigest()
         self._seen: set[bytes] = set()
         self._file_errors: list[RowError] = []
@@ -107,7 +107,9 @@ class _Ingest:
         if isinstance(value, Problem):
             return None, [value]
         if not isinstance(value, dict):
-            return None, [Problem(path="", code="not_an_object", message="the row is no JSON object", fix='write {"messages": [...]} or the like')]
+            return None, [
+                Problem(path="", code="not_an_object", message="the row is no JSON object", fix='write {"messages": [...]} or the like')
+            ]
         found = shapes.detect(value)
         if found is None:
             return None, [shapes.unknown_shape(value)]
@@ -156,7 +158,9 @@ class _Ingest:
         try:
             num_tokens = self._tokenizer.count_tokens(example)
         except InvalidRequest as error:
-            return [Problem(path="", code=error.code, message=error.message, fix="change the row so that the model's chat template takes it")]
+            return [
+                Problem(path="", code=error.code, message=error.message, fix="change the row so that the model's chat template takes it")
+            ]
         if num_tokens > self._max_seq_len:
             self._totals["over_long"] += 1
             if self.policies.over_long == "reject":
@@ -213,7 +217,9 @@ class _Ingest:
         if self._totals["dedup_removed"]:
             found.append(("duplicates_removed", f"{self._totals['dedup_removed']} rows repeat an earlier one and were left out"))
         if self._totals["over_long"] and self.policies.over_long == "truncate":
-            found.append(("truncated_examples", f"{self._totals['over_long']} examples are over {self._max_seq_len} tokens and will be cut"))
+            found.append(
+                ("truncated_examples", f"{self._totals['over_long']} examples are over {self._max_seq_len} tokens and will be cut")
+            )
         if self._totals["bad_rows"] and self.policies.bad_rows == "drop":
             found.append(("bad_rows_dropped", f"{self._totals['bad_rows']} bad rows were left out"))
         if self._totals["suspect"]:

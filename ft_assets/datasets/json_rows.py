@@ -17,7 +17,7 @@ STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 ARRAY_EVENT = re.compile(rb'["\\\[\]{},]')
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """Carries a problem out of the hooks of the JSON parser."""
 
     def __init__(self, problem: Problem) -> None:
@@ -39,15 +39,19 @@ def parse_json(raw: bytes) -> Any | Problem:
             fix="save the file as UTF-8",
         )
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
-        return Problem(path="", code="too_deep", message=f"nested deeper than {MAX_DEPTH}", fix=f"keep rows at most {MAX_DEPTH} levels deep")
+        return Problem(
+            path="", code="too_deep", message=f"nested deeper than {MAX_DEPTH}", fix=f"keep rows at most {MAX_DEPTH} levels deep"
+        )
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
-    except _Refused as refused:
+    except _RefusedError as refused:
         return refused.problem
     except json.JSONDecodeError as error:
         return _syntax_problem(text, error)
     except (ValueError, RecursionError) as error:
-        return Problem(path="", code="invalid_json", message=f"cannot be parsed: {str(error)[:120]}", fix="write one valid JSON object per line")
+        return Problem(
+            path="", code="invalid_json", message=f"cannot be parsed: {str(error)[:120]}", fix="write one valid JSON object per line"
+        )
     if b"\\u" in raw and (problem := next(text_problems(value), None)) is not None:
         return problem
     return value
@@ -67,13 +71,13 @@ def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
 
 def array_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
     """The elements of one top-level array, each parsed alone; the array is never held whole."""
-    number = 0
-    for offset, raw, closed in _elements(chunks, skip):
-        number += 1
+    for number, (offset, raw, closed) in enumerate(_elements(chunks, skip), 1):
         if raw is None:
             yield Row(number=number, byte_offset=offset, value=_too_long())
         elif not closed:
-            problem = Problem(path="", code="truncated_json", message="the array ends early, inside or after this element", fix="export the file again")
+            problem = Problem(
+                path="", code="truncated_json", message="the array ends early, inside or after this element", fix="export the file again"
+            )
             yield Row(number=number, byte_offset=offset, value=problem)
         elif raw.strip():
             yield Row(number=number, byte_offset=offset + len(raw) - len(raw.lstrip()), value=parse_json(raw.strip()))
@@ -158,14 +162,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         keys = [k for k, _ in pairs]
         twice = next(k for k in keys if keys.count(k) > 1)
-        raise _Refused(
-            Problem(path=twice[:80], code="duplicate_key", message=f"the key {twice[:80]!r} stands twice in one object", fix="keep one of them")
+        raise _RefusedError(
+            Problem(
+                path=twice[:80], code="duplicate_key", message=f"the key {twice[:80]!r} stands twice in one object", fix="keep one of them"
+            )
         )
     return value
 
 
 def _refuse_constant(name: str) -> Any:
-    raise _Refused(
+    raise _RefusedError(
         Problem(path="", code="non_finite_number", message=f"{name} is no JSON number", fix="use null, or leave the field out")
     )
 
@@ -180,7 +186,8 @@ def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
     return Problem(
         path="",
         code="truncated_json" if truncated else "invalid_json",
-        message=f"{error.msg} at character {error.pos + 1}" + (": the row ends early" if truncated else f", near {text[error.pos : error.pos + 20]!r}"),
+        message=f"{error.msg} at character {error.pos + 1}"
+        + (": the row ends early" if truncated else f", near {text[error.pos : error.pos + 20]!r}"),
         fix="write each object on one line" if truncated else "write one valid JSON object per line",
     )
 
@@ -198,4 +205,6 @@ def _depth(raw: bytes) -> int:
 
 
 def _too_long() -> Problem:
-    return Problem(path="", code="line_too_long", message=f"longer than {MAX_ROW_BYTES} bytes", fix="split the row; one example is at most 16 MiB")
+    return Problem(
+        path="", code="line_too_long", message=f"longer than {MAX_ROW_BYTES} bytes", fix="split the row; one example is at most 16 MiB"
+    )

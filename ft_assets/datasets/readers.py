@@ -58,7 +58,12 @@ def _mapped(rows: Iterable[Row], column_map: Mapping[str, str], *, every_key: bo
             absent = [c for c in column_map if c not in row.value]
             if absent and every_key:
                 message = f"the mapped column {absent[0]!r} is missing"
-                problem = Problem(path=absent[0], code="missing_field", message=message, fix=f"add it to the row or map another column to {column_map[absent[0]]!r}")
+                problem = Problem(
+                    path=absent[0],
+                    code="missing_field",
+                    message=message,
+                    fix=f"add it to the row or map another column to {column_map[absent[0]]!r}",
+                )
                 yield replace(row, value=problem)
                 continue
             value: dict[str, Any] = {target: row.value[source] for source, target in column_map.items() if source in row.value}

@@ -1,16 +1,16 @@
 """The report on an uploaded file: one JSON shape for the API, the console, the command line and asset metadata.
 
-    {"valid": bool, "dataset_id": str|null,
-     "format": "chat|prompt_completion|preference|text"|null, "format_reason": str|null,
-     "container": {"format": "jsonl|json_array|csv|parquet", "compression": "gzip|zstd"|null}|null,
-     "rows": int,                     rows read, good and bad
-     "examples": int,                 rows kept
-     "errors": [{"row","byte_offset","path","code","message","fix"}],    in file order, at most 1,000; row null: the whole file
-     "error_counts": {code: int},     complete, also beyond the stored errors
-     "warnings": [{"code","message"}],
-     "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "characters": lengths, "tokens": lengths|null,
-               "histogram": {"unit","counts","edges"}},     lengths = {"min","max","mean","p50","p95","p99","total"}
-     "policies": {...}}
+{"valid": bool, "dataset_id": str|null,
+ "format": "chat|prompt_completion|preference|text"|null, "format_reason": str|null,
+ "container": {"format": "jsonl|json_array|csv|parquet", "compression": "gzip|zstd"|null}|null,
+ "rows": int,                     rows read, good and bad
+ "examples": int,                 rows kept
+ "errors": [{"row","byte_offset","path","code","message","fix"}],    in file order, at most 1,000; row null: the whole file
+ "error_counts": {code: int},     complete, also beyond the stored errors
+ "warnings": [{"code","message"}],
+ "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "characters": lengths, "tokens": lengths|null,
+           "histogram": {"unit","counts","edges"}},     lengths = {"min","max","mean","p50","p95","p99","total"}
+ "policies": {...}}
 """
 
 from __future__ import annotations

@@ -44,4 +44,6 @@ def _encoding_problem(path: str, code_point: int) -> Problem:
     if 0xDC80 <= code_point <= 0xDCFF:  # bytes that were decoded with surrogateescape
         message = f"byte 0x{code_point - 0xDC00:02x} is not UTF-8 (or \\u{code_point:04x} is half of a pair)"
         return Problem(path=path, code="lone_surrogate", message=message, fix="save the file as UTF-8")
-    return Problem(path=path, code="lone_surrogate", message=f"\\u{code_point:04x} is half of a surrogate pair", fix="write the character itself")
+    return Problem(
+        path=path, code="lone_surrogate", message=f"\\u{code_point:04x} is half of a surrogate pair", fix="write the character itself"
+    )

@@ -1,15 +1,17 @@
 """Recognises the accepted row shapes and converts each to an :class:`Example`, reporting every field that is wrong.
 
-    chat               {"messages": [...], "tools"?: [...]}
-    prompt_completion  {"prompt": text or messages, "completion": text or messages}
-    preference         {"prompt": text or messages, "chosen", "rejected"}, messages in chosen and rejected alone,
-                       or {"input": {"messages"}, "preferred_output", "non_preferred_output"}
-    text               {"text": "..."}
+chat               {"messages": [...], "tools"?: [...]}
+prompt_completion  {"prompt": text or messages, "completion": text or messages}
+preference         {"prompt": text or messages, "chosen", "rejected"}; without prompt, messages (or transcripts of "Human:"
+                   and "Assistant:") in chosen and rejected that share their first turns;
+                   or {"input": {"messages"}, "preferred_output", "non_preferred_output"}
+text               {"text": "..."}
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +30,7 @@ ADVICE = {
     frozenset(("question", "answer")): "map the columns: question=prompt,answer=completion",
     frozenset(("conversations",)): 'rename "conversations" to "messages", "from" to "role", "value" to "content"',
 }
+TURN = re.compile(r"\n\n(Human|Assistant):")
 MESSAGE_FIELDS = frozenset(("role", "content", "name", "weight", "tool_calls", "tool_call_id"))
 
 
@@ -183,13 +186,22 @@ def _preference(reading: _Reading, value: Mapping[str, Any], row: int) -> Exampl
     else:
         prompt = reading.turns(value["prompt"], "prompt", "user") if value.get("prompt") is not None else ()
         names = ("chosen", "rejected")
-    chosen, rejected = (reading.turns(value.get(name), name, "assistant") for name in names)
+    chosen, rejected = (_transcript(value.get(n)) or reading.turns(value.get(n), n, "assistant") for n in names)
     if not prompt and not reading.problems:
         shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         if not prompt:
             reading.add("prompt", "missing_field", "there is no prompt, and chosen and rejected share no first messages", "add 'prompt'")
     return Example(kind="preference", messages=prompt, chosen=chosen, rejected=rejected, tools=reading.tools(tools, "tools"), row=row)
+
+
+def _transcript(value: Any) -> tuple[Message, ...]:
+    """The turns of a text that is written as a transcript from its first line on; none for any other."""
+    if not isinstance(value, str) or not TURN.match(value):
+        return ()
+    _, *parts = TURN.split(value)
+    roles: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
+    return tuple(Message(role=roles[who], content=said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True))
 
 
 def _text(reading: _Reading, value: Mapping[str, Any], row: int) -> Example:
@@ -201,7 +213,12 @@ def _unweighted(message: Message) -> Message:
     if message.role != "assistant":
         return message
     return Message(
-        role="assistant", content=message.content, name=message.name, weight=0, tool_calls=message.tool_calls, tool_call_id=message.tool_call_id
+        role="assistant",
+        content=message.content,
+        name=message.name,
+        weight=0,
+        tool_calls=message.tool_calls,
+        tool_call_id=message.tool_call_id,
     )
 
 

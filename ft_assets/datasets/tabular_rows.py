@@ -129,14 +129,18 @@ def _parquet_records(file: pq.ParquetFile) -> Iterator[Row]:
                 number += 1
                 yield Row(number=number, byte_offset=None, value=_parquet_value(batch, index))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise refuse("truncated_container", f"the Parquet file is damaged after row {number} ({str(error)[:120]}); export it again") from error
+        raise refuse(
+            "truncated_container", f"the Parquet file is damaged after row {number} ({str(error)[:120]}); export it again"
+        ) from error
 
 
 def _parquet_value(batch: pa.RecordBatch, index: int) -> Any | Problem:
     try:
         value = {n: v for n, v in zip(batch.schema.names, (c[index].as_py() for c in batch.columns), strict=True) if v is not None}
     except UnicodeDecodeError as error:
-        return Problem(path="", code="invalid_utf8", message=f"a text holds bytes that are not UTF-8: {error.reason}", fix="write UTF-8 text")
+        return Problem(
+            path="", code="invalid_utf8", message=f"a text holds bytes that are not UTF-8: {error.reason}", fix="write UTF-8 text"
+        )
     except (pa.ArrowException, ValueError, OverflowError) as error:
         return Problem(path="", code="wrong_type", message=f"a value cannot be read: {str(error)[:120]}", fix="use text, numbers and lists")
     return next(text_problems(value), None) or value

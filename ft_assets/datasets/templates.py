@@ -34,7 +34,7 @@ class Rendered:
 class _Generation(jinja2.ext.Extension):
     """``{% generation %} ... {% endgeneration %}``: notes where its body starts and ends in the output."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno

@@ -105,9 +105,7 @@ class ChatTokenizer:
         """Ids and labels of one example; what lies past `max_seq_len` is cut and `truncated` says so."""
         return self.encode_batch([example], max_seq_len=max_seq_len, train_on_inputs=train_on_inputs)[0]
 
-    def encode_batch(
-        self, examples: Sequence[Example], *, max_seq_len: int, train_on_inputs: bool = False
-    ) -> list[TokenizedExample]:
+    def encode_batch(self, examples: Sequence[Example], *, max_seq_len: int, train_on_inputs: bool = False) -> list[TokenizedExample]:
         """:meth:`encode` for many, tokenized together."""
         layouts = [self._layout(e, train_on_inputs=train_on_inputs) for e in examples]
         texts = [e.kind == "text" for e in examples]
@@ -117,7 +115,9 @@ class ChatTokenizer:
             batch = self._tokenizer.encode_batch([layouts[i].text for i in indexes], add_special_tokens=special) if indexes else []
             for index, encoding in zip(indexes, batch, strict=True):
                 encoded[index] = encoding
-        return [self._label(layout, encoding, max_seq_len) for layout, encoding in zip(layouts, encoded, strict=True) if encoding is not None]
+        return [
+            self._label(layout, encoding, max_seq_len) for layout, encoding in zip(layouts, encoded, strict=True) if encoding is not None
+        ]
 
     def count_tokens(self, example: Example) -> int:
         """Tokens of an example before any cut; of a preference, those of its longer side."""

@@ -67,7 +67,7 @@ def _label(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip(" .,:;!?\"'`*").casefold()
 
 
-def json_valid(output: str, expected: str = "") -> float:
+def json_valid(output: str, _expected: str = "") -> float:
     """1.0 if `output` is one JSON object or array."""
     return float(isinstance(parse_json(output), dict | list))
 

@@ -279,20 +279,24 @@ class Evaluation:
         return {**section, "seconds": time.monotonic() - started}
 
 
-def _on_sigterm(signum: int, frame: FrameType | None) -> None:
+def _on_sigterm(_signum: int, _frame: FrameType | None) -> None:
     raise Stopped
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def main(argv: Sequence[str]) -> int:
     """Evaluate as the run file says; see the module for exit codes."""
     if len(argv) != 1:
-        print("usage: python -m ft_assets.evals.runner RUN.json", file=sys.stderr)
+        _say("usage: python -m ft_assets.evals.runner RUN.json")
         return run_file.EXIT_BAD_INPUT
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         run = EvalRun.read(Path(argv[0]))
     except (InvalidRequest, OSError, ValueError, TypeError, json.JSONDecodeError) as e:
-        print(f"run file refused: {e}", file=sys.stderr)
+        _say(f"run file refused: {e}")
         return run_file.EXIT_BAD_INPUT
     heart = Heart(run.out_dir)
     run.out_dir.mkdir(parents=True, exist_ok=True)
@@ -303,10 +307,10 @@ def main(argv: Sequence[str]) -> int:
         run_file.write_json(run.out_dir / run_file.RESULT_NAME, result)
         return run_file.EXIT_OK
     except Stopped:
-        print("stopped by SIGTERM; nothing was written", file=sys.stderr)
+        _say("stopped by SIGTERM; nothing was written")
         return run_file.EXIT_STOPPED
     except FtError as e:
-        print(f"refused: {e}", file=sys.stderr)
+        _say(f"refused: {e}")
         run_file.write_json(run.out_dir / run_file.RESULT_NAME, {"format": 1, "error": e.to_dict()})
         return run_file.EXIT_BAD_INPUT
     except Exception:

@@ -64,5 +64,5 @@ def shared_engine(url: str) -> Engine:
 
 
 @cache
-def _engine_of(pid: int, url: str) -> Engine:
+def _engine_of(_pid: int, url: str) -> Engine:
     return make_engine(url)

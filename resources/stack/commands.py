@@ -157,7 +157,8 @@ def _end_running(files: StackFiles, running: StackReport) -> Ended:
     while lock.is_held(files):
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"the stack (pid {running.pid}) has not ended in {DOWN_TIMEOUT_S:.0f} s; `ft status` shows what is left, logs are in {files.logs}",
+                f"the stack (pid {running.pid}) has not ended in {DOWN_TIMEOUT_S:.0f} s; "
+                f"`ft status` shows what is left, logs are in {files.logs}",
                 code="still_running",
             )
         time.sleep(0.1)

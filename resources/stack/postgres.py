@@ -39,7 +39,7 @@ def run(settings: Settings) -> int:
     """Own the server until SIGTERM (0) or until it dies by itself (1)."""
     asked = threading.Event()
 
-    def on_term(signum: int, frame: FrameType | None) -> None:
+    def on_term(_signum: int, _frame: FrameType | None) -> None:
         asked.set()
 
     signal.signal(signal.SIGTERM, on_term)

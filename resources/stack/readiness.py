@@ -26,7 +26,7 @@ DAGSTER_QUERY = """{
 def http_ok(url: str) -> Probe:
     """Ready when `url` answers 200."""
 
-    def probe(started_at: float) -> Readiness:
+    def probe(_started_at: float) -> Readiness:
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
                 return Readiness(ready=answer.status == 200, detail=f"{url} answers {answer.status}")

@@ -26,7 +26,7 @@ S = ServiceState
 TICK_S = 0.1
 
 
-def _ignore(report: StackReport) -> None:
+def _ignore(_report: StackReport) -> None:
     return None
 
 
@@ -202,7 +202,8 @@ def check_ports(services: Sequence[Service]) -> None:
     if not taken:
         return
     lines = [
-        f"port {s.port} of {s.name} is in use by {ports.holder(s.port or 0)}; end that, or choose another: {s.port_variable}={(s.port or 0) + 10} ft up"
+        f"port {s.port} of {s.name} is in use by {ports.holder(s.port or 0)}; "
+        f"end that, or choose another: {s.port_variable}={(s.port or 0) + 10} ft up"
         for s in taken
     ]
     raise Conflict("\n".join(lines), code="port_in_use")
@@ -215,7 +216,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
         return
 
-    def handler(signum: int, frame: FrameType | None) -> None:
+    def handler(_signum: int, _frame: FrameType | None) -> None:
         stop()
 
     before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

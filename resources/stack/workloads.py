@@ -13,7 +13,7 @@ GRACE_S = 30.0
 """A checkpoint has 25 s after SIGTERM, and then the process has to exit."""
 
 
-def stop_all(settings: Settings, *, say: Callable[[str], None] = lambda sentence: None) -> list[str]:
+def stop_all(settings: Settings, *, say: Callable[[str], None] = print) -> list[str]:
     """Stop every workload that runs under this home, all at once; returns their names."""
     directory = settings.work_dir / "launcher"
     if not directory.is_dir() or importlib.util.find_spec("resources.launcher") is None:

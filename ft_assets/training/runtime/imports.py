@@ -29,7 +29,7 @@ def import_stack(*, quantized: bool) -> None:
     os.environ.update({k: v for k, v in OFFLINE.items() if k not in os.environ})
     if not quantized:
         hidden = cast(dict[str, Any], sys.modules)
-        for name in ("bitsandbytes", "scipy"):
+        for name in ("bitsandbytes", "deepspeed", "scipy"):
             hidden.setdefault(name, None)
     gc.disable()
     try:

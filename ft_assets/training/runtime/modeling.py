@@ -29,8 +29,11 @@ def load_base(directory: Path, spec: TrainingSpec) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def lora_config(spec: TrainingSpec) -> LoraConfig | None:
-    """PEFT's form of the spec's LoRA settings; None for full parameters."""
+def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
+    """PEFT's form of the spec's LoRA settings; None for full parameters.
+
+    ``all-linear`` is spelled out as the last parts of the layers' names: the form that inference servers read.
+    """
     if spec.adapter == "full":
         return None
     if spec.adapter != "lora" or spec.lora is None:
@@ -40,7 +43,7 @@ def lora_config(spec: TrainingSpec) -> LoraConfig | None:
         r=spec.lora.rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
         lora_dropout=spec.lora.dropout,
-        target_modules=modules if isinstance(modules, str) else list(modules),
+        target_modules=_linear_layers(model) if modules == "all-linear" else list(modules),
         task_type="CAUSAL_LM",
         bias="none",
     )
@@ -63,6 +66,11 @@ def require_finite(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not torch.isfinite(parameter).all():
             raise Diverged(f"{name} holds values that are not finite after the last step; lower learning_rate")
+
+
+def _linear_layers(model: Any) -> list[str]:
+    head = model.get_output_embeddings()
+    return sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head})
 
 
 def _plain(value: Any) -> Any:

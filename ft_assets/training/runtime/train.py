@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,8 @@ def build_trainer(spec: TrainingSpec, model: Any, tokenizer: Any, pack: Pack, *,
         optim=opt.optimizer,
         bf16=spec.precision == "bf16",
         fp16=spec.precision == "fp16",
-        gradient_checkpointing=spec.gradient_checkpointing,
+        activation_checkpointing=spec.gradient_checkpointing,
+        gradient_checkpointing=None,
         packing=True,
         max_length=spec.max_seq_len,
         dataset_kwargs={"skip_prepare_dataset": True},
@@ -116,7 +118,7 @@ def build_trainer(spec: TrainingSpec, model: Any, tokenizer: Any, pack: Pack, *,
         ddp_find_unused_parameters=False,
     )
     trainer = PackedTrainer(
-        model, args=arguments, train_dataset=Dataset(pack.train), processing_class=tokenizer, peft_config=lora_config(spec)
+        model, args=arguments, train_dataset=Dataset(pack.train), processing_class=tokenizer, peft_config=lora_config(spec, model)
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -142,6 +144,9 @@ def self_test(trainer: Any, spec: TrainingSpec) -> SelfTest:
 
 
 def _deterministic(seed: int) -> None:
+    """One result per seed; and no progress bars or notices of renamed options in the log that tenants read."""
+    warnings.simplefilter("ignore", FutureWarning)
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.use_deterministic_algorithms(True, warn_only=True)
     set_seed(seed)

@@ -1,0 +1,49 @@
+"""The application: routes, error bodies, request ids, and the worker that validates large files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from fastapi import FastAPI
+
+from control_plane.api import errors, gateway
+from control_plane.api.middleware import RequestIds
+from control_plane.api.routes import adapters, api_keys, completions, datasets, files, health, jobs, models
+from control_plane.api.validation import ValidationWorker
+from control_plane.service.platform import Platform
+
+VERSION = "0.1.0"
+JOB_PATHS = ("/v1/fine_tuning/jobs", "/v1/fine-tuning/jobs", "/v1/jobs")
+"""OpenAI's path, then the two spellings that people try; the document shows the first."""
+
+
+def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None = None) -> FastAPI:
+    """The API over `platform`. Several processes may serve the same one; `transport` carries calls to inference servers."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        worker = ValidationWorker(platform)
+        worker.start()
+        async with gateway.client(transport) as client:
+            app.state.validation, app.state.inference = worker, client
+            yield
+        worker.stop()
+
+    app = FastAPI(
+        title="ft-platform",
+        version=VERSION,
+        summary="Fine-tuning jobs, datasets and adapters; files, fine_tuning, models and chat speak OpenAI's format",
+        lifespan=lifespan,
+        docs_url=None,  # its pages fetch scripts from elsewhere; the document itself is at /openapi.json
+        redoc_url=None,
+    )
+    app.state.platform = platform
+    for path in JOB_PATHS:
+        app.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
+    for routes in (files, datasets, models, adapters, completions, api_keys, health):
+        app.include_router(routes.router)
+    errors.install(app)
+    app.add_middleware(RequestIds)
+    return app

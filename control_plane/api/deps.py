@@ -1,0 +1,41 @@
+"""What routes are given: the platform, and the tenant of a key that holds the scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from control_plane.service import tenants
+from control_plane.service.platform import Platform
+from control_plane.tenants import Scope
+from ft_assets.errors import Unauthenticated
+
+bearer = HTTPBearer(auto_error=False, description="An API key: ft-sk-...")
+
+
+def platform_of(request: Request) -> Platform:
+    platform: Platform = request.app.state.platform
+    return platform
+
+
+PlatformDep = Annotated[Platform, Depends(platform_of)]
+
+
+def _tenant_with(scope: Scope) -> Callable[..., str]:
+    def tenant(platform: PlatformDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]) -> str:
+        if credentials is None or not credentials.credentials:
+            raise Unauthenticated("no API key was sent; send the header Authorization: Bearer ft-sk-...", code="missing_api_key")
+        principal = tenants.authenticate(platform, credentials.credentials)
+        principal.require(scope)
+        return principal.tenant.id
+
+    return tenant
+
+
+Reader = Annotated[str, Depends(_tenant_with(Scope.READ))]
+"""Id of the tenant whose key may read."""
+Writer = Annotated[str, Depends(_tenant_with(Scope.WRITE))]
+Admin = Annotated[str, Depends(_tenant_with(Scope.ADMIN))]

@@ -1,0 +1,177 @@
+"""Rows into what goes over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.engine import RowMapping
+
+from control_plane.api import schemas
+from control_plane.jobs import JobState, openai_status
+from control_plane.service import adapters, models
+from control_plane.service.jobs import JobView
+from control_plane.service.tenants import NewKey
+from ft_assets.training.hyperparameters import openai_hyperparameters
+from ft_assets.training.recipes import select
+from ft_assets.training.spec import TrainingSpec
+
+WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
+OPENAI_HYPERPARAMETERS = ("batch_size", "learning_rate_multiplier", "n_epochs")
+
+
+def seconds(time: datetime | None) -> int | None:
+    return None if time is None else int(time.timestamp())
+
+
+def _at(time: datetime) -> int:
+    return int(time.timestamp())
+
+
+def job(view: JobView) -> schemas.Job:
+    row = view.row
+    state, request = JobState(row["state"]), row["request"]
+    hyperparameters = _hyperparameters(row)
+    return schemas.Job(
+        id=row["id"],
+        created_at=_at(row["created_at"]),
+        finished_at=seconds(row["finished_at"]),
+        estimated_finish=seconds(row["estimated_finish_at"]),
+        model=row["model"],
+        fine_tuned_model=row["fine_tuned_model"],
+        organization_id=row["tenant_id"],
+        status=openai_status(state),
+        training_file=row["training_file"],
+        validation_file=row["validation_file"],
+        result_files=[],
+        trained_tokens=row["trained_tokens"],
+        seed=row["seed"],
+        hyperparameters=hyperparameters,
+        method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        integrations=request.get("integrations"),
+        metadata=row["metadata"],
+        error=schemas.JobError(**row["error"]) if row["error"] else None,
+        state=state.value,
+        checkpointing=row["checkpointing"],
+        queue_position=row["queue_position"],
+        reason=row["reason"] if state in WAITING else None,
+        reason_detail=row["reason_detail"] if state in WAITING else None,
+        queued_at=seconds(row["queued_at"]),
+        started_at=seconds(row["started_at"]),
+        estimated_start=_estimated_start(row, state),
+        step=row["step"],
+        total_steps=row["total_steps"],
+        loss=row["loss"],
+        tokens_per_s=row["tokens_per_s"],
+        cost_micros=view.cost_micros,
+        attempt=row["attempt"],
+        suffix=row["suffix"],
+        tier=row["tier"],
+        spot=request.get("spot", False),
+        recipe=row["spec"]["recipe"] if row["spec"] else request.get("recipe"),
+        auto_promote=request.get("auto_promote", True),
+        base_digest=row["base_digest"],
+        dataset_id=row["dataset_id"],
+        spec_sha256=row["spec_sha256"],
+        adapter_id=row["adapter_id"],
+        report_url=f"/v1/datasets/{row['dataset_id'] or row['training_file']}/report",
+    )
+
+
+def _hyperparameters(row: RowMapping) -> dict[str, Any]:
+    """As asked, until the spec is frozen; then as resolved."""
+    asked: dict[str, Any] = dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto") | row["hyperparameters"]
+    if not row["spec"]:
+        return asked
+    spec = TrainingSpec.from_dict(row["spec"])
+    return asked | openai_hyperparameters(spec, select(spec.base_model, adapter=spec.adapter, name=row["request"].get("recipe")))
+
+
+def _estimated_start(row: RowMapping, state: JobState) -> int | None:
+    """Of a waiting job: its estimated finish less its expected duration, which is how that was made."""
+    if state not in WAITING or row["estimated_finish_at"] is None or row["expected_s"] is None:
+        return None
+    return int(row["estimated_finish_at"].timestamp() - row["expected_s"])
+
+
+def event(row: RowMapping) -> schemas.Event:
+    return schemas.Event(
+        id=row["id"],
+        created_at=_at(row["created_at"]),
+        level=row["level"],
+        type=row["type"],
+        code=row["code"],
+        message=row["message"],
+        data=row["data"],
+    )
+
+
+def checkpoint(row: RowMapping) -> schemas.Checkpoint:
+    return schemas.Checkpoint(
+        id=row["id"],
+        created_at=_at(row["created_at"]),
+        fine_tuned_model_checkpoint=f"{row['job_id']}:step-{row['step']}",
+        fine_tuning_job_id=row["job_id"],
+        step_number=row["step"],
+        metrics={"step": row["step"], **row["metrics"]},
+        final=row["final"],
+    )
+
+
+def file(row: RowMapping) -> schemas.File:
+    return schemas.File(
+        id=row["id"],
+        bytes=row["bytes"],
+        created_at=_at(row["created_at"]),
+        filename=row["filename"],
+        purpose=row["purpose"],
+        status=row["status"],
+        status_details=row["status_details"],
+        sha256=row["sha256"],
+        dataset_id=row["dataset_id"],
+        report_url=None if row["status"] == "uploaded" else f"/v1/datasets/{row['id']}/report",
+    )
+
+
+def model(found: models.Model) -> schemas.Model:
+    return schemas.Model(
+        id=found.id,
+        created=seconds(found.created_at) or 0,
+        owned_by=found.owned_by,
+        base_model=found.base_model,
+        stage=found.stage,
+        adapter_id=found.adapter_id,
+    )
+
+
+def adapter(found: adapters.Adapter) -> schemas.Adapter:
+    times = {"created_at": _at(found["created_at"]), "promoted_at": seconds(found["promoted_at"])}
+    return schemas.Adapter.model_validate({name: found[name] for name in schemas.Adapter.model_fields if name in found} | times)
+
+
+def api_key(row: Mapping[Any, Any]) -> schemas.ApiKey:
+    return schemas.ApiKey(
+        id=row["id"],
+        name=row["name"],
+        hint=row["hint"],
+        scopes=row["scopes"],
+        created_at=_at(row["created_at"]),
+        expires_at=seconds(row["expires_at"]),
+        revoked_at=seconds(row["revoked_at"]),
+        last_used_at=seconds(row["last_used_at"]),
+    )
+
+
+def new_api_key(key: NewKey) -> schemas.NewApiKey:
+    return schemas.NewApiKey(
+        id=key.id,
+        name=key.name,
+        hint=key.hint,
+        scopes=[s.value for s in key.scopes],
+        created_at=_at(key.created_at),
+        expires_at=seconds(key.expires_at),
+        revoked_at=None,
+        last_used_at=None,
+        secret=key.secret,
+    )

@@ -1,0 +1,154 @@
+"""``/v1/fine_tuning/jobs``: the router is mounted under its other spellings too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from control_plane.api import render, schemas
+from control_plane.api.deps import PlatformDep, Reader, Writer
+from control_plane.service import jobs, logs
+from control_plane.service.idempotency import Attempt
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from ft_assets.errors import InvalidRequest
+
+POLL_S = 0.5
+KEEP_ALIVE_S = 15.0
+"""Seconds without an event after which a comment is sent: proxies cut silent connections after 30 to 60."""
+METADATA = re.compile(r"metadata\[(.+)\]")
+
+router = APIRouter(tags=["fine_tuning"])
+
+
+@router.post("")
+def create(
+    response: Response,
+    platform: PlatformDep,
+    tenant: Writer,
+    body: schemas.CreateJob,
+    idempotency_key: Annotated[str | None, Header()] = None,
+    x_stainless_retry_count: Annotated[str | None, Header(include_in_schema=False)] = None,
+) -> schemas.Job:
+    """Submit a job. The same `Idempotency-Key` is the same job; a client's own retry does not make a twin either."""
+    asked = body.model_dump(exclude_unset=True)
+    key = _one_key(idempotency_key, body.idempotency_key)
+    attempt = Attempt(received_at=platform.clock(), key=key, is_retry=(x_stainless_retry_count or "0") != "0")
+    submitted = jobs.submit(platform, tenant, JobRequest.from_body(asked), attempt)
+    if not submitted.created:
+        response.headers["idempotent-replayed"] = "true"
+    return render.job(jobs.get(platform, tenant, submitted.job["id"]))
+
+
+@router.get("")
+def list_jobs(
+    request: Request, platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20
+) -> schemas.ListOf[schemas.Job]:
+    """Jobs, newest first; `metadata[key]=value` keeps those that carry the pair, `metadata=null` those without any."""
+    metadata, bare = _metadata_filter(request)
+    found = jobs.list_jobs(platform, tenant, after=after, limit=limit, metadata=metadata, without_metadata=bare)
+    return schemas.ListOf(data=[render.job(v) for v in found.items], has_more=found.has_more)
+
+
+@router.get("/{job_id}")
+def retrieve(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.Job:
+    """One job."""
+    return render.job(jobs.get(platform, tenant, job_id))
+
+
+@router.post("/{job_id}/cancel")
+def cancel(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
+    """End a job that has not ended; its workload is stopped."""
+    return render.job(jobs.cancel(platform, tenant, job_id))
+
+
+@router.post("/{job_id}/pause")
+def pause(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
+    """Give the GPUs back at the next checkpoint."""
+    return render.job(jobs.pause(platform, tenant, job_id))
+
+
+@router.post("/{job_id}/resume")
+def resume(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
+    """Queue a paused job again; it goes on from its checkpoint."""
+    return render.job(jobs.resume(platform, tenant, job_id))
+
+
+@router.get("/{job_id}/events", response_model=schemas.ListOf[schemas.Event])
+def events(
+    platform: PlatformDep,
+    tenant: Reader,
+    job_id: str,
+    after: str | None = None,
+    limit: int = 20,
+    stream: Annotated[bool, Query(description="Server-sent events, oldest first, until the job has ended.")] = False,
+    last_event_id: Annotated[str | None, Header(description="Of a stream that broke off: go on behind it.")] = None,
+) -> Any:
+    """Events, newest first; or all of them, oldest first, as they happen."""
+    if not stream:
+        found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
+        return schemas.ListOf(data=[render.event(r) for r in found.items], has_more=found.has_more)
+    jobs.get(platform, tenant, job_id)  # a stream that cannot begin is an error, not an empty stream
+    since = int(last_event_id) if last_event_id and last_event_id.isdecimal() else 0
+    return StreamingResponse(
+        _follow(platform, tenant, job_id, since), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+    )
+
+
+@router.get("/{job_id}/checkpoints")
+def checkpoints(
+    platform: PlatformDep, tenant: Reader, job_id: str, after: str | None = None, limit: int = 10
+) -> schemas.ListOf[schemas.Checkpoint]:
+    """Committed checkpoints, newest first."""
+    found = jobs.list_checkpoints(platform, tenant, job_id, after=after, limit=limit)
+    return schemas.ListOf(data=[render.checkpoint(r) for r in found.items], has_more=found.has_more)
+
+
+@router.get("/{job_id}/metrics")
+def metrics(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.ListOf[dict[str, Any]]:
+    """What was measured at each step, in order."""
+    return schemas.ListOf(data=[dict(m) for m in jobs.metrics(platform, tenant, job_id)])
+
+
+@router.get("/{job_id}/logs", response_class=PlainTextResponse)
+def read_logs(platform: PlatformDep, tenant: Reader, job_id: str, attempt: int | None = None) -> PlainTextResponse:
+    """The training log of an attempt, the last one if not said otherwise."""
+    return PlainTextResponse(logs.read(platform, tenant, job_id, attempt=attempt))
+
+
+async def _follow(platform: Platform, tenant: str, job_id: str, since: int) -> AsyncIterator[str]:
+    silent_s = 0.0
+    while True:
+        rows, final = await run_in_threadpool(jobs.events_since, platform, tenant, job_id, since)
+        for row in rows:
+            since, silent_s = row["seq"], 0.0
+            yield f"id: {since}\ndata: {render.event(row).model_dump_json()}\n\n"
+        if final and not rows:
+            yield "data: [DONE]\n\n"
+            return
+        if rows:
+            continue
+        await anyio.sleep(POLL_S)
+        silent_s += POLL_S
+        if silent_s >= KEEP_ALIVE_S:
+            silent_s = 0.0
+            yield ": waiting\n\n"
+
+
+def _one_key(header: str | None, field: str | None) -> str | None:
+    if header is not None and field is not None and header != field:
+        raise InvalidRequest(
+            f"Idempotency-Key {header[:80]!r} and idempotency_key {field[:80]!r} differ; send one of them", param="idempotency_key"
+        )
+    return field if header is None else header
+
+
+def _metadata_filter(request: Request) -> tuple[Mapping[str, str], bool]:
+    pairs = {m[1]: value for name, value in request.query_params.multi_items() if (m := METADATA.fullmatch(name))}
+    return pairs, request.query_params.get("metadata") == "null"

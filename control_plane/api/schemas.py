@@ -1,0 +1,204 @@
+"""What goes over the wire: OpenAI's objects with the platform's own fields beside them. Shapes only; ``render`` fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+
+
+class CreateJob(BaseModel):
+    """A fine-tuning job as asked for. Fields past `hyperparameters` are the platform's own (``extra_body`` of the client)."""
+
+    model_config = ConfigDict(extra="allow", strict=True)  # unknown fields are refused by name, further in
+
+    model: str = Field(description="Base model: an id of GET /v1/models.")
+    training_file: str = Field(description="Id of an uploaded file with purpose fine-tune.")
+    validation_file: str | None = None
+    suffix: str | None = Field(None, description="At most 64 characters; part of the adapter's name.")
+    seed: int | None = Field(None, description="0 to 2147483647; drawn if absent.")
+    metadata: dict[str, str] | None = Field(None, description="At most 16 pairs.")
+    integrations: list[dict[str, Any]] | None = None
+    method: str | dict[str, Any] | None = Field(
+        None, description='`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, or a word: `lora`, `sft`.'
+    )
+    hyperparameters: dict[str, Any] | None = Field(None, description="Deprecated by OpenAI in favour of `method`; read all the same.")
+    eval_config: dict[str, Any] | None = Field(None, description="Suites and gates; the defaults apply where absent.")
+    tier: str | None = Field(None, description="free, standard or premium; the tenant's own if absent.")
+    spot: bool | None = None
+    recipe: str | None = Field(None, description="`<name>@<version>`; chosen by the model if absent.")
+    hardware: dict[str, Any] | None = None
+    auto_promote: bool | None = Field(None, description="Serve the adapter once it has passed its gates; true if absent.")
+    idempotency_key: str | None = Field(None, description="As the header Idempotency-Key: the same key is the same job.")
+
+
+class JobError(BaseModel):
+    code: str
+    message: str
+    param: str | None
+
+
+class Job(BaseModel):
+    """A fine-tuning job. Fields past `error` are the platform's own."""
+
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    created_at: int
+    finished_at: int | None
+    estimated_finish: int | None
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str
+    status: str
+    training_file: str
+    validation_file: str | None
+    result_files: list[str]
+    trained_tokens: int | None
+    seed: int
+    hyperparameters: dict[str, Any]
+    method: dict[str, Any]
+    integrations: list[dict[str, Any]] | None
+    metadata: dict[str, str] | None
+    error: JobError | None
+    state: str = Field(description="validating, queued, provisioning, running, evaluating, succeeded, failed, cancelled, ...")
+    checkpointing: bool
+    queue_position: int | None
+    reason: str | None = Field(description="Why it waits: a code.")
+    reason_detail: str | None
+    queued_at: int | None
+    started_at: int | None
+    estimated_start: int | None
+    step: int | None
+    total_steps: int | None
+    loss: float | None
+    tokens_per_s: float | None
+    cost_micros: int = Field(description="So far, in millionths of a US dollar; the sum of the job's ledger entries.")
+    attempt: int
+    suffix: str | None
+    tier: str
+    spot: bool
+    recipe: str | None
+    auto_promote: bool
+    base_digest: str
+    dataset_id: str | None = Field(description="The immutable dataset version; null until it is pinned.")
+    spec_sha256: str | None
+    adapter_id: str | None
+    report_url: str = Field(description="The validation report of the training data.")
+
+
+class Event(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    created_at: int
+    level: str
+    type: str
+    code: str | None
+    message: str
+    data: dict[str, Any] | None
+
+
+class Checkpoint(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    step_number: int
+    metrics: dict[str, Any]
+    final: bool
+
+
+class File(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
+    sha256: str
+    dataset_id: str | None
+    report_url: str | None
+
+
+class Deleted(BaseModel):
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    base_model: str
+    stage: str | None
+    adapter_id: str | None
+
+
+class Adapter(BaseModel):
+    id: str
+    object: Literal["adapter"] = "adapter"
+    name: str = Field(description="What a request puts into `model`.")
+    type: str
+    stage: str
+    base_model: str
+    base_digest: str
+    job_id: str
+    dataset_id: str
+    pack_fingerprint: str
+    spec_sha256: str
+    lock_sha256: str
+    commit: str
+    metrics: dict[str, Any]
+    eval_passed: bool
+    rank: int | None
+    alpha: float | None
+    modules: list[str]
+    manifest_sha256: str
+    created_at: int
+    promoted_at: int | None
+    desired: str = Field(description="On the inference servers: loaded or unloaded.")
+    observed: str
+    detail: str | None = Field(description="Why `observed` is not `desired`, where it is not.")
+
+
+class RolledBack(BaseModel):
+    object: Literal["adapter.rollback"] = "adapter.rollback"
+    withdrawn: Adapter
+    serving: Adapter
+
+
+class CreateKey(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(min_length=1, max_length=100)
+    scopes: list[str] = Field(default=["read", "write"], description="read, write, admin; each includes the ones before it.")
+    expires_in: int | None = Field(None, description="Seconds; never if absent.")
+
+
+class ApiKey(BaseModel):
+    id: str
+    object: Literal["api_key"] = "api_key"
+    name: str
+    hint: str
+    scopes: list[str]
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    last_used_at: int | None
+
+
+class NewApiKey(ApiKey):
+    secret: str = Field(description="Shown now and never again.")
+
+
+class ListOf(BaseModel, Generic[T]):
+    object: Literal["list"] = "list"
+    data: Sequence[T]
+    has_more: bool = False

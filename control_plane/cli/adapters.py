@@ -1,0 +1,74 @@
+"""``ft models``, ``adapters``, ``promote``, ``rollback``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from control_plane.cli.output import Json, ago, percent, print_json, say, table
+
+AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (models, adapters, promote, rollback):
+        app.command(rich_help_panel="Models")(command)
+
+
+def models(as_json: Json = False) -> None:
+    """List base models and your own."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.models()
+    if as_json:
+        print_json(found)
+        return
+    table(("MODEL", "OWNER", "CREATED"), [(m["id"], m["owned_by"], ago(m["created"]) if m.get("created") else "") for m in found])
+
+
+def adapters(as_json: Json = False) -> None:
+    """List adapters, newest first: stage, what serves them, and their score beside the base's."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.adapters()
+    if as_json:
+        print_json(found)
+        return
+    rows = [(a["id"], a["name"], a["stage"], str(a["serving"]["observed"]), _score(a), ago(a.get("created_at"))) for a in found]
+    table(("ID", "MODEL", "STAGE", "SERVED", "EXACT MATCH (BASE)", "CREATED"), rows)
+
+
+def _score(a: dict[str, Any]) -> str:
+    metrics = a.get("metrics") or {}
+    own = metrics.get("holdout/exact_match")
+    return "" if own is None else f"{percent(own)} ({percent(metrics.get('base/holdout/exact_match'))})"
+
+
+def promote(adapter: AdapterId, as_json: Json = False) -> None:
+    """Put an adapter into production: it is loaded on the fleet and answers under its name."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        changed = client.promote(adapter)
+    if as_json:
+        print_json(changed)
+        return
+    serving = changed["serving"]
+    say(f"{changed['name']} is in {changed['stage']}; on the inference servers it is {serving['observed']}")
+    if serving["detail"]:
+        say(f"  {serving['detail']}")
+
+
+def rollback(adapter: AdapterId, as_json: Json = False) -> None:
+    """Withdraw a production adapter in favour of the one promoted before it."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        done = client.rollback(adapter)
+    if as_json:
+        print_json(done)
+        return
+    say(f"serving {done['serving']['name']} again; {done['withdrawn']['name']} is withdrawn")

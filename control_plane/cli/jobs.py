@@ -1,0 +1,220 @@
+"""``ft submit``, ``jobs``, ``job``, ``logs``, ``cancel``, ``pause``, ``resume``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.datasets import Map, accepted, parse_map
+from control_plane.cli.exits import Exit
+from control_plane.cli.output import Json, ago, fields, print_json, say, table
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id (`ft jobs` lists them).")]
+ENDS = {"succeeded": Exit.OK, "failed": Exit.FAILED, "cancelled": Exit.CANCELLED}
+
+
+def register(app: typer.Typer) -> None:
+    for command in (submit, jobs, job, logs, cancel, pause, resume):
+        app.command(rich_help_panel="Jobs")(command)
+
+
+def parse_hyperparameters(pairs: list[str]) -> dict[str, Any]:
+    """``{"n_epochs": 3}`` for ``n_epochs=3``: values are JSON where they can be, else text (``auto``)."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, sep, value = pair.partition("=")
+        if not (name and sep and value):
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE; write --hp n_epochs=3")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def submit(
+    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file, or the id of an uploaded one.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
+    validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id, for evaluation.")] = None,
+    suffix: Annotated[str | None, typer.Option("--suffix", help="Part of the new model's name.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="supervised, lora, ...")] = None,
+    hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
+    column_map: Map = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code tells how.")] = False,
+    promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Submit a fine-tuning job; a file is uploaded first. With --wait: exit code 0 succeeded, 1 failed, 3 cancelled."""
+    from control_plane.cli.remote import connect
+
+    mapping, hyperparameters = parse_map(column_map), parse_hyperparameters(hp or [])
+    for given in (file, validation_file):
+        check_given(given)
+    with connect() as client:
+        body: dict[str, Any] = {
+            "model": model, "training_file": _file_id(client, file, mapping), "suffix": suffix, "seed": seed, "method": method,
+            "hyperparameters": hyperparameters or None, "auto_promote": None if promote else False,
+        }  # fmt: skip
+        if validation_file is not None:
+            body["validation_file"] = _file_id(client, validation_file, mapping)
+        made = client.create_job(**{k: v for k, v in body.items() if v is not None})
+        if wait:
+            say(f"job {made['id']}")
+            _wait(client, made["id"], as_json=as_json)
+        elif as_json:
+            print_json(made)
+        else:
+            print(made["id"])
+            say(f"submitted; `ft job {made['id']} --wait` follows it")
+
+
+def check_given(given: str | None) -> None:
+    """A usage error for what is neither a file here nor looks like the id of one."""
+    if given is not None and not Path(given).is_file() and not given.startswith("file-"):
+        raise typer.BadParameter(f"{given!r} is neither a file here nor the id of an uploaded one (file-...)")
+
+
+def _file_id(client: FtClient, given: str, mapping: dict[str, str] | None) -> str:
+    """The id of an uploaded file; a path that exists is uploaded first."""
+    path = Path(given)
+    if not path.is_file():
+        return given
+    say(f"uploading {path}")
+    return str(accepted(client, client.upload_file(path, column_map=mapping))["id"])
+
+
+def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
+    """Follow the job to its end and exit with the code of its end."""
+    from control_plane.cli.progress import follow
+
+    try:
+        final = follow(client, job_id)
+    except KeyboardInterrupt:
+        say(f"\nthe job runs on; follow it again with `ft job {job_id} --wait`, end it with `ft cancel {job_id}`")
+        raise
+    if as_json:
+        print_json(final)
+    else:
+        show_job(final)
+    code = ENDS.get(str(final["status"]), Exit.FAILED)
+    if code is not Exit.OK:
+        raise typer.Exit(code)
+
+
+def waiting_reason(j: dict[str, Any]) -> str:
+    """Why it waits, in words if there are any."""
+    reason = j.get("waiting_reason") or {}
+    return str(reason.get("message") or reason.get("code") or "")
+
+
+def show_job(j: dict[str, Any]) -> None:
+    error = j.get("error") or {}
+    steps = f"{j.get('step') or 0}/{j['total_steps']}" if j.get("total_steps") else None
+    fields({
+        "job": j["id"], "status": j.get("state") or j["status"], "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
+        "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
+        "queue position": j.get("queue_position"), "waits because": waiting_reason(j), "step": steps,
+        "loss": j.get("loss"), "trained tokens": j.get("trained_tokens"), "error": error.get("message"), "error code": error.get("code"),
+    })  # fmt: skip
+
+
+def jobs(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20,
+    as_json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.jobs(limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (j["id"], str(j.get("state") or j["status"]), j["model"], j.get("fine_tuned_model") or "", ago(j["created_at"]), _where(j))
+        for j in found
+    ]
+    table(("ID", "STATUS", "MODEL", "FINE-TUNED MODEL", "CREATED", ""), rows)
+
+
+def _where(j: dict[str, Any]) -> str:
+    if j.get("error"):
+        return str(j["error"]["code"])
+    if j.get("total_steps") and not j.get("finished_at"):
+        return f"step {j.get('step') or 0}/{j['total_steps']}"
+    return waiting_reason(j)
+
+
+def job(
+    job_id: JobId,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Follow it until it has ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a job, or follow it to its end (exit code 0 succeeded, 1 failed, 3 cancelled)."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        if wait:
+            _wait(client, job_id, as_json=as_json)
+            return
+        found = client.job(job_id)
+    if as_json:
+        print_json(found)
+    else:
+        show_job(found)
+
+
+def logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job has ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a job's events, oldest first; with --json one object a line."""
+    from control_plane.cli.progress import events_of
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        for event in events_of(client, job_id, until_end=follow):
+            if as_json:
+                print_json(event)
+            else:
+                print(f"{_clock(event['created_at'])}  {event['level']:<5} {event['message']}", flush=True)
+
+
+def _clock(unix_s: float) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def cancel(job_id: JobId, as_json: Json = False) -> None:
+    """Cancel a job; its last checkpoint stays."""
+    _act("cancel_job", job_id, as_json=as_json)
+
+
+def pause(job_id: JobId, as_json: Json = False) -> None:
+    """Pause a job: it saves a checkpoint and gives its GPUs back."""
+    _act("pause_job", job_id, as_json=as_json)
+
+
+def resume(job_id: JobId, as_json: Json = False) -> None:
+    """Queue a paused job again; it goes on from its checkpoint."""
+    _act("resume_job", job_id, as_json=as_json)
+
+
+def _act(method: str, job_id: str, *, as_json: bool) -> None:
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        changed = getattr(client, method)(job_id)
+    if as_json:
+        print_json(changed)
+    else:
+        say(f"job {job_id} is {changed.get('state') or changed['status']}")

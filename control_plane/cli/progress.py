@@ -1,0 +1,144 @@
+"""Follows a job: bars on a terminal, a line for each piece of news elsewhere; the job does not notice either way."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from control_plane.cli.output import console, escape, say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from control_plane.client import FtClient
+
+POLL_S = 0.7
+"""Between two looks at a job: a step is reported by the platform every half second."""
+FINAL = ("succeeded", "failed", "cancelled")
+LINES_OF_METRICS = 10
+"""Of a training, where there is no terminal: a line each tenth of the way."""
+STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
+
+
+def follow(client: FtClient, job_id: str) -> dict[str, Any]:
+    """Show the job until it has ended, and return it."""
+    with JobView() as view:
+        seen: set[str] = set()
+        while True:
+            job = client.job(job_id)
+            for event in new_events(client, job_id, seen):
+                view.event(event)
+            view.job(job)
+            if job["status"] in FINAL:
+                return dict(job)
+            time.sleep(POLL_S)
+
+
+def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[dict[str, Any]]:
+    """Events that are not in `seen` (which they enter), oldest first."""
+    fresh: list[dict[str, Any]] = []
+    for event in client.events(job_id):  # newest first, page after page
+        if event["id"] in seen:
+            break
+        fresh.append(event)
+    seen.update(e["id"] for e in fresh)
+    return fresh[::-1]
+
+
+def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[dict[str, Any]]:
+    """A job's events, oldest first; with `until_end` as they come, until the job has ended."""
+    seen: set[str] = set()
+    while True:
+        ended = not until_end or client.job(job_id)["status"] in FINAL  # asked first: no event follows the end
+        yield from new_events(client, job_id, seen)
+        if ended:
+            return
+        time.sleep(POLL_S)
+
+
+class JobView:
+    """What a person sees of a job; a context, because a live display has to be closed."""
+
+    def __init__(self) -> None:
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._next_metrics = 0.0
+        self._state = ""
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bars = Progress(
+                TextColumn("{task.description:<10}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(),
+                TextColumn("{task.fields[news]}"), console=console(stderr=True),
+            )  # fmt: skip
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One piece of news; numbers go into the bars, or are thinned to lines."""
+        if event.get("type") == "metrics":
+            self._metrics(event)
+        elif self._bars is not None:
+            self._bars.console.print(escape(f"{_clock(event)}  {event['message']}"))
+        else:
+            say(f"{_clock(event)}  {event['message']}")
+
+    def _metrics(self, event: dict[str, Any]) -> None:
+        data = event.get("data") or {}
+        step, total = data.get("step"), data.get("total_steps")
+        if self._bars is not None or not step or not total:
+            return
+        if "train_loss" not in data or step / total >= self._next_metrics or step == total:
+            self._next_metrics = step / total + 1 / LINES_OF_METRICS if "train_loss" in data else self._next_metrics
+            say(f"{_clock(event)}  {event['message']}")
+
+    def job(self, job: dict[str, Any]) -> None:
+        """Bring the bars to where the job is."""
+        state = str(job.get("state") or job["status"])
+        if self._bars is None:
+            return
+        if state in STAGES:
+            self._close_stages_before(state)
+        if state == "running" and job.get("total_steps"):
+            news = f"loss {job['loss']:.4f}" if isinstance(job.get("loss"), float) else ""
+            speed = job.get("tokens_per_second")
+            news += f"  {speed:,.0f} tokens/s" if speed else ""
+            self._bar("training", job.get("step") or 0, job["total_steps"], news)
+        elif state in NAMES:
+            position = f"position {job['queue_position']}" if job.get("queue_position") else ""
+            reason = job.get("waiting_reason") or {}
+            self._bar(NAMES[state], None, None, "  ".join(p for p in (position, str(reason.get("message") or "")) if p))
+        self._state = state
+
+    def _close_stages_before(self, state: str) -> None:
+        """Fill the bars of stages that are over: the job has gone beyond them."""
+        assert self._bars is not None
+        over = {NAMES[s] for s in STAGES[: STAGES.index(state)] if s in NAMES} | ({"training"} if state in STAGES[4:] else set())
+        for name in over & set(self._tasks):
+            task = self._tasks[name]
+            total = self._bars.tasks[self._bars.task_ids.index(task)].total or 1
+            self._bars.update(task, total=total, completed=total, news="")
+            self._bars.stop_task(task)
+
+    def _bar(self, name: str, completed: int | None, total: int | None, news: str) -> None:
+        assert self._bars is not None
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, news=news)
+        self._bars.update(self._tasks[name], completed=completed, total=total, news=escape(news))
+
+
+NAMES = {"validating": "data", "queued": "queue", "provisioning": "start", "evaluating": "evaluation"}
+"""Stages without a count of steps, by the state that they are."""
+
+
+def _clock(event: dict[str, Any]) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(event["created_at"]))

@@ -1,0 +1,250 @@
+"""The Python client: the REST API as methods that return its JSON objects, and its errors as the family they came from.
+
+    with FtClient(base_url="http://127.0.0.1:8000", api_key="ft-sk-...") as client:
+        file = client.upload_file(Path("support.jsonl"))
+        job = client.wait(client.create_job(model="demo-llama-3m", training_file=file["id"])["id"])
+
+Calls that change nothing twice are repeated on a broken connection or a 5xx; ``create_job`` is one of them, for it names
+its submission. ``httpx.TransportError`` is raised when the API cannot be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from ft_assets.errors import (
+    Conflict,
+    Forbidden,
+    FtError,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    Unauthenticated,
+    Unavailable,
+    from_dict,
+)
+
+Json = dict[str, Any]
+
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
+TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
+GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+"""Between two bytes of a stream of events; the server says something at least every 15 s."""
+NUM_RETRIES = 2
+BACKOFF_S = 0.5
+BY_STATUS: Mapping[int, type[FtError]] = {
+    400: InvalidRequest, 401: Unauthenticated, 403: Forbidden, 404: NotFound, 409: Conflict, 429: QuotaExceeded, 502: Unavailable,
+    503: Unavailable, 504: Unavailable,
+}  # fmt: skip
+
+
+class FtClient:
+    """One tenant's view of a platform. Thread-safe; closed by ``close`` or as a context."""
+
+    def __init__(self, *, base_url: str, api_key: str, transport: httpx.BaseTransport | None = None) -> None:
+        self._http = httpx.Client(
+            base_url=base_url.rstrip("/"), headers={"authorization": f"Bearer {api_key}"}, timeout=TIMEOUT, transport=transport
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def upload_file(self, path: Path, *, column_map: Mapping[str, str] | None = None, purpose: str = "fine-tune") -> Json:
+        """Upload a dataset; a small one comes back validated, with status ``processed`` or ``error``."""
+        data = {"purpose": purpose} | ({"column_map": json.dumps(column_map)} if column_map else {})
+        with path.open("rb") as stream:
+            return self._json("POST", "/v1/files", data=data, files={"file": (path.name, stream, "application/octet-stream")})
+
+    def files(self, *, limit: int = 100) -> list[Json]:
+        return self._list("/v1/files", limit=limit)
+
+    def file(self, file_id: str) -> Json:
+        return self._json("GET", _path("/v1/files", file_id))
+
+    def delete_file(self, file_id: str) -> Json:
+        return self._json("DELETE", _path("/v1/files", file_id))
+
+    def dataset_report(self, dataset_or_file_id: str) -> Json:
+        """The validation report; a refused file has one, too."""
+        return self._json("GET", _path("/v1/datasets", dataset_or_file_id, "report"))
+
+    def create_job(self, *, model: str, training_file: str, idempotency_key: str | None = None, **fields: Any) -> Json:
+        """Submit a job; `fields` are those of the API's body."""
+        body = {"model": model, "training_file": training_file, **fields}
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        return self._json("POST", "/v1/fine_tuning/jobs", json=body, headers=headers, repeatable=True)
+
+    def jobs(self, *, limit: int = 20, metadata: Mapping[str, str] | None = None) -> list[Json]:
+        """The newest jobs."""
+        return self._list("/v1/fine_tuning/jobs", limit=limit, **{f"metadata[{k}]": v for k, v in (metadata or {}).items()})
+
+    def job(self, job_id: str) -> Json:
+        return self._json("GET", _path("/v1/fine_tuning/jobs", job_id))
+
+    def cancel_job(self, job_id: str) -> Json:
+        return self._json("POST", _path("/v1/fine_tuning/jobs", job_id, "cancel"), repeatable=True)
+
+    def pause_job(self, job_id: str) -> Json:
+        return self._json("POST", _path("/v1/fine_tuning/jobs", job_id, "pause"), repeatable=True)
+
+    def resume_job(self, job_id: str) -> Json:
+        return self._json("POST", _path("/v1/fine_tuning/jobs", job_id, "resume"))
+
+    def checkpoints(self, job_id: str) -> list[Json]:
+        return self._list(_path("/v1/fine_tuning/jobs", job_id, "checkpoints"), limit=100)
+
+    def metrics(self, job_id: str) -> list[Json]:
+        """What was measured at each step, in order."""
+        return list(self._json("GET", _path("/v1/fine_tuning/jobs", job_id, "metrics"))["data"])
+
+    def events(self, job_id: str) -> Iterator[Json]:
+        """Events so far, newest first, page after page."""
+        path = _path("/v1/fine_tuning/jobs", job_id, "events")
+        after: dict[str, str] = {}
+        while True:
+            page = self._json("GET", path, params={"limit": 100, **after})
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = {"after": page["data"][-1]["id"]}
+
+    def follow(self, job_id: str) -> Iterator[Json]:
+        """Events as they happen, oldest first, until the job has ended; a stream that breaks off is taken up where it broke."""
+        path, last, failures = _path("/v1/fine_tuning/jobs", job_id, "events"), "", 0
+        while True:
+            try:
+                headers = {"last-event-id": last} if last else {}
+                with self._http.stream("GET", path, params={"stream": "true"}, headers=headers, timeout=STREAM_TIMEOUT) as answer:
+                    _raise_for_error(answer)
+                    for seq, data in _server_sent(answer):
+                        if data == "[DONE]":
+                            return
+                        last, failures = seq, 0
+                        yield json.loads(data)
+            except (httpx.TransportError, Unavailable):
+                failures += 1
+                if failures > NUM_RETRIES:
+                    raise
+            time.sleep(BACKOFF_S)
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Json:
+        """The job, once it has ended; ``TimeoutError`` if it has not within `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (job := self.job(job_id))["status"] not in FINAL:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {job_id} is {job['state']} after {timeout_s:g} s; it goes on")
+            time.sleep(poll_s)
+        return job
+
+    def models(self) -> list[Json]:
+        """Base models, then the tenant's adapters."""
+        return list(self._json("GET", "/v1/models")["data"])
+
+    def adapters(self, *, limit: int = 100) -> list[Json]:
+        return self._list("/v1/adapters", limit=limit)
+
+    def adapter(self, adapter: str) -> Json:
+        """By id or by model name."""
+        return self._json("GET", _path("/v1/adapters", adapter))
+
+    def promote(self, adapter: str) -> Json:
+        return self._json("POST", _path("/v1/adapters", adapter, "promote"), repeatable=True)
+
+    def rollback(self, adapter: str) -> Json:
+        """``{"withdrawn": adapter, "serving": adapter}``."""
+        return self._json("POST", _path("/v1/adapters", adapter, "rollback"), repeatable=True)
+
+    def deprecate(self, adapter: str) -> Json:
+        return self._json("POST", _path("/v1/adapters", adapter, "deprecate"), repeatable=True)
+
+    def chat(self, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Json:
+        """A whole chat completion."""
+        body = {"model": model, "messages": list(messages), **options}
+        return self._json("POST", "/v1/chat/completions", json=body, timeout=GENERATION_TIMEOUT)
+
+    def chat_stream(self, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[str]:
+        """The answer's text, piece by piece."""
+        body = {"model": model, "messages": list(messages), "stream": True, **options}
+        with self._http.stream("POST", "/v1/chat/completions", json=body, timeout=GENERATION_TIMEOUT) as answer:
+            _raise_for_error(answer)
+            for _, data in _server_sent(answer):
+                if data == "[DONE]":
+                    return
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise _error(chunk, status=500)
+                for choice in chunk["choices"]:
+                    if text := choice["delta"].get("content"):
+                        yield text
+
+    def _list(self, path: str, **params: Any) -> list[Json]:
+        return list(self._json("GET", path, params=params)["data"])
+
+    def _json(self, method: str, path: str, *, repeatable: bool = False, **options: Any) -> Json:
+        """The answer's body. A call that may be repeated is, twice, with a pause before each."""
+        num_retries = NUM_RETRIES if repeatable or method == "GET" else 0
+        for retry in range(num_retries + 1):
+            if retry:
+                time.sleep(BACKOFF_S * 2 ** (retry - 1))
+            try:
+                answer = self._http.request(method, path, **options)
+            except httpx.TransportError:
+                if retry == num_retries:
+                    raise
+                continue
+            if answer.status_code < 500 or retry == num_retries:
+                break
+        _raise_for_error(answer)
+        body: Json = answer.json()
+        return body
+
+
+def _path(root: str, *segments: str) -> str:
+    return "/".join((root, *(quote(s, safe=":") for s in segments)))
+
+
+def _raise_for_error(answer: httpx.Response) -> None:
+    if answer.is_success:
+        return
+    answer.read()
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    raise _error(body, status=answer.status_code)
+
+
+def _error(body: Any, *, status: int) -> FtError:
+    """The error that the body tells of; whatever stands before the API may answer in another form."""
+    kind = BY_STATUS.get(status, FtError)
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or "message" not in error:
+        return kind(f"the API answered with status {status} and no explanation; is something else listening there?")
+    return from_dict({"code": error.get("code") or kind.default_code, "message": error["message"], "param": error.get("param")}, kind)
+
+
+def _server_sent(answer: httpx.Response) -> Iterator[tuple[str, str]]:
+    """Id and data of each event of a stream; comments are passed over."""
+    seq = ""
+    for line in answer.iter_lines():
+        name, _, value = line.partition(":")
+        if name == "id":
+            seq = value.strip()
+        elif name == "data":
+            yield seq, value.removeprefix(" ")

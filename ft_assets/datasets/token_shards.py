@@ -1,0 +1,121 @@
+"""Tokens on disk, shard by shard: what a crash keeps, and what packing reads without holding it all.
+
+One directory per shard (``00000/``) with ``ids.npy`` and ``loss.npy`` (flat), ``lengths.npy`` and ``rows.npy`` (one per example) and
+``shard.json``. A directory appears by a rename, so it is whole or absent; shards left by another fingerprint are never used,
+because the fingerprint is in the name of the directory above.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ft_assets.datasets.checks import control_token_problems
+from ft_assets.datasets.durable import sync_directory, write_durable
+from ft_assets.datasets.schema import Example
+from ft_assets.datasets.tokens import IGNORE, ChatTokenizer
+
+ENCODE_BATCH = 256
+"""Examples handed to the tokenizer at once."""
+MAX_NAMED_ROWS = 20
+"""Dropped rows of a shard that are remembered by number, per reason."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """What happened to the examples of a shard."""
+
+    num_examples: int = 0
+    truncated: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Reason code to number of examples left out."""
+    dropped_rows: dict[str, list[int]] = field(default_factory=dict)
+    """Reason code to the first rows left out."""
+
+    def drop(self, code: str, row: int) -> None:
+        self.dropped[code] = self.dropped.get(code, 0) + 1
+        rows = self.dropped_rows.setdefault(code, [])
+        if len(rows) < MAX_NAMED_ROWS:
+            rows.append(row)
+
+    def add(self, other: Tally) -> None:
+        self.num_examples += other.num_examples
+        self.truncated += other.truncated
+        for code, count in other.dropped.items():
+            self.dropped[code] = self.dropped.get(code, 0) + count
+            self.dropped_rows[code] = (self.dropped_rows.get(code, []) + other.dropped_rows[code])[:MAX_NAMED_ROWS]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenShard:
+    directory: Path
+    tally: Tally
+
+    def array(self, name: str) -> NDArray[Any]:
+        """``ids``, ``loss``, ``lengths`` or ``rows``, mapped from disk."""
+        found: NDArray[Any] = np.load(self.directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        return found
+
+
+def open_shard(directory: Path) -> TokenShard | None:
+    """The finished shard in `directory`, None if there is none."""
+    meta = directory / "shard.json"
+    return TokenShard(directory=directory, tally=Tally(**json.loads(meta.read_text()))) if meta.is_file() else None
+
+
+def write_shard(
+    directory: Path, examples: Sequence[Example], tokenizer: ChatTokenizer, *, max_seq_len: int, train_on_inputs: bool, drop_over_long: bool
+) -> TokenShard:
+    """Tokenize `examples` into `directory`; it appears when everything in it is on disk."""
+    tally = Tally()
+    ids: list[NDArray[np.int32]] = []
+    loss: list[NDArray[np.bool_]] = []
+    rows: list[int] = []
+    clean = []
+    for example in examples:
+        problem = next(control_token_problems(example, tokenizer.control_token_pattern), None)
+        if problem is None:
+            clean.append(example)
+        else:
+            tally.drop(problem.code, example.row)
+    for start in range(0, len(clean), ENCODE_BATCH):
+        batch = clean[start : start + ENCODE_BATCH]
+        encoded = tokenizer.encode_batch(batch, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs)
+        for example, tokens in zip(batch, encoded, strict=True):
+            if tokens.truncated and drop_over_long:
+                tally.drop("example_too_long", example.row)
+            elif not tokens.num_trained_tokens:
+                tally.drop("nothing_to_train", example.row)
+            else:
+                tally.num_examples += 1
+                tally.truncated += tokens.truncated
+                ids.append(tokens.input_ids)
+                loss.append(tokens.labels != IGNORE)
+                rows.append(example.row)
+    lengths = np.asarray([len(i) for i in ids], dtype=np.int32)
+    arrays = {
+        "ids": np.concatenate(ids) if ids else np.zeros(0, np.int32),
+        "loss": np.concatenate(loss) if loss else np.zeros(0, bool),
+        "lengths": lengths,
+        "rows": np.asarray(rows, dtype=np.int64),
+    }
+    partial = directory.with_name(f".{directory.name}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, array in arrays.items():
+        with (partial / f"{name}.npy").open("wb") as stream:
+            np.save(stream, array, allow_pickle=False)
+            write_durable(stream)
+    with (partial / "shard.json").open("w") as text:
+        json.dump(asdict(tally), text)
+        write_durable(text)
+    partial.replace(directory)
+    sync_directory(directory.parent)
+    return TokenShard(directory=directory, tally=tally)

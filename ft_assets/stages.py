@@ -1,0 +1,28 @@
+"""The three Dagster jobs of a fine-tuning job, keyed by ``<tenant>:<job>``; the scheduler releases each."""
+
+import os
+
+import dagster as dg
+
+from ft_assets.partitions import JOBS
+
+
+def executor() -> dg.ExecutorDefinition:
+    """Steps run in the run's process on one machine, and as pods of their own on a cluster (``FT_EXECUTOR=k8s``)."""
+    if os.environ.get("FT_EXECUTOR") != "k8s":
+        return dg.in_process_executor
+    from dagster_k8s import k8s_job_executor  # 2 s of imports that one machine does not need
+
+    return k8s_job_executor
+
+
+def _stage(name: str, *assets: str) -> dg.UnresolvedAssetJobDefinition:
+    return dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), partitions_def=JOBS, executor_def=executor())
+
+
+PREPARE = _stage("prepare", "dataset", "tokenized_pack")
+"""On CPU, before the queue: bad data ends a job before it waits for a GPU."""
+TRAIN = _stage("train", "checkpoint")
+"""Only with a reservation."""
+EVALUATE = _stage("evaluate", "eval_report", "adapter")
+"""On its own pool: a gang never holds GPUs while an evaluation runs."""

@@ -1,0 +1,51 @@
+"""``python -m resources.inference --model-dir DIR --served-name NAME``: serve a base model and its adapters."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from ft_assets.adapters import package, tensors
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; requests in flight are finished first, for up to 10 s."""
+    args = _parser().parse_args(argv)
+    import torch
+
+    from resources.inference.app import Server, create_app
+    from resources.inference.engine.loop import Engine
+
+    torch.set_num_threads(args.threads)
+    engine = Engine(args.model_dir, max_batch=args.max_batch)
+    server = Server(
+        engine,
+        served_name=args.served_name,
+        base_shapes=tensors.weight_shapes(args.model_dir),
+        max_resident=args.max_adapters,
+        max_rank=args.max_lora_rank,
+    )
+    try:
+        uvicorn.run(create_app(server), host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=10)
+    finally:
+        engine.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m resources.inference", description=__doc__)
+    parser.add_argument("--model-dir", type=Path, required=True, help="directory of the base model (safetensors)")
+    parser.add_argument("--served-name", required=True, help="id of the base model, as adapters and requests name it")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8001)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
+    parser.add_argument("--max-batch", type=int, default=32, help="requests answered together")
+    parser.add_argument("--max-adapters", type=int, default=32, help="adapters kept in memory; others are read again when asked for")
+    parser.add_argument("--max-lora-rank", type=int, default=package.MAX_RANK)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

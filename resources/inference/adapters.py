@@ -1,0 +1,156 @@
+"""The adapters that a server knows: by name, in memory as far as they fit, out of the way of requests in flight.
+
+A name stands for one directory with one content for the life of the server, also after it was unloaded. Weights are read
+and checked before the engine hears of them. At most `max_resident` adapters stay in memory; the least recently used idle
+one makes room and is read again when it is asked for. Unloading closes the name at once and frees the weights when the
+last request that uses them has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ft_assets.adapters import package
+from ft_assets.adapters.package import Refusal
+
+
+class AdapterEngine(Protocol):
+    """What the store needs of the engine."""
+
+    def read_adapter(self, directory: Path) -> dict[str, Any]: ...
+    def attach(self, name: str, pairs: dict[str, Any]) -> None: ...
+    def detach(self, name: str) -> None: ...
+
+
+class AdapterError(Exception):
+    """An adapter cannot be loaded; asking again changes nothing."""
+
+    def __init__(self, message: str, *, kind: str = "BadRequestError", status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.kind, self.status = message, kind, status
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Loaded:
+    name: str
+    directory: Path
+    content: tuple[str, str]
+    """sha256 of config and weights when it was first loaded."""
+    num_active: int = 0
+    resident: bool = False
+    closed: bool = False
+
+
+class AdapterStore:
+    """Used from one event loop; what reads disks or waits for the engine runs in threads."""
+
+    def __init__(
+        self,
+        engine: AdapterEngine,
+        *,
+        base_name: str,
+        base_shapes: Mapping[str, Sequence[int]],
+        max_resident: int = 32,
+        max_rank: int = package.MAX_RANK,
+    ) -> None:
+        self._engine, self.base_name, self._base_shapes = engine, base_name, base_shapes
+        self._max_resident, self._max_rank = max_resident, max_rank
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+        self._history: dict[str, tuple[Path, tuple[str, str]]] = {}
+        self._change = asyncio.Lock()
+
+    def listing(self) -> list[Loaded]:
+        return sorted(self._loaded.values(), key=lambda a: a.name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loaded
+
+    async def load(self, name: str, directory: Path) -> None:
+        """Make `name` answer with the adapter in `directory`; all that is wrong with it is refused here."""
+        async with self._change:
+            if name in self._loaded:
+                raise AdapterError(
+                    f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
+                    "load it under a new name: a name is never used again for other weights.",
+                    kind="InvalidUserInput",
+                )
+            if name == self.base_name:
+                raise AdapterError(f"'{name}' is the name of the base model.", kind="InvalidUserInput")
+            if not (directory / package.CONFIG).is_file():
+                raise AdapterError(f"No adapter found for {directory}", kind="NotFoundError", status=404)
+            content = await asyncio.to_thread(self._checked, directory)
+            if self._history.get(name, (directory, content)) != (directory, content):
+                raise AdapterError(f"The name '{name}' stood for other weights before; use a new name.", kind="InvalidUserInput")
+            adapter = Loaded(name=name, directory=directory, content=content)
+            await self._make_resident(adapter)
+            self._loaded[name] = adapter
+            self._history[name] = (directory, content)
+
+    async def unload(self, name: str) -> None:
+        """Close `name` to new requests; those in flight end as they began. ``KeyError`` if it is not loaded."""
+        async with self._change:
+            adapter = self._loaded.pop(name)
+            adapter.closed = True
+            if adapter.num_active == 0:
+                await self._evict(adapter)
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[None]:
+        """`name` in memory and kept there until the block ends. ``KeyError`` if it is not loaded."""
+        adapter = self._loaded[name]
+        adapter.num_active += 1
+        try:
+            if not adapter.resident:
+                async with self._change:
+                    if not adapter.resident:
+                        await self._read_again(adapter)
+            if name in self._loaded:
+                self._loaded.move_to_end(name)
+            yield
+        finally:
+            adapter.num_active -= 1
+            if adapter.closed and adapter.num_active == 0:
+                await asyncio.shield(self._evict_closed(adapter))
+
+    async def _evict_closed(self, adapter: Loaded) -> None:
+        async with self._change:
+            current = self._loaded.get(adapter.name)
+            if current is None and adapter.num_active == 0:
+                await self._evict(adapter)
+
+    async def _read_again(self, adapter: Loaded) -> None:
+        content = await asyncio.to_thread(self._checked, adapter.directory)
+        if content != adapter.content:
+            raise AdapterError(f"The files of '{adapter.name}' in {adapter.directory} have changed since it was loaded.")
+        await self._make_resident(adapter)
+
+    async def _make_resident(self, adapter: Loaded) -> None:
+        pairs = await asyncio.to_thread(self._engine.read_adapter, adapter.directory)
+        idle = [a for a in self._loaded.values() if a.resident and a.num_active == 0 and a is not adapter]
+        resident = sum(a.resident for a in self._loaded.values())
+        for oldest in idle[: max(0, resident + 1 - self._max_resident)]:
+            await self._evict(oldest)
+        await asyncio.to_thread(self._engine.attach, adapter.name, pairs)
+        adapter.resident = True
+
+    async def _evict(self, adapter: Loaded) -> None:
+        if adapter.resident:
+            adapter.resident = False
+            await asyncio.to_thread(self._engine.detach, adapter.name)
+
+    def _checked(self, directory: Path) -> tuple[str, str]:
+        """Digests of the adapter's files, after every check of a package."""
+        found: list[Refusal]
+        try:
+            found = package.verify(directory, base_shapes=self._base_shapes, served_name=self.base_name, max_rank=self._max_rank)
+            if not found:
+                return package.file_sha256(directory / package.CONFIG), package.file_sha256(directory / package.WEIGHTS)
+        except OSError as e:
+            raise AdapterError(f"No adapter found for {directory}: {e.strerror}", kind="NotFoundError", status=404) from e
+        raise AdapterError("; ".join(f"{r.code}: {r.detail}" for r in found))

@@ -1,0 +1,129 @@
+"""Answers of the engine in OpenAI's shapes: whole, or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from resources.inference.adapters import AdapterStore
+from resources.inference.engine.loop import Engine, Piece
+from resources.inference.engine.sampling import Sampling
+
+
+class EngineError(Exception):
+    """The engine could not finish a request."""
+
+
+class RequestError(Exception):
+    """A request that is answered with OpenAI's error body."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status, self.code, self.param = message, status, code, param
+
+
+def unknown_model(name: str) -> RequestError:
+    return RequestError(f"The model `{name[:200]}` does not exist.", status=404, code="model_not_found", param="model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request, parsed and rendered."""
+
+    model: str
+    adapter: str | None
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+    stops: list[str]
+    chat: bool
+    include_usage: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def usage(self, completion_tokens: int) -> dict[str, int]:
+        total = len(self.prompt) + completion_tokens
+        return {"prompt_tokens": len(self.prompt), "completion_tokens": completion_tokens, "total_tokens": total}
+
+    def envelope(self, *, chunk: bool) -> dict[str, Any]:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        return {"id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+
+@asynccontextmanager
+async def adapter_of(store: AdapterStore, call: Call) -> AsyncIterator[None]:
+    """The call's adapter held in memory; a 404 if it was unloaded in the meantime."""
+    if call.adapter is None:
+        yield
+        return
+    if call.adapter not in store:
+        raise unknown_model(call.model)
+    async with store.using(call.adapter):
+        yield
+
+
+async def pieces(engine: Engine, call: Call) -> AsyncIterator[Piece]:
+    """The pieces of an answer; a reader that goes away cancels the request."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Piece] = asyncio.Queue()
+
+    def emit(piece: Piece) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(queue.put_nowait, piece)
+
+    generation = engine.submit(
+        call.prompt, adapter=call.adapter, max_tokens=call.max_tokens, sampling=call.sampling, stops=call.stops, emit=emit
+    )
+    try:
+        while True:
+            piece = await queue.get()
+            if piece.finish_reason == "error":
+                raise EngineError("the engine failed on this request; the server's log says why")
+            yield piece
+            if piece.finish_reason:
+                return
+    finally:
+        generation.cancel()
+
+
+async def whole(engine: Engine, store: AdapterStore, call: Call) -> dict[str, Any]:
+    """The answer as one body."""
+    text, last = "", Piece(text="", completion_tokens=0)
+    async with adapter_of(store, call):
+        async for piece in pieces(engine, call):
+            text, last = text + piece.text, piece
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": last.finish_reason}
+    choice |= {"message": {"role": "assistant", "content": text}} if call.chat else {"text": text}
+    return {**call.envelope(chunk=False), "choices": [choice], "usage": call.usage(last.completion_tokens)}
+
+
+async def events(engine: Engine, store: AdapterStore, call: Call) -> AsyncIterator[str]:
+    """The answer as server-sent events, ended by ``[DONE]``; the first is an empty one, sent once the adapter is held."""
+    num_tokens = 0
+    async with adapter_of(store, call):
+        yield _event(_chunk(call, {"role": "assistant", "content": ""} if call.chat else ""))
+        try:
+            async for piece in pieces(engine, call):
+                num_tokens = piece.completion_tokens
+                delta = {"content": piece.text} if piece.text else {}
+                yield _event(_chunk(call, delta if call.chat else piece.text, finish_reason=piece.finish_reason))
+        except EngineError as e:
+            yield _event({"error": {"message": str(e), "type": "server_error", "param": None, "code": "engine_failed"}})
+    if call.include_usage:
+        yield _event({**call.envelope(chunk=True), "choices": [], "usage": call.usage(num_tokens)})
+    yield "data: [DONE]\n\n"
+
+
+def _chunk(call: Call, content: dict[str, str] | str, *, finish_reason: str | None = None) -> dict[str, Any]:
+    key = "delta" if call.chat else "text"
+    return {**call.envelope(chunk=True), "choices": [{"index": 0, key: content, "logprobs": None, "finish_reason": finish_reason}]}
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

@@ -1,0 +1,48 @@
+"""Request bodies as OpenAI's and vLLM's clients send them; fields that are not listed are ignored."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class Decoding(BaseModel):
+    """What both kinds of request say about the answer."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Literal[1] | None = 1
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+
+class ChatRequest(Decoding):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+
+class CompletionRequest(Decoding):
+    prompt: str
+
+
+class LoadRequest(BaseModel):
+    lora_name: str = ""
+    lora_path: str = ""
+    load_inplace: bool = False
+
+
+class UnloadRequest(BaseModel):
+    lora_name: str = ""

@@ -1,0 +1,5 @@
+"""Starting training, evaluation and other workloads so that they outlive whoever asked for them."""
+
+from resources.launcher.local import LocalLauncher
+
+__all__ = ["LocalLauncher"]

@@ -1,0 +1,88 @@
+"""The watcher of one workload: ``python -m resources.launcher.watch DIR`` starts it, waits for it, writes how it ended.
+
+Returns at once; the watcher goes on in a session of its own, so that it outlives its caller. It starts the workload at
+most once, whatever happens to it: the marker ``launched`` precedes the workload, and a second watcher finds it.
+
+    workload.json  what to run (written by the launcher)
+    launched       empty: the one start was used
+    watcher.json   pid and identity of the watcher
+    process.json   pid and identity of the workload's leader, started_at
+    status.json    exit_code, started_at, ended_at: present once it ended
+    log            stdout and stderr of the workload
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resources.launcher.identity import identity
+
+
+def main(directory: Path) -> None:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    try:
+        os.close(os.open(directory / "launched", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return
+    write_json(directory / "watcher.json", {"pid": os.getpid(), "identity": identity(os.getpid())})
+    write_json(directory / "status.json", run(directory))
+
+
+def run(directory: Path) -> dict[str, Any]:
+    """Start the workload in a group of its own, wait for its leader, end what it left behind."""
+    spec = json.loads((directory / "workload.json").read_text())
+    started_at = time.time()
+    with (directory / "log").open("ab") as log:
+        try:
+            process = subprocess.Popen(
+                spec["argv"],
+                cwd=spec["cwd"],
+                env=spec["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_default_signals,
+                start_new_session=True,
+            )
+        except OSError as e:
+            log.write(f"cannot start {spec['argv'][0]}: {e}\n".encode())
+            return {"exit_code": 127, "started_at": started_at, "ended_at": time.time()}
+    write_json(directory / "process.json", {"pid": process.pid, "identity": identity(process.pid), "started_at": started_at})
+    exit_code = process.wait()
+    ended_at = time.time()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return {"exit_code": exit_code, "started_at": started_at, "ended_at": ended_at}
+
+
+def write_json(path: Path, body: Mapping[str, Any]) -> None:
+    """Replace `path` in one rename, durably."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w") as f:
+        json.dump(body, f)
+        f.flush()
+        os.fsync(f.fileno())
+    draft.replace(path)
+
+
+def _default_signals() -> None:
+    """What the watcher ignores, the workload must not."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,176 @@
+"""What tests of the platform share: a real embedded PostgreSQL, a platform over it, tenants, and the API behind uvicorn."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+import uvicorn
+from safetensors.numpy import save_file
+from starlette.types import ASGIApp
+
+from control_plane import settings as settings_module
+from control_plane.service import tenants
+from control_plane.service.platform import Platform
+from control_plane.tenants import Tenant
+from ft_assets.base_models import Catalogue
+from resources.database import embedded, migrate
+from resources.database.engine import make_engine
+from resources.object_store import LocalObjectStore
+
+TEMPLATE = "ft_template"
+NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+BASE_MODEL = "tiny-base"
+
+
+@pytest.fixture(scope="session")
+def postgres_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Directory of a running server whose database ``ft_template`` has the schema."""
+    directory = tmp_path_factory.mktemp("postgres") / "data"
+    server = embedded.start(directory, databases=(TEMPLATE,), config=NOT_DURABLE)
+    engine = make_engine(embedded.socket_url(directory, TEMPLATE))
+    migrate.upgrade(engine)
+    engine.dispose()
+    yield directory
+    embedded.stop(server)
+
+
+@pytest.fixture(scope="session")
+def new_database(postgres_dir: Path) -> Iterator[Callable[[], str]]:
+    """Makes a database with the schema and nothing in it; returns its URL."""
+    admin = make_engine(embedded.socket_url(postgres_dir, "postgres")).execution_options(isolation_level="AUTOCOMMIT")
+
+    def make() -> str:
+        name = f"t_{uuid.uuid4().hex[:12]}"
+        with admin.connect() as conn:
+            conn.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
+        return embedded.socket_url(postgres_dir, name)
+
+    yield make
+    admin.dispose()
+
+
+@pytest.fixture(scope="session")
+def base_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that a catalogue accepts as a model; no code of ours loads them."""
+    directory = tmp_path_factory.mktemp("models") / BASE_MODEL
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 512}))
+    (directory / "tokenizer.json").write_text("{}")
+    save_file({"weight": np.zeros((4, 4), np.float32)}, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def catalogue(base_model_dir: Path) -> Catalogue:
+    """One base model, ``tiny-base``, and one that is deprecated."""
+    entry = {"id": BASE_MODEL, "path": str(base_model_dir), "license": "Apache-2.0"}
+    old = {"id": "old-base", "path": str(base_model_dir), "deprecated_since": date(2024, 1, 1)}
+    return Catalogue({BASE_MODEL: (entry, base_model_dir), "old-base": (old, base_model_dir)})
+
+
+@pytest.fixture(scope="session")
+def new_platform(
+    new_database: Callable[[], str], catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Platform]]:
+    """Makes a platform with a database and a directory of its own; keywords are environment variables without ``FT_``."""
+    made: list[Platform] = []
+
+    def make(**env: str) -> Platform:
+        home = tmp_path_factory.mktemp("home")
+        url = new_database()
+        settings = settings_module.load({"FT_HOME": str(home), "FT_DATABASE_URL": url, **{f"FT_{k.upper()}": v for k, v in env.items()}})
+        platform = Platform(
+            engine=make_engine(url, pool_size=5, max_overflow=15),
+            objects=LocalObjectStore(home / "objects"),
+            models=catalogue,
+            fleet=None,
+            settings=settings,
+        )
+        made.append(platform)
+        return platform
+
+    yield make
+    for platform in made:
+        platform.engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def platform(new_platform: Callable[..., Platform]) -> Platform:
+    """A platform for the module: its tests keep apart by tenant (see `tenant`)."""
+    return new_platform()
+
+
+@pytest.fixture
+def fresh_platform(new_platform: Callable[..., Platform]) -> Platform:
+    """A platform that nobody else uses."""
+    return new_platform()
+
+
+@pytest.fixture
+def tenant(platform: Platform) -> Tenant:
+    """A standard tenant (5 jobs in flight) of its own for this test."""
+    made, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:10]}", tier="standard")
+    return made
+
+
+@pytest.fixture
+def api_key(platform: Platform, tenant: Tenant) -> str:
+    """A key of `tenant` with every scope."""
+    return tenants.create_key(platform, tenant.id, name="test", scopes=["admin"]).secret
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Callable[[ASGIApp], str]]:
+    """Serves an application with uvicorn on a free port until the end of the session; returns its URL."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(app: ASGIApp) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        deadline = time.monotonic() + 20
+        while not server.started:
+            assert thread.is_alive(), "uvicorn ended at its start"
+            assert time.monotonic() < deadline, "uvicorn did not start in 20 s"
+            time.sleep(0.01)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def api_url(platform: Platform, serve: Callable[[ASGIApp], str]) -> str:
+    """Root URL of the API over `platform`."""
+    from control_plane.api.app import create_app
+
+    return serve(create_app(platform))
+
+
+@pytest.fixture
+def write_chat_rows(tmp_path: Path) -> Callable[..., Path]:
+    """Writes `num_rows` different chat examples as JSONL."""
+
+    def write(num_rows: int = 120, *, name: str = "support.jsonl", salt: str = "") -> Path:
+        path = tmp_path / name
+        with path.open("w") as out:
+            for i in range(num_rows):
+                turns = [("user", f"What is {i} plus {i}?{salt}"), ("assistant", f"It is {2 * i}.")]
+                out.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
+        return path
+
+    return write

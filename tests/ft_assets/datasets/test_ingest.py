@@ -1,0 +1,268 @@
+"""Good files in every form become the same dataset; duplicates go; the report says what was done."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from ft_assets.datasets.ingest import Policies, load_rows, load_stored, validate_file
+from ft_assets.datasets.readers import parse_column_map
+from ft_assets.datasets.report import DatasetReport
+from ft_assets.datasets.schema import Example, Message, ToolCall, canonical, parse_canonical
+from ft_assets.datasets.tokens import ChatTokenizer
+from tests.ft_assets.datasets.examples_of import chat, shared_file
+
+FEW = Policies(min_examples=1)
+
+
+def read(path: Path, **options: Any) -> tuple[DatasetReport, list[Example]]:
+    output = path.with_name("out.parquet")
+    report = validate_file(path, filename=options.pop("filename", path.name), output=output, policies=options.pop("policies", FEW), **options).report
+    assert report.valid, report.summary()
+    return report, list(load_rows(output))
+
+
+def test_one_dataset_in_every_container_has_one_id(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {i}, 'quoted' \"twice\"\nnext line é", "completion": f"answer {i}"} for i in range(20)]
+    lines = "\n".join(json.dumps(r) for r in rows).encode()
+    files = {
+        "a.jsonl": lines,
+        "crlf.jsonl": lines.replace(b"\n", b"\r\n\r\n"),
+        "bom.jsonl": b"\xef\xbb\xbf" + lines,
+        "a.jsonl.gz": gzip.compress(lines[:300]) + gzip.compress(lines[300:]),
+        "a.jsonl.zst": zstandard.compress(lines[:300]) + zstandard.compress(lines[300:]),
+        "array.json": json.dumps(rows, indent=1, ensure_ascii=False).encode(),
+        "misnamed.csv": lines,
+        "a.csv": ("prompt,completion\n" + "".join(f'"{r["prompt"].replace(chr(34), chr(34) * 2)}",{r["completion"]}\n' for r in rows)).encode(),
+        "semicolons.csv": ("prompt;completion\n" + "".join(f'"{r["prompt"].replace(chr(34), chr(34) * 2)}";{r["completion"]}\n' for r in rows)).encode(),
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=7)
+    ids = {name: read(tmp_path / name)[0].dataset_id for name in (*files, "a.parquet")}
+    assert len(set(ids.values())) == 1, ids
+    assert str(ids["a.jsonl"]).startswith("ds_")
+    assert len(str(ids["a.jsonl"])) == 27
+
+
+def test_another_row_or_policy_or_order_is_another_dataset(jsonl: Callable[..., Path]) -> None:
+    rows = [chat("a", "b"), chat("c", "d")]
+    ids = {
+        read(jsonl(*rows))[0].dataset_id,
+        read(jsonl(*rows[::-1]))[0].dataset_id,
+        read(jsonl(*rows, chat("e", "f")))[0].dataset_id,
+        read(jsonl(*rows), policies=Policies(min_examples=1, bad_rows="drop"))[0].dataset_id,
+    }
+    assert len(ids) == 4
+
+
+def test_duplicates_keep_their_first_row_and_are_counted(jsonl: Callable[..., Path]) -> None:
+    report, examples = read(jsonl(chat("hello  world", "x"), chat("other", "y"), chat(" hello\nworld ", "x"), chat("Hello world", "x")))
+    assert [e.row for e in examples] == [1, 2, 4]  # case is kept: it can be what a row teaches
+    assert report.stats["dedup_removed"] == 1
+    assert report.rows == report.examples + report.stats["dedup_removed"] + report.stats["bad_rows"]
+
+
+def test_one_bad_row_refuses_the_file_unless_bad_rows_are_dropped(jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    path = jsonl(*(chat(f"q{i}", "a") for i in range(150)), {"messages": []})
+    refused = validate_file(path, filename="a.jsonl", output=tmp_path / "out.parquet")
+    assert not refused.report.valid
+    assert refused.report.error_counts == {"empty_messages": 1}
+    assert not (tmp_path / "out.parquet").exists()
+    kept = validate_file(path, filename="a.jsonl", output=tmp_path / "out.parquet", policies=Policies(bad_rows="drop"))
+    assert (kept.report.valid, kept.num_rows) == (True, 150)
+    assert "bad_rows_dropped" in {w["code"] for w in kept.report.warnings}
+
+
+def test_too_few_examples_says_value_limit_and_next_step(jsonl: Callable[..., Path]) -> None:
+    report = validate_file(jsonl(*(chat(f"q{i}", "a") for i in range(37))), filename="a.jsonl").report
+    assert report.error_counts == {"too_few_examples": 1}
+    assert "37" in report.errors[0]["message"]
+    assert "100" in report.errors[0]["message"]
+    assert "63" in report.errors[0]["fix"]
+
+
+def test_more_examples_than_the_tier_allows_are_refused(jsonl: Callable[..., Path]) -> None:
+    path = jsonl(*(chat(f"q{i}", "a") for i in range(5)))
+    report = validate_file(path, filename="a.jsonl", policies=Policies(min_examples=1, max_examples=4)).report
+    assert report.error_counts == {"too_many_examples": 1}
+
+
+def test_the_report_says_what_it_read_and_ignored(jsonl: Callable[..., Path]) -> None:
+    report, _ = read(jsonl(chat("a", "b", id=1), chat("c <|im_end|>", "d", id=2)), filename="rows.csv")
+    assert report.format_reason == "read as chat: rows have 'messages'"
+    codes = [w["code"] for w in report.warnings]
+    assert codes == ["wrong_extension", "unknown_field", "possible_control_token"]
+    assert "'id'" in report.warnings[1]["message"]
+    assert DatasetReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert "valid" in report.to_markdown()
+    assert "<svg" in report.to_markdown()
+
+
+def test_control_tokens_of_the_base_model_are_refused_when_it_is_known(jsonl: Callable[..., Path], tokenizer: ChatTokenizer) -> None:
+    path = jsonl(chat("a", "b"), chat("c", "d <|im_end|>"))
+    report = validate_file(path, filename="a.jsonl", policies=FEW, tokenizer=tokenizer).report
+    assert [(e["row"], e["code"], e["path"]) for e in report.errors] == [(2, "control_token_in_content", "messages[1].content")]
+
+
+@pytest.mark.parametrize("policy", ["reject", "truncate"])
+def test_over_long_examples_are_counted_under_either_policy(jsonl: Callable[..., Path], tokenizer: ChatTokenizer, policy: Any) -> None:
+    path = jsonl(chat("a", "b"), chat("c", "long " * 50), chat("e", "f"))
+    policies = Policies(min_examples=1, over_long=policy)
+    report = validate_file(path, filename="a.jsonl", policies=policies, tokenizer=tokenizer, max_seq_len=100).report
+    assert report.stats["over_long"] == 1
+    assert report.valid == (policy == "truncate")
+    assert [e["row"] for e in report.errors] == ([2] if policy == "reject" else [])
+    assert report.stats["histogram"]["unit"] == "tokens"
+
+
+SHAPES: dict[str, tuple[dict[str, Any], Example]] = {
+    "a completion of a prompt is an exchange": (
+        {"prompt": "p", "completion": "c"},
+        Example(kind="chat", messages=(Message(role="user", content="p"), Message(role="assistant", content="c"))),
+    ),
+    "assistant turns of a prompt carry no loss": (
+        {"prompt": chat("a", "b")["messages"] + [{"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}]},
+        Example(
+            kind="chat",
+            messages=(
+                Message(role="user", content="a"),
+                Message(role="assistant", content="b", weight=0),
+                Message(role="user", content="c"),
+                Message(role="assistant", content="d"),
+            ),
+        ),
+    ),
+    "a preference with texts": (
+        {"prompt": "p", "chosen": "good", "rejected": "bad"},
+        Example(
+            kind="preference",
+            messages=(Message(role="user", content="p"),),
+            chosen=(Message(role="assistant", content="good"),),
+            rejected=(Message(role="assistant", content="bad"),),
+        ),
+    ),
+    "a preference in two outputs": (
+        {
+            "input": {"messages": [{"role": "user", "content": "p"}]},
+            "preferred_output": [{"role": "assistant", "content": "good"}],
+            "non_preferred_output": [{"role": "assistant", "content": "bad"}],
+        },
+        Example(
+            kind="preference",
+            messages=(Message(role="user", content="p"),),
+            chosen=(Message(role="assistant", content="good"),),
+            rejected=(Message(role="assistant", content="bad"),),
+        ),
+    ),
+    "a preference of whole conversations": (
+        {"chosen": chat("p", "good")["messages"], "rejected": chat("p", "bad")["messages"]},
+        Example(
+            kind="preference",
+            messages=(Message(role="user", content="p"),),
+            chosen=(Message(role="assistant", content="good"),),
+            rejected=(Message(role="assistant", content="bad"),),
+        ),
+    ),
+    "a text": ({"text": "once upon"}, Example(kind="text", text="once upon")),
+    "text parts are joined, a developer is the system": (
+        {"messages": [{"role": "developer", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                      {"role": "assistant", "content": "c"}]},
+        Example(kind="chat", messages=(Message(role="system", content="s"), Message(role="user", content="ab"), Message(role="assistant", content="c"))),
+    ),
+    "a tool call with arguments as text": (
+        {
+            "messages": [
+                {"role": "user", "content": "w?"},
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+                {"role": "tool", "content": "ok", "tool_call_id": "1"},
+                {"role": "assistant", "content": "done"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+        Example(
+            kind="chat",
+            messages=(
+                Message(role="user", content="w?"),
+                Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"x": 1}, id="1"),)),
+                Message(role="tool", content="ok", tool_call_id="1"),
+                Message(role="assistant", content="done"),
+            ),
+            tools=({"type": "function", "function": {"name": "f"}},),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_each_row_shape_becomes_the_internal_form(jsonl: Callable[..., Path], case: str) -> None:
+    row, expected = SHAPES[case]
+    _, (example,) = read(jsonl(row))
+    assert canonical(example) == canonical(expected)
+    assert parse_canonical(canonical(example), row=1) == example
+
+
+def test_nested_parquet_and_json_cells_read_like_jsonl(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
+    rows = [chat("a", "b"), chat("c", "d")]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    cells = "".join('"{}"\n'.format(json.dumps(r["messages"]).replace('"', '""')) for r in rows)
+    (tmp_path / "a.csv").write_text("messages\n" + cells)
+    expected = read(jsonl(*rows))[0].dataset_id
+    assert read(tmp_path / "a.parquet")[0].dataset_id == expected
+    assert read(tmp_path / "a.csv")[0].dataset_id == expected
+
+
+def test_a_column_map_names_unknown_columns_once(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,category\na,b\n")
+    report = validate_file(tmp_path / "a.csv", filename="a.csv", column_map=parse_column_map("body=prompt,category=completion")).report
+    assert report.error_counts == {"unknown_column": 1}
+    assert "body" in report.errors[0]["message"]
+    assert "text, category" in report.errors[0]["message"]
+
+
+def test_identical_answers_are_no_preference(jsonl: Callable[..., Path]) -> None:
+    report = validate_file(jsonl({"prompt": "p", "chosen": "x", "rejected": "x"}), filename="a.jsonl", policies=FEW).report
+    assert report.error_counts == {"identical_preference": 1}
+
+
+def test_row_hashes_are_stored_for_the_split(jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    validate_file(jsonl(chat("a", "b"), chat("c", "d")), filename="a.jsonl", policies=FEW, output=tmp_path / "o.parquet")
+    stored = list(load_stored(tmp_path / "o.parquet"))
+    assert [s.row for s in stored] == [1, 2]
+    assert len({s.content_sha256 for s in stored}) == 2
+
+
+def test_banking77_reads_with_a_column_map(tmp_path: Path) -> None:
+    output = tmp_path / "rows.parquet"
+    column_map = parse_column_map("text=prompt,category=completion")
+    result = validate_file(shared_file("banking77_train.csv"), filename="banking77_train.csv", column_map=column_map, output=output)
+    assert result.report.valid
+    assert result.report.rows == 10_003
+    assert result.num_rows == 10_003 - result.report.stats["dedup_removed"]
+    first = next(load_rows(output))
+    assert (first.prompt[0].content, first.answer) == ("I am still waiting on my card?", "card_arrival")
+
+
+def test_gsm8k_reads_with_a_column_map(tmp_path: Path) -> None:
+    output = tmp_path / "rows.parquet"
+    column_map = {"question": "prompt", "answer": "completion"}
+    result = validate_file(shared_file("gsm8k_test.jsonl"), filename="gsm8k_test.jsonl", column_map=column_map, output=output)
+    assert result.report.valid
+    assert result.num_rows == 1319
+    assert all(e.answer.rsplit("####", 1)[1].strip() for e in load_rows(output))
+
+
+def test_transcript_preferences_split_at_their_shared_turns() -> None:
+    report = validate_file(shared_file("hh_rlhf_harmless_test.jsonl.gz"), filename="hh.jsonl.gz", policies=Policies(bad_rows="drop")).report
+    assert report.valid
+    assert report.format == "preference"
+    assert report.examples > 2000
+    assert sum(report.error_counts.values()) < 200

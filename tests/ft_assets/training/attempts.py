@@ -1,0 +1,156 @@
+"""Small real training attempts for the tests: a pack, a spec, and the process that trains it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, RunFile, TrainingSpec
+from tests.tiny_model import VOCAB, build_tiny_model
+
+REPOSITORY = Path(__file__).parents[3]
+SPEC = TrainingSpec(
+    method="sft",
+    adapter="lora",
+    base_model="tiny",
+    base_digest="0" * 64,
+    pack_fingerprint="pk_test",
+    dataset_id="ds_test",
+    max_seq_len=64,
+    optimization=Optimization(
+        learning_rate=1e-2, num_epochs=3, windows_per_device=2, accumulation_steps=2, schedule="linear", warmup_ratio=0.1
+    ),
+    lora=LoraSettings(rank=4, alpha=8, dropout=0.1),
+    checkpoint=CheckpointPolicy(every_steps=3, every_s=600, keep_last=3),
+    precision="fp32",
+    gradient_checkpointing=False,
+    world_size=1,
+    seed=7,
+    recipe="test@1",
+    lock_sha256="0" * 64,
+    commit="0" * 40,
+    image="local",
+)
+
+
+def write_pack(directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1) -> Path:
+    """A pack of random windows, two to four examples each; the first third of an example carries no loss."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    body: dict[str, Any] = {"fingerprint": SPEC.pack_fingerprint, "dataset_id": SPEC.dataset_id, "max_seq_len": length}
+    body |= _write_shard(directory / "shard-00000.parquet", [_window(rng, length) for _ in range(num_windows)])
+    body["validation"] = None
+    if validation:
+        body["validation"] = _write_shard(directory / "val-00000.parquet", [_window(rng, length) for _ in range(validation)])
+    (directory / "manifest.json").write_text(json.dumps(body))
+    return directory
+
+
+def _window(rng: random.Random, length: int) -> dict[str, list[int]]:
+    lengths = []
+    while (left := length - sum(lengths)) > 20 and len(lengths) < 4:
+        lengths.append(rng.randint(10, min(left, 30)))
+    ids = [rng.randrange(VOCAB - 4) for _ in range(sum(lengths))]
+    labels = []
+    for n in lengths:
+        labels += [-100] * (n // 3) + ids[len(labels) + n // 3 : len(labels) + n]
+    return {"input_ids": ids, "labels": labels, "seq_lengths": lengths}
+
+
+def _write_shard(path: Path, windows: list[dict[str, list[int]]]) -> dict[str, Any]:
+    columns = {name: pa.array([w[name] for w in windows], pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")}
+    pq.write_table(pa.table(columns), path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {
+        "num_windows": len(windows),
+        "num_examples": sum(len(w["seq_lengths"]) for w in windows),
+        "num_tokens": sum(len(w["input_ids"]) for w in windows),
+        "shards": [{"name": path.name, "sha256": digest, "num_windows": len(windows)}],
+    }
+
+
+@dataclass(kw_only=True)
+class Job:
+    """A work directory with a base model and a pack; ``attempt`` trains in a process of its own."""
+
+    root: Path
+    spec: TrainingSpec = SPEC
+    attempts: int = 0
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.base = build_tiny_model(self.root / "base")
+        self.pack = write_pack(self.root / "pack")
+        self.work = self.root / "work"
+
+    def like(self, root: Path, **changes: Any) -> Job:
+        return Job(root=root, spec=replace(self.spec, **changes))
+
+    def start(self, *, module: tuple[str, ...] = ("ft_assets.training.runtime",)) -> subprocess.Popen[bytes]:
+        self.attempts += 1
+        path = self.root / f"run-a{self.attempts}.json"
+        RunFile(spec=self.spec, attempt=self.attempts, base_model_dir=self.base, pack_dir=self.pack, work_dir=self.work).write(path)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        with (self.root / f"log-a{self.attempts}").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module, str(path)], env=env, cwd=self.root, stdout=log, stderr=subprocess.STDOUT
+            )
+        self.started.append(process)
+        return process
+
+    def train(self) -> int:
+        return self.start().wait(timeout=120)
+
+    def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"did not happen within {timeout_s} s; log:\n{self.log()}"
+            assert self.started[-1].poll() is None, f"ended with {self.started[-1].returncode} before it happened; log:\n{self.log()}"
+            time.sleep(0.02)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.work / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def steps(self) -> list[dict[str, Any]]:
+        return [m for m in self.metrics() if "loss" in m]
+
+    def exit(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads((self.work / f"exit-a{self.attempts}.json").read_text())
+        return body
+
+    def heartbeat(self) -> dict[str, Any]:
+        path = self.work / "heartbeat.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def log(self) -> str:
+        return (self.root / f"log-a{self.attempts}").read_text(errors="replace")[-4000:]
+
+    def close(self) -> None:
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def job(root: Path, **changes: Any) -> Iterator[Job]:
+    """A job whose processes end with the block."""
+    made = Job(root=root, spec=replace(SPEC, **changes))
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,112 @@
+"""The embedded PostgreSQL, its URLs, and migrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from control_plane.settings import load
+from control_plane.tables import metadata
+from ft_assets.errors import InvalidRequest, Unavailable
+from resources.database import embedded, migrate
+from resources.database.engine import control_plane_url, dagster_url, make_engine
+
+
+@pytest.fixture
+def empty_database(postgres_dir: Path, request: pytest.FixtureRequest) -> str:
+    name = f"empty_{abs(hash(request.node.name))}"
+    embedded.start(postgres_dir, databases=(name,), config={"fsync": "off"})
+    return embedded.socket_url(postgres_dir, name)
+
+
+def test_migrations_end_at_the_schema_that_the_code_declares(new_database: Callable[[], str]) -> None:
+    engine = make_engine(new_database())
+    with engine.connect() as conn:
+        assert len(sa.inspect(conn).get_table_names()) == len(metadata.tables) + 1, "nothing was migrated, so nothing is compared"
+        context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})
+        differences = compare_metadata(context, metadata)
+    engine.dispose()
+    assert differences == []
+
+
+def test_migrating_at_once_from_several_processes_migrates_once(empty_database: str) -> None:
+    engines = [make_engine(empty_database, pool_size=1) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        revisions = list(pool.map(migrate.upgrade, engines))
+    assert revisions == [migrate.head()] * 4
+    assert migrate.current(engines[0]) == migrate.head()
+    for engine in engines:
+        engine.dispose()
+
+
+def test_a_migration_can_be_undone(empty_database: str) -> None:
+    from alembic import command
+
+    engine = make_engine(empty_database)
+    assert migrate.current(engine) is None
+    migrate.upgrade(engine)
+    with engine.connect() as conn:
+        command.downgrade(migrate._config(conn), "base")
+        conn.commit()
+        assert sa.inspect(conn).get_table_names() == ["alembic_version"]
+    engine.dispose()
+
+
+def test_starting_a_running_server_again_adopts_it(postgres_dir: Path) -> None:
+    before = (postgres_dir / "postmaster.pid").read_text().splitlines()[0]
+    embedded.start(postgres_dir, databases=("ft_template",))
+    assert (postgres_dir / "postmaster.pid").read_text().splitlines()[0] == before
+
+
+def test_a_stopped_server_keeps_what_was_committed_and_starts_again(tmp_path: Path) -> None:
+    directory = tmp_path / "pg"
+    server = embedded.start(directory, databases=("ft",))
+    url = embedded.socket_url(directory, "ft")
+    engine = make_engine(url)
+    with engine.begin() as conn:
+        conn.execute(sa.text("CREATE TABLE kept AS SELECT 7 AS n"))
+    embedded.stop(server)
+    assert not (directory / "postmaster.pid").exists()
+    server = embedded.start(directory, databases=("ft",))
+    try:
+        with engine.connect() as conn:  # the pool notices that its connection died, and makes another
+            assert conn.execute(sa.text("SELECT n FROM kept")).scalar() == 7
+    finally:
+        engine.dispose()
+        embedded.stop(server)
+
+
+def test_a_home_too_deep_for_a_socket_works_while_the_server_runs_and_says_so_when_not(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 60) / ("e" * 60) / "pg"
+    with pytest.raises(Unavailable, match="shorter path"):
+        embedded.socket_url(directory, "ft")
+    server = embedded.start(directory, databases=("ft",))
+    try:
+        engine = make_engine(embedded.socket_url(directory, "ft"))
+        with engine.connect() as conn:
+            assert conn.execute(sa.text("SELECT 1")).scalar() == 1
+        engine.dispose()
+    finally:
+        embedded.stop(server)
+
+
+def test_a_home_with_white_space_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="set FT_HOME"):
+        embedded.start(tmp_path / "my home" / "pg")
+
+
+def test_urls_follow_the_settings(tmp_path: Path) -> None:
+    local = load({"FT_HOME": str(tmp_path)})
+    assert control_plane_url(local) == f"postgresql+psycopg2://postgres:@/ft?host={tmp_path}/postgres"
+    assert dagster_url(local) == f"postgresql+psycopg2://postgres:@/dagster?host={tmp_path}/postgres"
+    remote = load({"FT_HOME": str(tmp_path), "FT_DATABASE_URL": "postgresql://u:p%40ss@db.example:5432/control"})
+    assert dagster_url(remote) == "postgresql+psycopg2://u:p%40ss@db.example:5432/dagster"
+    assert make_engine(control_plane_url(remote)).dialect.driver == "psycopg2"
+    both = load({"FT_HOME": str(tmp_path), "FT_DATABASE_URL": "postgresql://h/a", "FT_DAGSTER_DATABASE_URL": "postgresql://h/b"})
+    assert dagster_url(both) == "postgresql://h/b"

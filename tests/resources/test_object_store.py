@@ -1,0 +1,177 @@
+"""Both object stores keep the same promises."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pytest
+
+from control_plane.protocols import ObjectStore
+from ft_assets.errors import InvalidRequest, NotFound, Unavailable
+from resources.object_store import LocalObjectStore, from_url
+from resources.object_store.local import STAGING
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(params=["local", "s3", "s3 with a prefix"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "local":
+        return from_url(f"file://{tmp_path}/objects")
+    request.getfixturevalue("aws")
+    import boto3
+
+    bucket = f"b-{abs(hash(request.node.name))}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return from_url(f"s3://{bucket}" + ("/deep/prefix" if "prefix" in request.param else ""))
+
+
+def test_what_was_put_is_what_is_got(store: ObjectStore, tmp_path: Path) -> None:
+    store.put_bytes("a/bytes", b"one")
+    (tmp_path / "source").write_bytes(b"two")
+    store.put_file("a/file", tmp_path / "source")
+    assert store.put_stream("a/stream", io.BytesIO(b"three")) == 5
+    store.get_file("a/file", tmp_path / "new" / "copy")
+    assert (store.get_bytes("a/bytes"), (tmp_path / "new" / "copy").read_bytes()) == (b"one", b"two")
+    with store.open("a/stream") as stream:
+        assert (stream.read(2), stream.read()) == (b"th", b"ree")
+
+
+def test_a_put_replaces_the_object_and_leaves_the_callers_stream_open(store: ObjectStore) -> None:
+    source = io.BytesIO(b"new")
+    store.put_bytes("k", b"old, and longer")
+    store.put_stream("k", source)
+    assert store.get_bytes("k") == b"new"
+    assert not source.closed
+
+
+def test_a_large_stream_arrives_whole(store: ObjectStore) -> None:
+    data = bytes(range(256)) * (1 << 17)  # 32 MiB: more than one part
+    assert store.put_stream("large", io.BytesIO(data)) == len(data)
+    with store.open("large") as stream:
+        assert stream.read() == data
+
+
+class Broken(io.RawIOBase):
+    """A stream whose sender goes away in the middle."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.left = num_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        if self.left <= 0:
+            raise ConnectionResetError("the sender went away")
+        taken = min(self.left, size if size > 0 else self.left)
+        self.left -= taken
+        return b"x" * taken
+
+
+@pytest.mark.parametrize("num_bytes", [10, 20 << 20], ids=["in the first part", "in a later part"])
+def test_an_upload_that_breaks_off_leaves_the_old_object(store: ObjectStore, num_bytes: int) -> None:
+    store.put_bytes("k", b"old")
+    with pytest.raises(ConnectionResetError):
+        store.put_stream("k", cast(BinaryIO, Broken(num_bytes)))
+    with pytest.raises(ConnectionResetError):
+        store.put_stream("never", cast(BinaryIO, Broken(num_bytes)))
+    assert store.get_bytes("k") == b"old"
+    assert not store.exists("never")
+    assert [o.key for o in store.list("")] == ["k"]
+
+
+def test_an_absent_object_is_not_found_and_may_be_deleted(store: ObjectStore, tmp_path: Path) -> None:
+    store.put_bytes("there/is", b"x")
+    for key in ("nothing", "there/is/nothing", "there"):
+        assert not store.exists(key)
+        store.delete(key)
+        for get in (store.get_bytes, store.open, lambda k: store.get_file(k, tmp_path / "out")):
+            with pytest.raises(NotFound, match=key):
+                get(key)
+    assert not (tmp_path / "out").exists()
+    assert store.exists("there/is")
+
+
+def test_a_listing_is_of_whole_segments_and_in_key_order(store: ObjectStore) -> None:
+    keys = ["a/1", "a/10", "a/2", "a-b/1", "a/b/c", "a/b-c", "ab/1", "a0/1"]
+    for key in keys:
+        store.put_bytes(key, key.encode())
+    assert [o.key for o in store.list("a")] == ["a/1", "a/10", "a/2", "a/b-c", "a/b/c"]
+    assert [o.key for o in store.list("")] == sorted(keys)
+    assert [o.size_bytes for o in store.list("ab")] == [4]
+    assert list(store.list("nothing")) == []
+    assert list(store.list("a/1")) == []
+
+
+def test_a_listing_goes_beyond_one_page_of_s3(store: ObjectStore) -> None:
+    for i in range(1005):
+        store.put_bytes(f"many/{i:04}", b"")
+    assert [o.key for o in store.list("many")] == [f"many/{i:04}" for i in range(1005)]
+
+
+def test_deleting_twice_is_fine(store: ObjectStore) -> None:
+    store.put_bytes("k", b"x")
+    store.delete("k")
+    store.delete("k")
+    assert not store.exists("k")
+
+
+@pytest.mark.parametrize(
+    "key", ["../up", "a/../../b", "/etc/passwd", "a//b", "", ".", "a/.", "a\x00b", "a\nb", "a\\b", ".staging/x", "a" * 1025]
+)
+def test_a_key_that_could_leave_the_store_is_refused(store: ObjectStore, key: str) -> None:
+    with pytest.raises(InvalidRequest):
+        store.put_bytes(key, b"x")
+    with pytest.raises(InvalidRequest):
+        store.get_bytes(key)
+
+
+def test_the_uri_names_the_object(store: ObjectStore) -> None:
+    uri = store.uri("a/b c")
+    assert uri.startswith(("file:///", "s3://"))
+    assert "/a/b" in uri
+
+
+def test_a_crash_in_the_middle_of_a_write_leaves_no_object(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path)
+    (tmp_path / STAGING / "left-over").write_bytes(b"half")
+    assert list(store.list("")) == []
+
+
+def test_an_unreachable_endpoint_is_unavailable(aws: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(Unavailable, match="did not answer"):
+        from_url("s3://bucket").get_bytes("k")
+
+
+def test_a_missing_bucket_is_not_a_missing_object(aws: None) -> None:
+    with pytest.raises(Unavailable, match="NoSuchBucket"):
+        from_url("s3://no-such-bucket").get_bytes("k")
+
+
+@pytest.mark.parametrize("url", ["", "objects", "file://host/x", "s3://", "gs://bucket"])
+def test_an_unknown_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="object store"):
+        from_url(url)

@@ -1,0 +1,118 @@
+"""Rules of the house that a reader relies on: layers, light entrances, documented codes, the shape of the asset graph."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "deepspeed", "bitsandbytes", "mlflow")
+
+
+def run_python(code: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ft_assets.definitions",
+        "control_plane.api",
+        "control_plane.api.app",
+        "control_plane.cli",
+        "control_plane.cli.app",
+        "control_plane.client",
+        "resources.run_coordinator",
+        "resources.launcher.watch",
+        "ft_assets.datasets.ingest",
+        "ft_assets.datasets.packs",
+    ],
+)
+def test_an_entrance_imports_no_training_library(module: str) -> None:
+    loaded = run_python(f"import sys, {module}; print(' '.join(m for m in {HEAVY!r} if m in sys.modules))")
+    assert loaded.split() == []
+
+
+def test_the_training_process_imports_no_platform() -> None:
+    code = "import sys, ft_assets.training.runtime.train; print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))"
+    loaded = set(run_python(code).split())
+    assert "torch" in loaded, "the check would pass vacuously"
+    assert not loaded & {"control_plane", "resources", "sensors", "dagster", "sqlalchemy"}
+
+
+def asset_graph() -> dict[str, object]:
+    code = (
+        "import json\n"
+        "from ft_assets.definitions import defs\n"
+        "repo = defs.get_repository_def()\n"
+        "nodes = {n.key.to_user_string(): n for n in repo.asset_graph.asset_nodes}\n"
+        "print(json.dumps({'assets': {k: {'parents': sorted(p.to_user_string() for p in n.parent_keys), 'group': n.group_name,"
+        " 'partitions': n.partitions_def.name, 'code_version': n.code_version,"
+        " 'checks': sorted(c.name for c in n.check_keys)} for k, n in sorted(nodes.items())},"
+        " 'jobs': sorted(j.name for j in repo.get_all_jobs() if not j.name.startswith('__')), 'sensors': sorted(s.name for s in repo.sensor_defs)}))"
+    )
+    graph: dict[str, object] = json.loads(run_python(code).splitlines()[-1])
+    return graph
+
+
+def test_the_asset_graph_is_the_documented_one() -> None:
+    def asset(group: str, *parents: str, checks: tuple[str, ...] = ()) -> dict[str, object]:
+        return {"parents": sorted(parents), "group": group, "partitions": "jobs", "code_version": "1", "checks": list(checks)}
+
+    assert asset_graph() == {
+        "assets": {
+            "adapter": asset("adapters", "eval_report", "checkpoint"),
+            "checkpoint": asset("training", "tokenized_pack"),
+            "dataset": asset("datasets"),
+            "eval_report": asset("evals", "checkpoint", "dataset", checks=("gate",)),
+            "tokenized_pack": asset("datasets", "dataset"),
+        },
+        "jobs": ["evaluate", "prepare", "submit", "train"],
+        "sensors": ["admission", "failures", "rollout", "scheduling"],
+    }
+
+
+def test_import_contracts_hold() -> None:
+    lint = Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run([str(lint), "--no-cache"], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert "0 broken" in done.stdout
+
+
+def test_an_import_against_the_layers_is_caught(tmp_path: Path) -> None:
+    """The contracts can fail: one planted breach for the rule that matters most is reported."""
+    for package in ("ft_assets", "control_plane", "resources", "sensors"):
+        subprocess.run(["cp", "-r", str(ROOT / package), str(tmp_path / package)], check=True)
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    breach = tmp_path / "ft_assets/training/runtime/train.py"
+    breach.write_text(breach.read_text() + "\nimport control_plane.settings\n")
+    lint = Path(sys.executable).parent / "lint-imports"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([str(lint), "--no-cache"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+    assert done.returncode != 0
+    assert "the GPU process knows no platform BROKEN" in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_every_error_class_and_code_is_documented() -> None:
+    documented = (ROOT / "docs/errors.md").read_text()
+    sources = [p for top in ("ft_assets", "control_plane", "resources", "sensors") for p in (ROOT / top).rglob("*.py")]
+    used = {code for p in sources for code in re.findall(r"""code="([a-z0-9_]+)\"""", p.read_text())}
+    used |= set(re.findall(r'default_code: ClassVar\[str\] = "(\w+)"|default_code = "(\w+)"', (ROOT / "ft_assets/errors.py").read_text())[0])
+    assert len(used) > 20, "the search found too little to mean anything"
+    assert sorted(c for c in used if c and f"`{c}`" not in documented) == []
+
+
+def test_every_reason_to_wait_is_documented() -> None:
+    from control_plane.scheduler import Reason
+
+    documented = (ROOT / "docs/errors.md").read_text()
+    assert [r for r in Reason if f"`{r}`" not in documented] == []
