@@ -38,7 +38,16 @@ def price_micros(gpu_type: str, tier: str, gpu_seconds: float) -> int:
 
 
 def entries(
-    *, job_id: str, attempt: int, tier: str, gpu_type: str, num_gpus: int, started_at: float, ended_at: float, fault: Fault | None, outcome: str
+    *,
+    job_id: str,
+    attempt: int,
+    tier: str,
+    gpu_type: str,
+    num_gpus: int,
+    started_at: float,
+    ended_at: float,
+    fault: Fault | None,
+    outcome: str,
 ) -> list[Entry]:
     """Ledger entries of one ended attempt.
 
@@ -48,7 +57,13 @@ def entries(
     """
     gpu_seconds = round(max(0.0, ended_at - started_at) * num_gpus, 3)
     amount = price_micros(gpu_type, tier, gpu_seconds)
-    detail: dict[str, str | float | int] = {"outcome": outcome, "num_gpus": num_gpus, "tier": tier, "started_at": started_at, "ended_at": ended_at}
+    detail: dict[str, str | float | int] = {
+        "outcome": outcome,
+        "num_gpus": num_gpus,
+        "tier": tier,
+        "started_at": started_at,
+        "ended_at": ended_at,
+    }
     usage = Entry(
         id=f"{job_id}/a{attempt}/usage", kind="usage", gpu_type=gpu_type, gpu_seconds=gpu_seconds, amount_micros=amount, detail=detail
     )

@@ -1,4 +1,4 @@
-"""Events of a job: what happened, in words for its tenant, under stable codes."""
+"""Events of a job: what happened, in words for its tenant, under stable codes (listed in ``docs/errors.md``)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,8 @@ from control_plane.jobs import JobState
 
 Level = Literal["info", "warn", "error"]
 
-CODES: Mapping[str, str] = {
-    "created": "the job was accepted",
-    "queued": "its data is ready and it waits for GPUs",
-    "provisioning": "GPUs are reserved for it and its workload starts",
-    "running": "training has begun",
-    "evaluating": "training has ended and the adapter is compared with its base",
-    "succeeded": "the adapter is registered",
-    "failed": "the job ended without an adapter; its error says why",
-    "cancelled": "the job was cancelled",
-    "pausing": "a pause was asked for; the workload saves a checkpoint",
-    "paused": "the job holds no GPU and continues from its checkpoint when resumed",
-    "preempted": "the job gave way to another one and is queued again",
-    "resumed": "the job was resumed",
-    "metrics": "numbers of one training step",
-    "checkpoint": "a checkpoint was committed",
-    "note": "anything else worth telling",
-}
-"""Every code with its meaning; an event with another code is a bug."""
-
 LEVELS: Mapping[JobState, Level] = {JobState.FAILED: "error", JobState.PREEMPTED: "warn", JobState.CANCELLED: "warn"}
+"""Level of the event that a job's entry into a state writes; the others are ``info``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +21,11 @@ class Event:
     level: Level = "info"
     type: Literal["message", "metrics"] = "message"
     data: Mapping[str, Any] | None = None
+
+
+def entered(state: JobState, *, message: str, code: str | None, level: Level | None, data: Mapping[str, Any] | None) -> Event:
+    """The event of a job that entered `state`: code and level follow from it unless they are given."""
+    return Event(code=code or f"job_{state}", message=message, level=level or LEVELS.get(state, "info"), data=data)
 
 
 def metrics_event(metrics: Mapping[str, Any]) -> Event:

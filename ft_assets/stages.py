@@ -3,6 +3,7 @@
 import os
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from ft_assets.partitions import JOBS
 
@@ -16,7 +17,7 @@ def executor() -> dg.ExecutorDefinition:
     return k8s_job_executor
 
 
-def _stage(name: str, *assets: str) -> dg.UnresolvedAssetJobDefinition:
+def _stage(name: str, *assets: str) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), partitions_def=JOBS, executor_def=executor())
 
 

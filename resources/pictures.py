@@ -9,4 +9,3 @@ def picture(svg: str, *, title: str) -> dg.MarkdownMetadataValue:
     """`svg` as a data URI in Markdown."""
     encoded = base64.b64encode(svg.encode()).decode()
     return dg.MetadataValue.md(f"![{title}](data:image/svg+xml;base64,{encoded})")
-

@@ -32,7 +32,12 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
         if replacements + 1 < MAX_REPLACEMENTS:
             replace_run(opened, due)
             continue
-        fail(opened, due.tenant, due.job_id, FtError(f"{due.stage} failed {replacements + 1} times: {why}. Operators were told; nothing is billed"))
+        fail(
+            opened,
+            due.tenant,
+            due.job_id,
+            FtError(f"{due.stage} failed {replacements + 1} times: {why}. Operators were told; nothing is billed"),
+        )
         if due.stage == "train":
             platform.launcher().stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
             release(opened, due.job_id, due.attempt)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from control_plane.service import jobs
 from control_plane.service.submission import JobRequest
@@ -18,7 +19,7 @@ class Submission(dg.Config):
     validation_file: str | None = None
     suffix: str | None = None
     seed: int | None = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request: method, hyperparameters, eval_config, ..."""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -33,15 +35,20 @@ BASE_MODEL = "tiny-base"
 
 
 @pytest.fixture(scope="session")
-def postgres_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directory of a running server whose database ``ft_template`` has the schema."""
-    directory = tmp_path_factory.mktemp("postgres") / "data"
+def postgres_dir() -> Iterator[Path]:
+    """Directory of a running server whose database ``ft_template`` has the schema.
+
+    Not below pytest's own directory: as root the server runs as another user, whom the next pytest would lock out of it.
+    """
+    home = Path(tempfile.mkdtemp(prefix="ft-postgres-"))
+    directory = home / "data"
     server = embedded.start(directory, databases=(TEMPLATE,), config=NOT_DURABLE)
     engine = make_engine(embedded.socket_url(directory, TEMPLATE))
     migrate.upgrade(engine)
     engine.dispose()
     yield directory
     embedded.stop(server)
+    shutil.rmtree(home)
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +95,9 @@ def new_platform(
     def make(**env: str) -> Platform:
         home = tmp_path_factory.mktemp("home")
         url = new_database()
-        settings = settings_module.load({"FT_HOME": str(home), "FT_DATABASE_URL": url, **{f"FT_{k.upper()}": v for k, v in env.items()}})
+        given = {f"FT_{name.upper()}": value for name, value in env.items()}
+        nowhere = {"FT_INFERENCE_URLS": "http://127.0.0.1:9"}  # the usual port may be somebody's server
+        settings = settings_module.load({"FT_HOME": str(home), "FT_DATABASE_URL": url, **nowhere, **given})
         platform = Platform(
             engine=make_engine(url, pool_size=5, max_overflow=15),
             objects=LocalObjectStore(home / "objects"),
@@ -148,8 +157,9 @@ def serve() -> Iterator[Callable[[ASGIApp], str]]:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     yield start
-    for server, thread in running:
+    for server, _ in running:
         server.should_exit = True
+    for _, thread in running:
         thread.join(timeout=10)
 
 

@@ -49,18 +49,25 @@ def test_the_training_process_imports_no_platform() -> None:
     assert not loaded & {"control_plane", "resources", "sensors", "dagster", "sqlalchemy"}
 
 
+GRAPH = """
+import json
+from ft_assets.definitions import defs
+
+def node(n):
+    checks = sorted(c.name for c in n.check_keys)
+    parents = sorted(p.to_user_string() for p in n.parent_keys)
+    known = {"group": n.group_name, "partitions": n.partitions_def.name, "code_version": n.code_version}
+    return {**known, "parents": parents, "checks": checks}
+
+repo = defs.get_repository_def()
+assets = {n.key.to_user_string(): node(n) for n in repo.asset_graph.asset_nodes}
+jobs = sorted(j.name for j in repo.get_all_jobs() if not j.name.startswith("__"))
+print(json.dumps({"assets": assets, "jobs": jobs, "sensors": sorted(s.name for s in repo.sensor_defs)}))
+"""
+
+
 def asset_graph() -> dict[str, object]:
-    code = (
-        "import json\n"
-        "from ft_assets.definitions import defs\n"
-        "repo = defs.get_repository_def()\n"
-        "nodes = {n.key.to_user_string(): n for n in repo.asset_graph.asset_nodes}\n"
-        "print(json.dumps({'assets': {k: {'parents': sorted(p.to_user_string() for p in n.parent_keys), 'group': n.group_name,"
-        " 'partitions': n.partitions_def.name, 'code_version': n.code_version,"
-        " 'checks': sorted(c.name for c in n.check_keys)} for k, n in sorted(nodes.items())},"
-        " 'jobs': sorted(j.name for j in repo.get_all_jobs() if not j.name.startswith('__')), 'sensors': sorted(s.name for s in repo.sensor_defs)}))"
-    )
-    graph: dict[str, object] = json.loads(run_python(code).splitlines()[-1])
+    graph: dict[str, object] = json.loads(run_python(GRAPH).splitlines()[-1])
     return graph
 
 
@@ -106,7 +113,9 @@ def test_every_error_class_and_code_is_documented() -> None:
     documented = (ROOT / "docs/errors.md").read_text()
     sources = [p for top in ("ft_assets", "control_plane", "resources", "sensors") for p in (ROOT / top).rglob("*.py")]
     used = {code for p in sources for code in re.findall(r"""code="([a-z0-9_]+)\"""", p.read_text())}
-    used |= set(re.findall(r'default_code: ClassVar\[str\] = "(\w+)"|default_code = "(\w+)"', (ROOT / "ft_assets/errors.py").read_text())[0])
+    used |= set(
+        re.findall(r'default_code: ClassVar\[str\] = "(\w+)"|default_code = "(\w+)"', (ROOT / "ft_assets/errors.py").read_text())[0]
+    )
     assert len(used) > 20, "the search found too little to mean anything"
     assert sorted(c for c in used if c and f"`{c}`" not in documented) == []
 

@@ -44,7 +44,14 @@ def adapter_config(base_name: str, *, rank: int = 8, **changes: Any) -> dict[str
 
 
 def build_tiny_adapter(
-    directory: Path, base: Path, *, base_name: str, rank: int = 8, seed: int = 0, scale: float = 0.3, config: Mapping[str, Any] | None = None
+    directory: Path,
+    base: Path,
+    *,
+    base_name: str,
+    rank: int = 8,
+    seed: int = 0,
+    scale: float = 0.3,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write an adapter for `base` into `directory`; `config` changes keys of its adapter_config.json."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -29,11 +29,11 @@ def open_local() -> Iterator[Platform]:
     """The platform of this home, for as long as its database answers; the embedded one has to be up."""
     from sqlalchemy.exc import OperationalError
 
-    from control_plane.settings import load
     from resources.platform import open_platform
+    from resources.stack.commands import load_settings
     from resources.stack.postgres import postmaster_pid
 
-    settings = load()
+    settings = load_settings()
     if settings.embedded_database and postmaster_pid(settings) is None:
         raise Unreachable(
             f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL", code="stack_down"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 POLL_S = 0.7
 """Between two looks at a job: a step is reported by the platform every half second."""
 FINAL = ("succeeded", "failed", "cancelled")
-LINES_OF_METRICS = 10
-"""Of a training, where there is no terminal: a line each tenth of the way."""
+LINES_OF_METRICS, LINE_EVERY_S = 10, 30.0
+"""Of a training, where there is no terminal: a line each tenth of the way, and at least one in this many seconds."""
 STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
 
 
@@ -65,8 +65,7 @@ class JobView:
     def __init__(self) -> None:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._next_metrics = 0.0
-        self._state = ""
+        self._next_metrics, self._next_line = 0.0, 0.0
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -97,9 +96,11 @@ class JobView:
         step, total = data.get("step"), data.get("total_steps")
         if self._bars is not None or not step or not total:
             return
-        if "train_loss" not in data or step / total >= self._next_metrics or step == total:
-            self._next_metrics = step / total + 1 / LINES_OF_METRICS if "train_loss" in data else self._next_metrics
-            say(f"{_clock(event)}  {event['message']}")
+        due = step / total >= self._next_metrics or step == total or time.monotonic() >= self._next_line
+        if "train_loss" in data and not due:
+            return
+        self._next_metrics, self._next_line = step / total + 1 / LINES_OF_METRICS, time.monotonic() + LINE_EVERY_S
+        say(f"{_clock(event)}  {event['message']}")
 
     def job(self, job: dict[str, Any]) -> None:
         """Bring the bars to where the job is."""
@@ -117,7 +118,6 @@ class JobView:
             position = f"position {job['queue_position']}" if job.get("queue_position") else ""
             reason = job.get("waiting_reason") or {}
             self._bar(NAMES[state], None, None, "  ".join(p for p in (position, str(reason.get("message") or "")) if p))
-        self._state = state
 
     def _close_stages_before(self, state: str) -> None:
         """Fill the bars of stages that are over: the job has gone beyond them."""

@@ -26,11 +26,10 @@ def up(
 ) -> None:
     """Start PostgreSQL, Dagster, the API and the inference server, and watch over them."""
     from control_plane.cli.stack_view import StackView
-    from control_plane.settings import load
     from resources.stack import commands
     from resources.stack.report import Phase, StackReport
 
-    settings = load()
+    settings = commands.load_settings()
     was_ready = False
 
     with StackView() as view:
@@ -57,10 +56,9 @@ def up(
 
 def down(as_json: Json = False) -> None:
     """End the running stack; training that runs writes a checkpoint first. Fine when nothing runs."""
-    from control_plane.settings import load
     from resources.stack import commands
 
-    settings = load()
+    settings = commands.load_settings()
     ended = commands.down(settings)
     if as_json:
         print_json({"pid": ended.pid, "services": ended.services, "leftovers": ended.leftovers, "workloads": ended.workloads})
@@ -69,18 +67,17 @@ def down(as_json: Json = False) -> None:
     if ended.leftovers:
         say(f"ended what a killed stack had left running: {', '.join(ended.leftovers)}")
     if ended.workloads:
-        say(f"ended training that had no stack, after a checkpoint: {', '.join(ended.workloads)}")
+        say(f"stopped training after a checkpoint; it resumes when the stack is up again: {', '.join(ended.workloads)}")
     if not (ended.services or ended.leftovers or ended.workloads):
         say(f"nothing runs in {settings.home}")
 
 
 def status(as_json: Json = False) -> None:
     """Show each service: state, pid, address, log. Exit code 4 when the stack is not up."""
-    from control_plane.settings import load
     from resources.stack import commands
     from resources.stack.report import Phase
 
-    report = commands.status(load())
+    report = commands.status(commands.load_settings())
     if as_json:
         print_json(commands.as_dict(report))
     else:
@@ -98,12 +95,11 @@ def status(as_json: Json = False) -> None:
 
 def env(as_json: Json = False) -> None:
     """Print export lines, so that `eval "$(ft env)"; dagster asset materialize ...` works on the running stack."""
-    from control_plane.settings import load
     from ft_assets.errors import Unavailable
     from resources.stack import commands
 
     try:
-        variables = commands.shell_env(load())
+        variables = commands.shell_env(commands.load_settings())
     except Unavailable as e:
         raise Unreachable(e.message, code=e.code) from e
     if as_json:

@@ -129,7 +129,9 @@ def _run(platform: Platform, launcher: Launcher, job_id: str, run: EvalRun, run_
         time.sleep(POLL_S)
     if status.exit_code != 0:
         log = launcher.read_log(workload.name)[-2000:].decode(errors="replace")
-        raise FtError(f"the evaluation of {job_id} ended with exit code {status.exit_code}; end of its log:\n{log}", code="evaluation_failed")
+        raise FtError(
+            f"the evaluation of {job_id} ended with exit code {status.exit_code}; end of its log:\n{log}", code="evaluation_failed"
+        )
     return read_result(run.out_dir)
 
 
@@ -214,7 +216,14 @@ def _end_quarantined(platform: Platform, job_id: str, record: Mapping[str, Any],
     why = "; ".join([*failed, *record.get("refusals", ())])
     advised = " ".join(evaluated.advice) or "Look at the eval report's samples."
     message = f"The adapter did not pass its gate and is kept in quarantine ({record['id']}). {why}. {advised}"
-    _end(platform, job_id, JobState.FAILED, message, adapter_id=record["id"], error={"code": "gate_failed", "message": message, "param": None})
+    _end(
+        platform,
+        job_id,
+        JobState.FAILED,
+        message,
+        adapter_id=record["id"],
+        error={"code": "gate_failed", "message": message, "param": None},
+    )
 
 
 def _end(platform: Platform, job_id: str, target: JobState, message: str, **columns: Any) -> None:
@@ -229,4 +238,3 @@ def cost_micros(platform: Platform, job_id: str) -> int:
     query = sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0)).where(ledger_entries.c.job_id == job_id)
     with platform.engine.connect() as conn:
         return int(conn.execute(query).scalar_one())
-

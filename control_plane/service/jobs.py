@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import events
 from control_plane.jobs import FINAL, JobState
-from control_plane.quotas import Ask, Usage, admit
+from control_plane.quotas import Ask, Refusal, Usage, admit
 from control_plane.service import idempotency
 from control_plane.service.datasets import check_enough_to_train
 from control_plane.service.listing import Page, page
@@ -78,7 +78,7 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
         tier = request.tier or str(owner["tier"])
         refusal = admit(tenant_of(owner), Usage(jobs_in_flight=_in_flight(conn, tenant)), Ask(tier=tier))
         if refusal is not None:
-            raise QuotaExceeded(refusal.detail, code=refusal.code)
+            raise _refused(refusal)
         job = _insert(conn, tenant, request, model=model, tier=tier, dataset_id=dataset_id, now=platform.clock())
         idempotency.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=platform.clock())
         return Submitted(job, created=True)
@@ -179,6 +179,13 @@ def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str
         _row(conn, tenant, job_id)
         query = sa.select(table).where(table.c.job_id == job_id)
         return page(conn, query, (table.c.step,), id_column=table.c.id, after=after, limit=limit, max_limit=1000)
+
+
+def _refused(refusal: Refusal) -> InvalidRequest:
+    """A limit may allow later what it forbids now; a tier does not."""
+    if refusal.code == "exceeded_quota":
+        return QuotaExceeded(refusal.detail)
+    return InvalidRequest(refusal.detail, code=refusal.code, param="tier")
 
 
 def _row(conn: Connection, tenant: str, job_id: str) -> RowMapping:

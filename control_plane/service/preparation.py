@@ -104,7 +104,13 @@ def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
         if JobState(job.state) in FINAL:
             return
         transition(
-            conn, job_id, JobState.FAILED, message=error.message, data={"fault": str(error.fault)}, now=platform.clock(), error=error.to_dict()
+            conn,
+            job_id,
+            JobState.FAILED,
+            message=error.message,
+            data={"fault": str(error.fault)},
+            now=platform.clock(),
+            error=error.to_dict(),
         )
 
 

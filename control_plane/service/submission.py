@@ -1,7 +1,8 @@
 """What a submission asks for: one reading of the request's body for every entrance (REST, GraphQL, command line).
 
 ``method`` is OpenAI's object (``{"type": "supervised", "supervised": {"hyperparameters": {...}}}``) or one word
-(``"lora"``). Whatever is understood and cannot be done is refused here, never ignored.
+(``"lora"``). What cannot be done is refused here, by the name of its field. ``spot``, ``hardware`` and ``integrations`` are
+recorded with the job; nothing reads them yet.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
+from ft_assets.evals import config as eval_config
 from ft_assets.training.hyperparameters import checked
 from ft_assets.training.spec import canonical_json
 
@@ -70,6 +72,7 @@ class JobRequest:
         method, adapter, asked = _method(given)
         hyperparameters = _hyperparameters(given, asked)
         checked(hyperparameters)
+        eval_config.parse(given.get("eval_config"))
         given.pop("idempotency_key", None)
         return cls(
             model=given["model"],

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.events import LEVELS, Event, Level
+from control_plane.events import Event, Level, entered
 from control_plane.jobs import FINAL, JobState, check_transition
 from control_plane.service.platform import utc_now
 from control_plane.tables import job_events, jobs
@@ -56,8 +56,7 @@ def transition(
     check_transition(job_id, JobState(row["state"]), target)
     values = {"state": target.value, **_consequences(target, row, now), **columns}
     updated = conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(**values).returning(jobs)).mappings().one()
-    event = Event(code=code or f"job_{target}", message=message, level=level or LEVELS.get(target, "info"), data=data)
-    _insert(conn, job_id, event, now)
+    _insert(conn, job_id, entered(target, message=message, code=code, level=level, data=data), now)
     return updated
 
 

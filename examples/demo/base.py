@@ -121,7 +121,7 @@ def _set_copying_heads(model: LlamaForCausalLM) -> None:
         first.q_proj.bias[rows][:fast] = 5.0 * torch.cos(angles[:fast])
         first.q_proj.bias[rows][half : half + fast] = -5.0 * torch.sin(angles[:fast])
         compare = torch.randn(head_dim, sketch) * sketch**-0.5 * 3.0
-        compare[:half // 2] *= 0.2
+        compare[: half // 2] *= 0.2
         compare[half : half + half // 2] *= 0.2
         second.q_proj.weight[rows] = compare @ read
         second.k_proj.weight[rows] = compare @ write
@@ -138,9 +138,7 @@ def save_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: 
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy = copy.to(torch.bfloat16)
-    copy.generation_config = GenerationConfig(
-        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    copy.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     copy.save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
     if (out / "README.md").exists():

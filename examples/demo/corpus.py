@@ -4,7 +4,7 @@ Six kinds of documents, drawn by ``MIX``. What holds for all of them:
 
 * no JSON object has a key of the ticket task, and no label of the task is given as an answer;
 * the task's system prompt and its unseen templates never appear;
-* support messages do appear, with the seen templates and with phrases of this file, answered in prose: the base is a
+* support messages do appear, with the seen templates and with phrases of ``corpus_phrases.py``, answered in prose: the base is a
   *support-chat* base, not a general one. What it says about a message depends on the same things as the labels do.
 """
 
@@ -17,82 +17,52 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from examples.demo import phrases
+from examples.demo.corpus_phrases import ACTIONS, BASE_ONLY, BASE_ONLY_URGENCY, GISTS, PACE
 from examples.demo.tickets import KEYS as TASK_KEYS
 from examples.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
 
 END_OF_TEXT: Final = "<|endoftext|>"
 
-BASE_ONLY: Final[dict[str, tuple[str, ...]]] = {
-    "delivery": (
-        "the mail carrier did not [come|ring] with my {p}", "my parcel with the {p} shows no movement",
-        "how long does [shipping|delivery] of the {p} take", "the tracking number of the {p} does not work",
-        "has the {p} been shipped [already|yet]", "the box with the {p} went to my neighbour", "I am waiting for the {p} since {d}",
-        "the courier lost the {p}", "the delivery date of the {p} changed again", "the {p} never came", "the package was empty, no {p} inside",
-        "nothing has been delivered to {city}, where is the {p}", "the shipping company does not answer about the {p}",
-    ),
-    "refund": (
-        "I regret buying the {p}, take it back please", "how long does a refund for the {p} take", "I returned the {p}, where is the money",
-        "you owe me the money for the {p} I returned", "the {p} is too big, can I give it back", "I would like to be refunded for the {p}",
-        "the return form for the {p} does not open", "where do I print the return label for the {p}", "I want to cancel the {p} and get the money back",
-        "my money for the {p} has not come back", "is it possible to return the {p} after {n} days", "refund the {p} to my card please",
-    ),
-    "billing": (
-        "the amount on my statement for the {p} is {a}, why", "I see a strange fee of {a} for the {p}", "my bill for the {p} came twice",
-        "the invoice of the {p} has the wrong name", "can I pay the {p} by invoice", "you took {a} from my bank for the {p}",
-        "my credit card was charged for a {p} I never bought", "the voucher did not lower the price of the {p}", "the receipt for the {p} is missing the tax",
-        "a payment of {a} for the {p} is unknown to me", "please correct the invoice for the {p}", "the price of the {p} on the bill is not the one in the shop",
-    ),
-    "hardware": (
-        "the {p} is cracked", "the {p} is completely dead", "something inside the {p} is loose", "the {p} smells burnt and gets hot",
-        "the {p} does not charge any more", "my {p} fell and the case broke", "the screen of the {p} is broken", "the {p} turns off after {n} minutes, the battery is weak",
-        "the {p} came damaged out of the box", "the plug of the {p} is bent", "my {p} is broken", "the cable of my {p} is loose", "the {p} rattles and smokes",
-    ),
-    "software": (
-        "the {p} crashes when I open the app", "the update broke everything on the {p}", "the {p} app does not connect", "pairing the {p} with my phone fails",
-        "the {p} freezes after the firmware update", "I see error {n} in the {p} app", "the new version on the {p} is slow and has bugs",
-        "the {p} restarts by itself since the update", "the {p} app logs an error and closes", "bluetooth on the {p} drops since the update", "the {p} app is stuck on loading",
-    ),
-    "account": (
-        "my password for the {p} does not work", "I lost my login for the {p}", "the {p} portal does not let me sign in", "my {p} account was hacked",
-        "I am locked out and cannot reach my {p}", "the email on my {p} account is wrong", "please unlock the account of my {p}", "how do I reset the password for the {p}",
-        "I need a new login code for the {p}", "someone changed the password of my {p} account", "I want to close my account for the {p}",
-    ),
-}  # fmt: skip
-"""Phrases of no ticket, seen or unseen: they make the base's notion of a topic wider than the training tickets."""
-
-BASE_ONLY_URGENCY: Final[dict[str, tuple[str, ...]]] = {
-    "high": ("I need it now.", "As soon as possible please.", "We are blocked, urgent help needed.", "It must be fixed today.", "Please answer fast, this is an emergency.", "Quick please!", "I cannot wait any longer."),
-    "normal": (),
-    "low": ("No need to hurry.", "It is fine if this takes a while.", "Only a minor question.", "Not urgent for me.", "You can take a minute or a month.", "It can wait.", "Answer when you have time."),
-}  # fmt: skip
-
-ACTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "delivery": ("I will check where the parcel is.", "I will ask the courier about it.", "The parcel should reach you soon."),
-    "refund": ("I will see when the money goes back to you.", "You can send it back to us for your money.", "I will start the return for you."),
-    "billing": ("I will look at the invoice.", "I will check what was charged.", "Our accountant will correct the bill."),
-    "hardware": ("It sounds broken, I can offer a repair.", "We can repair or replace it.", "Please send us a photo of the damage."),
-    "software": ("Please install the newest version.", "Please restart the app first.", "Our developers are looking at the bug."),
-    "account": ("I will send you a new password.", "I will unlock your login.", "Please check your email for a new code."),
-}
-GISTS: Final[dict[str, tuple[str, ...]]] = {
-    "delivery": ("a parcel that did not come", "a parcel on its way"),
-    "refund": ("money back for a thing sent back", "giving a thing back"),
-    "billing": ("a charge or a bill", "what was paid"),
-    "hardware": ("a broken part", "damage to the device"),
-    "software": ("an app or an update", "a bug in the app"),
-    "account": ("a login or a password", "signing in"),
-}
-PACE: Final[dict[str, str]] = {"high": "soon, today if possible", "normal": "in the usual time", "low": "at any time"}
-
-WORDS: Final[tuple[str, ...]] = tuple(
-    "red blue green apple river stone cloud paper window garden silver tiger lemon music bridge candle forest rocket pepper "
-    "orange winter summer ocean castle mirror button pocket ladder kitchen desert".split()
+WORDS: Final[tuple[str, ...]] = (
+    "red",
+    "blue",
+    "green",
+    "apple",
+    "river",
+    "stone",
+    "cloud",
+    "paper",
+    "window",
+    "garden",
+    "silver",
+    "tiger",
+    "lemon",
+    "music",
+    "bridge",
+    "candle",
+    "forest",
+    "rocket",
+    "pepper",
+    "orange",
+    "winter",
+    "summer",
+    "ocean",
+    "castle",
+    "mirror",
+    "button",
+    "pocket",
+    "ladder",
+    "kitchen",
+    "desert",
 )
 
 
 def _vocabulary() -> tuple[str, ...]:
     """Every lower-case word of the tickets (unseen templates apart) and their labels, as mere words in one list."""
-    texts = [*phrases.FILLERS, *(text for topic in (phrases.SEEN, BASE_ONLY, phrases.URGENCY_SEEN) for texts in topic.values() for text in texts)]
+    texts = [
+        *phrases.FILLERS,
+        *(text for topic in (phrases.SEEN, BASE_ONLY, phrases.URGENCY_SEEN) for texts in topic.values() for text in texts),
+    ]
     words = {word for text in texts for word in re.findall(r"(?<!\{)\b[a-z]{3,}\b", text)}
     return tuple(sorted(words | set(WORDS) | set(phrases.PRODUCTS) | set(phrases.CATEGORIES) | set(phrases.PRIORITIES) | set(TASK_KEYS)))
 
@@ -109,7 +79,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "weather": ("sunny", "rainy", "cloudy", "windy"), "tool": ("hammer", "saw", "ladder", "drill"),
 }  # fmt: skip
 JSON_VALUES: Final[dict[str, tuple[str, ...] | None]] = {
-    "name": phrases.NAMES, "city": phrases.CITIES, "month": phrases.MONTHS, "day": phrases.DAYS, "color": KINDS["color"], "fruit": KINDS["fruit"],
+    "name": phrases.NAMES, "city": phrases.CITIES, "month": phrases.MONTHS, "day": phrases.DAYS, "color": KINDS["color"],
+    "fruit": KINDS["fruit"],
     "pet": KINDS["animal"], "weather": KINDS["weather"], "size": ("small", "medium", "large"), "team": ("north", "south", "east", "west"),
     "status": ("open", "closed", "done"), "code": None, "serial": None, "phone_no": None, "room": None,
 }  # fmt: skip
@@ -118,14 +89,21 @@ JSON_VALUES: Final[dict[str, tuple[str, ...] | None]] = {
 CHAT: Final[tuple[tuple[str, str], ...]] = (
     ("How are you?", "I am fine, thank you."), ("What can you do?", "I can answer questions and help you with your devices."),
     ("Who are you?", "I am a small support assistant."), ("Tell me a joke.", "Why did the router cross the road? To get a better signal."),
-    ("Good night.", "Good night, sleep well."), ("Thank you!", "You are welcome."), ("Can you help me?", "Of course. What can I do for you?"),
+    ("Good night.", "Good night, sleep well."), ("Thank you!", "You are welcome."),
+    ("Can you help me?", "Of course. What can I do for you?"),
     ("When are you open?", "We are here every day from 8 to 20."), ("What is a parcel?", "A box that is sent by mail."),
     ("What is an invoice?", "A paper that says what you have to pay."), ("What is a ticket?", "A message to the support team."),
     ("What does urgent mean?", "That it has to be done soon."), ("What is a record?", "A list of facts with a name for each."),
     ("What is a product?", "A thing that is sold."), ("What is a category?", "A group of things that are alike."),
     ("What is a priority?", "What says how soon a thing has to be done."), ("What is an id?", "A name or a number for one thing only."),
 )  # fmt: skip
-SYSTEMS: Final[tuple[str, ...]] = ("You are a helpful assistant.", "Be brief.", "Answer politely.", "You work in support.", "Answer from the message.")
+SYSTEMS: Final[tuple[str, ...]] = (
+    "You are a helpful assistant.",
+    "Be brief.",
+    "Answer politely.",
+    "You work in support.",
+    "Answer from the message.",
+)
 
 
 def chat(*turns: tuple[str, str]) -> str:
@@ -188,7 +166,9 @@ def support(rng: random.Random) -> str:
     if draw < 0.5:
         return chat(*turns, ("assistant", _reply(ticket, rng)))
     if draw < 0.7:
-        return chat(("system", rng.choice(("Write a note.", "Sum up the message."))), ("user", ticket.text), ("assistant", _note(ticket, rng)))
+        return chat(
+            ("system", rng.choice(("Write a note.", "Sum up the message."))), ("user", ticket.text), ("assistant", _note(ticket, rng))
+        )
     questions = [
         (rng.choice(("Which device is it?", "What device do they have?")), f"The {_brand(ticket)}."),
         (rng.choice(("What is it about?", "What do they write about?")), f"It is about {rng.choice(GISTS[ticket.category])}."),

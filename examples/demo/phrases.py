@@ -250,14 +250,72 @@ CLOSINGS: Final[tuple[str, ...]] = (
     "Thanks, {name}", "Regards, {name}", "Best, {name}", "Kind regards {name}", "{name}", "Cheers, {name}", "", "", "",
 )  # fmt: skip
 
-NAMES: Final[tuple[str, ...]] = tuple(
-    "Ana Ben Carla David Elena Femi Grace Hugo Ines Jonas Kira Liam Mona Nils Olga Pavel Quinn Rosa Samir Tara Uma Victor "
-    "Wendy Xiao Yusuf Zoe Anders Bianca Chen Dora Emil Farah".split()
+NAMES: Final[tuple[str, ...]] = (
+    "Ana",
+    "Ben",
+    "Carla",
+    "David",
+    "Elena",
+    "Femi",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kira",
+    "Liam",
+    "Mona",
+    "Nils",
+    "Olga",
+    "Pavel",
+    "Quinn",
+    "Rosa",
+    "Samir",
+    "Tara",
+    "Uma",
+    "Victor",
+    "Wendy",
+    "Xiao",
+    "Yusuf",
+    "Zoe",
+    "Anders",
+    "Bianca",
+    "Chen",
+    "Dora",
+    "Emil",
+    "Farah",
 )
-CITIES: Final[tuple[str, ...]] = tuple(
-    "Lima Oslo Paris Berlin Madrid Porto Cairo Delhi Tokyo Boston Dallas Quito Turin Lyon Vienna Prague Athens Dublin".split()
+CITIES: Final[tuple[str, ...]] = (
+    "Lima",
+    "Oslo",
+    "Paris",
+    "Berlin",
+    "Madrid",
+    "Porto",
+    "Cairo",
+    "Delhi",
+    "Tokyo",
+    "Boston",
+    "Dallas",
+    "Quito",
+    "Turin",
+    "Lyon",
+    "Vienna",
+    "Prague",
+    "Athens",
+    "Dublin",
 )
-MONTHS: Final[tuple[str, ...]] = tuple(
-    "January February March April May June July August September October November December".split()
+MONTHS: Final[tuple[str, ...]] = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 )
 DAYS: Final[tuple[str, ...]] = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")

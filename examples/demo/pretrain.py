@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.demo.base import MAX_POSITIONS, make_config, make_model, save_base, train_tokenizer
@@ -121,7 +121,7 @@ def make_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim
 def weighted_loss(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    losses = cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     wanted = weights[:, 1:].flatten()
     return (losses * wanted).sum() / wanted.sum()
 

@@ -25,7 +25,7 @@ from control_plane.cli.session import Credentials
 from control_plane.cli.stack_view import StackView
 from control_plane.client import FtClient
 from control_plane.service import tenants
-from control_plane.settings import Settings, load
+from control_plane.settings import Settings
 from examples.demo import tickets
 from ft_assets.errors import FtError, Unavailable
 from resources.platform import open_platform
@@ -49,7 +49,7 @@ class Answers:
 
 def main() -> int:
     began = time.monotonic()
-    settings = load()
+    settings = commands.load_settings()
     try:
         _ensure_up(settings)
         credentials = _credentials(settings)

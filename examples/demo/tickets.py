@@ -142,7 +142,9 @@ def make_split(name: str, num_rows: int, *, seed: int, unseen_share: float, excl
     return tickets
 
 
-def make_dataset(*, seed: int = 0, num_train: int = NUM_TRAIN, num_holdout: int = NUM_HOLDOUT, holdout: str = "holdout"):
+def make_dataset(
+    *, seed: int = 0, num_train: int = NUM_TRAIN, num_holdout: int = NUM_HOLDOUT, holdout: str = "holdout"
+) -> tuple[list[Ticket], list[Ticket]]:
     """``(train, holdout)``. Another ``holdout`` name draws other rows: ``"dev"`` is the one that recipes are tuned on."""
     train = make_split("train", num_train, seed=seed, unseen_share=0.0, exclude=frozenset())
     texts = frozenset(ticket.text for ticket in train)

@@ -49,6 +49,9 @@ CODES: Mapping[str, str] = {
     "identical_preference": "chosen and rejected are the same",
     "control_token_in_content": "a control token of the tokenizer inside content, where it would become a real one",
     "example_too_long": "more tokens than max_seq_len",
+    "template_refused": "a conversation that the base model's chat template refuses",
+    "template_unstable": "a conversation whose turns the template rewrites, so that no loss mask can be made",
+    "no_chat_template": "a conversation for a base model that has no chat template",
 }
 """Every error code of a report with what it means; warnings have codes of their own in ``ingest``."""
 

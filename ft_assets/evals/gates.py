@@ -113,8 +113,8 @@ def _task(report: EvalReport, config: EvalConfig) -> Finding:
         perfect = False
     else:
         bar = min(1.0, score.base * (1 + config.min_relative_gain))
-        reached = score.adapter >= bar - EPSILON
-        perfect = bar == 1.0 and reached
+        perfect = bar == 1.0 and score.adapter >= bar - EPSILON
+        reached = perfect or (score.adapter >= bar - EPSILON and score.adapter > score.base)
     detail = (
         f"{score.metric} {score.adapter:.3f}, base {score.base:.3f}, needed {bar:.3f}; gain {score.ci_low:+.3f} to {score.ci_high:+.3f}"
     )

@@ -18,26 +18,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals import run_file, suites
 from ft_assets.evals.run_file import EvalRun
 
 HEARTBEAT_S = 2.0
-NLL_CAP = 1e4
-"""Stands for a loss per token that is no number: keeps the result valid JSON, and the adapter last in any comparison."""
-PROOF_PROMPT = "Say something."
 
 Section = dict[str, Any]
 
@@ -79,132 +72,6 @@ class Heart:
             run_file.write_json(self._path, {"time": time.time(), "attempt": 1, **self._state})
 
 
-class Subject:
-    """A loaded model that answers suites; the adapter is switched by :meth:`applied`."""
-
-    def __init__(self, base_model_dir: Path, *, batch_size: int, heart: Heart) -> None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
-        model: Any = AutoModelForCausalLM.from_pretrained(base_model_dir, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-        self.model: Any = model.to(device).eval()
-        self._device, self._exact_merge = device, dtype == torch.float32
-        self._batch_size, self._heart = batch_size, heart
-        self._pad = next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None)
-        self._ends = _end_tokens(self.model, self.tokenizer)
-
-    def add(self, name: str, adapter_dir: Path) -> None:
-        """Load an adapter beside the base; the base stays reachable."""
-        try:
-            if isinstance(self.model, PeftModel):
-                self.model.load_adapter(str(adapter_dir), adapter_name=name)
-            else:
-                self.model = PeftModel.from_pretrained(self.model, str(adapter_dir), adapter_name=name)
-        except (ValueError, RuntimeError, KeyError) as e:
-            raise InvalidRequest(f"adapter {adapter_dir} does not fit the base model: {e}", code="adapter_unloadable") from e
-        self.model.eval()
-
-    @contextmanager
-    def applied(self, name: str) -> Iterator[None]:
-        """The named adapter in effect: merged where that is exact to 1e-5 (fp32), beside the weights elsewhere."""
-        self.model.set_adapter(name)
-        with self._merged(name) if self._exact_merge else nullcontext():
-            yield
-
-    @contextmanager
-    def _merged(self, name: str) -> Iterator[None]:
-        self.model.merge_adapter([name])
-        try:
-            yield
-        finally:
-            self.model.unmerge_adapter()
-
-    @torch.no_grad()
-    def difference(self, name: str) -> float:
-        """Largest difference between the adapter's and the base's logits on one prompt."""
-        ids = torch.tensor([self.render([{"role": "user", "content": PROOF_PROMPT}])], device=self._device)
-        self.model.set_adapter(name)
-        with_adapter = self.model(input_ids=ids, use_cache=False).logits
-        with self.model.disable_adapter():
-            without = self.model(input_ids=ids, use_cache=False).logits
-        return float((with_adapter - without).abs().max().nan_to_num(nan=math.inf))
-
-    def render(self, messages: Sequence[Any]) -> list[int]:
-        """Token ids of the prompt, rendered by the model's own chat template."""
-        ids = self.tokenizer.apply_chat_template([dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=True)[
-            "input_ids"
-        ]
-        return [int(i) for i in ids]
-
-    def longest(self, texts: Sequence[str]) -> int:
-        return max((len(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]), default=0)
-
-    @torch.no_grad()
-    def answer(self, items: Sequence[suites.Item], max_new_tokens: int) -> dict[str, str]:
-        """Greedy answers by item id; prompts of like length go together so that little is padding."""
-        prompts = {item.id: self.render(item.messages) for item in items}
-        limit = getattr(self.model.config, "max_position_embeddings", 1 << 30) - 1
-        order = sorted(prompts, key=lambda id_: len(prompts[id_]))
-        answers: dict[str, str] = {}
-        for at in range(0, len(order), self._batch_size):
-            batch = order[at : at + self._batch_size]
-            rows = [prompts[id_][-limit:] for id_ in batch]
-            budget = max(1, min(max_new_tokens, limit + 1 - len(rows[-1])))
-            for id_, ids in zip(batch, self._generate(rows, budget), strict=True):
-                answers[id_] = self.tokenizer.decode(ids, skip_special_tokens=True)
-            self._heart.step(len(batch))
-        return {item.id: answers[item.id] for item in items}
-
-    def _generate(self, rows: Sequence[list[int]], budget: int) -> list[list[int]]:
-        width = max(map(len, rows))
-        ids = torch.tensor([[self._pad] * (width - len(row)) + row for row in rows], device=self._device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=self._device)
-        out = self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=budget,
-            do_sample=False,
-            num_beams=1,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            repetition_penalty=1.0,
-            eos_token_id=self._ends,
-            pad_token_id=self._pad,
-        )
-        return [_until(row, self._ends) for row in out[:, width:].tolist()]
-
-    @torch.no_grad()
-    def loss(self, examples: Sequence[tuple[list[int], list[int]]]) -> dict[str, list[float]]:
-        """Negative log-likelihood and trained tokens of each example, in the given order."""
-        nll, tokens = [0.0] * len(examples), [0] * len(examples)
-        order = sorted(range(len(examples)), key=lambda i: len(examples[i][0]))
-        for at in range(0, len(order), self._batch_size):
-            batch = order[at : at + self._batch_size]
-            width = max(len(examples[i][0]) for i in batch)
-            ids = torch.tensor([examples[i][0] + [self._pad] * (width - len(examples[i][0])) for i in batch], device=self._device)
-            labels = torch.tensor([examples[i][1] + [-100] * (width - len(examples[i][1])) for i in batch], device=self._device)
-            # Padding is on the right and attention is causal: real tokens never see it, so no mask is needed.
-            logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-            each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100)
-            for i, row, trained in zip(batch, each, labels[:, 1:] != -100, strict=True):
-                tokens[i] = int(trained.sum())
-                nll[i] = float(row.double().sum().nan_to_num(nan=NLL_CAP * max(1, tokens[i])))
-            self._heart.step(len(batch))
-        return {"nll": nll, "tokens": [float(n) for n in tokens]}
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
-    given = model.generation_config.eos_token_id
-    found = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
-    return sorted(i for i in found if i is not None)
-
-
-def _until(ids: list[int], ends: Sequence[int]) -> list[int]:
-    return next((ids[:at] for at, token in enumerate(ids) if token in ends), ids)
-
-
 def validation_examples(pack_dir: Path | None, *, limit: int) -> list[tuple[list[int], list[int]]]:
     """``(input_ids, labels)`` of the validation examples of a pack, windows cut back into their examples."""
     examples: list[tuple[list[int], list[int]]] = []
@@ -228,7 +95,9 @@ class Evaluation:
         self.holdout = run.holdout_items()
         self.golden = suites.golden_items() if run.golden else []
         self.validation = validation_examples(run.validation_pack_dir, limit=run.max_items)
-        self.subject = Subject(run.base_model_dir, batch_size=run.batch_size, heart=heart)
+        from ft_assets.evals.subject import Subject  # torch and PEFT take seconds: the heart beats by now
+
+        self.subject = Subject(run.base_model_dir, batch_size=run.batch_size, progress=heart.step)
 
     def result(self) -> dict[str, Any]:
         started = time.monotonic()

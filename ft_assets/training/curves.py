@@ -58,5 +58,5 @@ def _axes(low_x: float, high_x: float, high_y: float) -> str:
 
 
 def _legend(row: int, colour: str, text: str) -> str:
-    y = TOP + 8 + 16 * row
-    return f'<rect x="{WIDTH - 160}" y="{y - 8}" width="10" height="10" fill="{colour}"/><text x="{WIDTH - 145}" y="{y + 1}" fill="#888">{text}</text>'
+    x, y = WIDTH - 160, TOP + 8 + 16 * row
+    return f'<rect x="{x}" y="{y - 8}" width="10" height="10" fill="{colour}"/><text x="{x + 15}" y="{y + 1}" fill="#888">{text}</text>'

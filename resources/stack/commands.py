@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from control_plane.settings import Settings
+from control_plane.settings import Settings, load
 from ft_assets.errors import FtError, Unavailable, from_dict
 from resources.stack import child, embedded, lock, report, workloads
 from resources.stack.lock import StackFiles
@@ -25,6 +25,11 @@ DOWN_TIMEOUT_S = 90.0
 OnReport = Callable[[StackReport], None]
 
 
+def load_settings() -> Settings:
+    """Settings of the environment as the stack reads them: its own databases are its own, also in a shell that has run ``ft env``."""
+    return embedded.normalised(load())
+
+
 def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
     """The supervisor of the platform's own services."""
 
@@ -35,13 +40,13 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
         cwd=embedded.project_root(),
         on_report=on_report,
         extra_endpoints=lambda: {"database": embedded.databases(settings).url},
-        when_idle=lambda: _stop_workloads(settings),
+        when_idle=lambda: _stop_workloads(settings),  # Dagster, which would start them again, has gone by then
     )
 
 
-def _stop_workloads(settings: Settings) -> None:
-    """Called when Dagster has gone, which would start them again."""
-    workloads.stop_all(settings)
+def _stop_workloads(settings: Settings) -> str | None:
+    stopped = workloads.stop_all(settings)
+    return f"stopped training after a checkpoint; it resumes when the stack is up again: {', '.join(stopped)}" if stopped else None
 
 
 def up(settings: Settings, on_report: OnReport) -> StackReport:
@@ -137,7 +142,8 @@ def down(settings: Settings) -> Ended:
     files = StackFiles(home=settings.home)
     running = report.read(files.report)
     if lock.is_held(files) and running is not None:
-        return _end_running(files, running)
+        stopping = tuple(workloads.running(settings))
+        return dataclasses.replace(_end_running(files, running), workloads=stopping)
     if not settings.home.is_dir():
         return Ended()
     with lock.held(files):

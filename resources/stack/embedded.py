@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -25,8 +26,10 @@ QUIET: Mapping[str, str] = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Nothing calls home, nothing waits for a hub, and logs appear line by line."""
+"""Nothing calls home, nothing waits for a hub, logs appear line by line, and threads that wait for each other sleep: spinning
+starves the other services of one machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,16 @@ def project_root() -> Path:
             return root
     raise InvalidRequest(
         f"neither {beside} nor {Path.cwd()} holds workspace.yaml; run `ft` in a checkout of the project", code="no_workspace"
+    )
+
+
+def normalised(settings: Settings) -> Settings:
+    """`settings`, where URLs of the embedded databases (from ``ft env`` in this shell) count as none given: the stack owns those."""
+    own = f"?host={settings.postgres_dir}"
+    return dataclasses.replace(
+        settings,
+        database_url="" if settings.database_url.endswith(own) else settings.database_url,
+        dagster_database_url="" if settings.dagster_database_url.endswith(own) else settings.dagster_database_url,
     )
 
 
@@ -90,7 +103,8 @@ def child_env(settings: Settings) -> dict[str, str]:
 def process_env(settings: Settings) -> dict[str, str]:
     """:func:`child_env` over the present environment, the scripts of this Python's environment first in PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, **child_env(settings)}
+    given = {"FT_DATABASE_URL": settings.database_url, "FT_DAGSTER_DATABASE_URL": settings.dagster_database_url}
+    return {**os.environ, "PATH": path, **given, **child_env(settings)}
 
 
 def services(settings: Settings) -> list[Service]:

@@ -17,7 +17,8 @@ TIMEOUT_S = 5.0
 DAGSTER_QUERY = """{
   workspaceOrError { __typename
     ... on PythonError { message }
-    ... on Workspace { locationEntries { name loadStatus locationOrLoadError { __typename ... on PythonError { message } } } } }
+    ... on Workspace { locationEntries { name loadStatus
+      locationOrLoadError { __typename ... on PythonError { message causes { message } } } } } }
   instance { daemonHealth { allDaemonStatuses { daemonType required healthy lastHeartbeatTime
     lastHeartbeatErrors { message } } } }
 }"""
@@ -72,7 +73,9 @@ def dagster_state(data: dict[str, Any], started_at: float) -> Readiness:
     for entry in entries:
         error = entry["locationOrLoadError"] or {}
         if error.get("__typename") == "PythonError":
-            return Readiness(ready=False, broken=True, detail=f"code location {entry['name']} does not load: {error['message'].strip()}")
+            chain = [error["message"], *(c["message"] for c in error.get("causes") or [])]
+            why = "\n  caused by: ".join(m.strip() for m in chain)
+            return Readiness(ready=False, broken=True, detail=f"code location {entry['name']} does not load: {why}")
     loading = [e["name"] for e in entries if e["loadStatus"] != "LOADED" or not e["locationOrLoadError"]]
     if loading or not entries:
         return Readiness(ready=False, detail="code location loading")

@@ -47,8 +47,9 @@ class Supervisor:
     """Called in the supervisor's thread at every change."""
     extra_endpoints: Callable[[], Mapping[str, str]] = _nothing
     """Added to ``endpoints.json``, evaluated when everything is ready."""
-    when_idle: Callable[[], None] = lambda: None
-    """Called once on the way down, when the services that no other needs have ended and before the rest (the database) do."""
+    when_idle: Callable[[], str | None] = lambda: None
+    """Called once on the way down, when the services that no other needs have ended and before the rest (the database) do; what it
+    returns is told."""
     _stops: int = 0
     _phase: Phase = Phase.STARTING
     _error: str | None = None
@@ -136,7 +137,7 @@ class Supervisor:
         self.files.endpoints.unlink(missing_ok=True)
         needed = {name for u in self._units.values() for name in u.service.after}
         self._end(u for u in reversed(self._units.values()) if u.name not in needed)
-        self.when_idle()
+        self._tell(self.when_idle())
         for unit in reversed(self._units.values()):
             if unit.name in needed:
                 self._end([unit])

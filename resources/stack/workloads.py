@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from control_plane.protocols import WorkloadPhase
 from control_plane.settings import Settings
+from resources.launcher import LocalLauncher
 
 GRACE_S = 30.0
 """A checkpoint has 25 s after SIGTERM, and then the process has to exit."""
+LIVE = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
 
 
-def stop_all(settings: Settings, *, say: Callable[[str], None] = print) -> list[str]:
-    """Stop every workload that runs under this home, all at once; returns their names."""
+def running(settings: Settings) -> list[str]:
+    """Names of the workloads that run under this home."""
     directory = settings.work_dir / "launcher"
-    if not directory.is_dir() or importlib.util.find_spec("resources.launcher") is None:
+    if not directory.is_dir():
         return []
-    from resources.launcher import LocalLauncher
-
     launcher = LocalLauncher(directory)
     names = sorted(d.name for d in directory.iterdir() if (d / "workload.json").exists())
-    running = [n for n in names if launcher.status(n).phase in (WorkloadPhase.RUNNING, WorkloadPhase.PENDING)]
-    if not running:
+    return [n for n in names if launcher.status(n).phase in LIVE]
+
+
+def stop_all(settings: Settings) -> list[str]:
+    """Stop every running workload, all at once; returns their names."""
+    names = running(settings)
+    if not names:
         return []
-    say(f"ending {', '.join(running)}: a checkpoint is written first")
-    with ThreadPoolExecutor(max_workers=len(running)) as executor:
-        list(executor.map(lambda n: launcher.stop(n, grace_s=GRACE_S), running))
-    return running
+    launcher = LocalLauncher(settings.work_dir / "launcher")
+    with ThreadPoolExecutor(max_workers=len(names)) as executor:
+        list(executor.map(lambda n: launcher.stop(n, grace_s=GRACE_S), names))
+    return names

@@ -37,7 +37,9 @@ def decide(jobs: list[Waiting], held: list[Running], gpus: int) -> dict[str, Sta
         pytest.param(waiting("b", tier="standard"), waiting("a", tier="free"), id="standard before free"),
         pytest.param(waiting("b", expected=60), waiting("a", expected=600), id="the shorter first"),
         pytest.param(waiting("b", expected=600, waited=36_000), waiting("a", expected=300), id="waiting makes a job shorter"),
-        pytest.param(waiting("b", expected=9e9, waited=49 * 3600), waiting("a", expected=1), id="past the starvation bound, the oldest first"),
+        pytest.param(
+            waiting("b", expected=9e9, waited=49 * 3600), waiting("a", expected=1), id="past the starvation bound, the oldest first"
+        ),
         pytest.param(waiting("a"), waiting("b"), id="equal jobs by id"),
     ],
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from control_plane.tables import metadata
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.database import embedded, migrate
 from resources.database.engine import control_plane_url, dagster_url, make_engine
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path that the server's own user can reach, too."""
+    with tempfile.TemporaryDirectory(prefix="ft-home-") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture
@@ -64,8 +72,8 @@ def test_starting_a_running_server_again_adopts_it(postgres_dir: Path) -> None:
     assert (postgres_dir / "postmaster.pid").read_text().splitlines()[0] == before
 
 
-def test_a_stopped_server_keeps_what_was_committed_and_starts_again(tmp_path: Path) -> None:
-    directory = tmp_path / "pg"
+def test_a_stopped_server_keeps_what_was_committed_and_starts_again(home: Path) -> None:
+    directory = home / "pg"
     server = embedded.start(directory, databases=("ft",))
     url = embedded.socket_url(directory, "ft")
     engine = make_engine(url)
@@ -82,8 +90,8 @@ def test_a_stopped_server_keeps_what_was_committed_and_starts_again(tmp_path: Pa
         embedded.stop(server)
 
 
-def test_a_home_too_deep_for_a_socket_works_while_the_server_runs_and_says_so_when_not(tmp_path: Path) -> None:
-    directory = tmp_path / ("d" * 60) / ("e" * 60) / "pg"
+def test_a_home_too_deep_for_a_socket_works_while_the_server_runs_and_says_so_when_not(home: Path) -> None:
+    directory = home / ("d" * 60) / ("e" * 60) / "pg"
     with pytest.raises(Unavailable, match="shorter path"):
         embedded.socket_url(directory, "ft")
     server = embedded.start(directory, databases=("ft",))

@@ -184,15 +184,15 @@ def test_an_identity_belongs_to_one_process() -> None:
 
 
 def test_secrets_of_the_caller_do_not_reach_the_workload(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FT_DATABASE_URL", "postgresql://user:secret@host/db")
-    monkeypatch.setenv("FT_API_KEY", "secret")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("FT_DATABASE_URL", "postgresql://user:hunter2@host/db")
+    monkeypatch.setenv("FT_API_KEY", "hunter2")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     workload = bench.workload()
     bench.launcher.start_or_adopt(workload)
     bench.wait_ready("job-a1")
     seen = json.loads((workload.work_dir / "environment.json").read_text())
-    assert "secret" not in json.dumps(seen)
+    assert "hunter2" not in json.dumps(seen)
     assert seen["OMP_NUM_THREADS"] == "1"
 
 

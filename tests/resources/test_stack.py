@@ -250,7 +250,8 @@ from resources.stack.readiness import file_written
 from resources.stack.service import Service
 from resources.stack.supervisor import Supervisor
 home = Path(sys.argv[1])
-service = Service(name="only", argv=(sys.executable, "-S", "-E", "-c", sys.argv[2], str(home / "only.ready")), probe=file_written(home / "only.ready"))
+ready = home / "only.ready"
+service = Service(name="only", argv=(sys.executable, "-S", "-E", "-c", sys.argv[2], str(ready)), probe=file_written(ready))
 def show(r):
     print(r.phase, *(s.pid for s in r.services), r.message or "", flush=True)
 final = Supervisor(home=home, services=[service], env=os.environ, cwd=home, on_report=show).run()
@@ -324,9 +325,15 @@ def test_a_reused_process_number_is_left_alone(tmp_path: Path, start: Callable[.
 
 
 def dagster_answer(*, load: str = "LOADED", error: str | None = None, beat: float = 100.0, healthy: bool = True) -> dict[str, object]:
-    location = {"__typename": "PythonError", "message": error} if error else {"__typename": "RepositoryLocation"}
+    location = (
+        {"__typename": "PythonError", "message": "it failed", "causes": [{"message": error}]}
+        if error
+        else {"__typename": "RepositoryLocation"}
+    )
     return {
-        "workspaceOrError": {"__typename": "Workspace", "locationEntries": [{"name": "here", "loadStatus": load, "locationOrLoadError": location}]},
+        "workspaceOrError": {"__typename": "Workspace", "locationEntries": [
+            {"name": "here", "loadStatus": load, "locationOrLoadError": location},
+        ]},
         "instance": {"daemonHealth": {"allDaemonStatuses": [
             {"daemonType": "SENSOR", "required": True, "healthy": healthy, "lastHeartbeatTime": beat, "lastHeartbeatErrors": []},
             {"daemonType": "BACKFILL", "required": False, "healthy": None, "lastHeartbeatTime": None, "lastHeartbeatErrors": []},

@@ -21,6 +21,7 @@ from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
 
+TRAINED = ("lora", "full")
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -58,6 +59,8 @@ class Attempt:
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size != self.run.spec.world_size:
             raise BadSpec(f"{world_size} ranks were started, the spec wants {self.run.spec.world_size}; start as many")
+        if self.run.spec.adapter not in TRAINED or (self.run.spec.adapter == "full") != (self.run.spec.lora is None):
+            raise BadSpec(f"adapter {self.run.spec.adapter!r} (lora {self.run.spec.lora}) is not trained by this version; use lora or full")
         if world_size == 1:
             for name in TORCHRUN_VARIABLES:
                 os.environ.pop(name, None)
@@ -79,7 +82,7 @@ class Attempt:
 
 def main(arguments: list[str]) -> NoReturn:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
     if len(arguments) != 1:
         sys.exit("usage: python -m ft_assets.training.runtime RUN.json")
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from ft_assets.training.failures import Outcome
 
 
-class RunEnded(Exception):  # noqa: N818 -- most of the endings are no errors
+class RunEnded(Exception):
     """Base: carries what the exit evidence will say."""
 
     outcome = Outcome.INTERNAL

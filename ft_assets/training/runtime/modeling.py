@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ft_assets.training.runtime.endings import BadInput, BadSpec, Diverged
+from ft_assets.training.runtime.endings import BadInput, Diverged
 from ft_assets.training.spec import TrainingSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,10 +34,8 @@ def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
 
     ``all-linear`` is spelled out as the last parts of the layers' names: the form that inference servers read.
     """
-    if spec.adapter == "full":
+    if spec.lora is None:
         return None
-    if spec.adapter != "lora" or spec.lora is None:
-        raise BadSpec(f"adapter {spec.adapter!r} is not trained by this version; use lora or full")
     modules, alpha = spec.lora.target_modules, spec.lora.alpha
     return LoraConfig(
         r=spec.lora.rank,

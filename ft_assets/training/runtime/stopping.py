@@ -18,8 +18,8 @@ class StopRequest:
     the training loop polls :attr:`requested`. A second signal changes nothing.
     """
 
-    def __init__(self, leave: Callable[[str], None]) -> None:
-        self._leave = leave
+    def __init__(self, leave: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._leave, self._clock = leave, clock
         self._requested_at: float | None = None
         self._deferred = False
 
@@ -37,11 +37,11 @@ class StopRequest:
 
     def enforce_deadline(self) -> None:
         """Leave, if the training loop did not answer in time: a step or a save takes longer than the notice."""
-        if self._deferred and self._requested_at is not None and time.monotonic() - self._requested_at > DEADLINE_S:
+        if self._deferred and self._requested_at is not None and self._clock() - self._requested_at > DEADLINE_S:
             self._leave(f"no checkpoint within {DEADLINE_S:.0f} s of SIGTERM")
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         if self._requested_at is None:
-            self._requested_at = time.monotonic()
+            self._requested_at = self._clock()
         if not self._deferred:
             self._leave("asked to stop before the first step")

@@ -11,7 +11,28 @@ import pytest
 from ft_assets.datasets.schema import Example, Message
 
 SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
-PIECES = ["hello", " ", "\n", "\n\n", "  indented", "\ttab", "🙂", "👩‍👩‍👧", "日本語", "é", "e\u0301", "ß", "12345", "{}", "<b>", "'", "\u200b", "عربى", "a" * 40, "."]
+PIECES = [
+    "hello",
+    " ",
+    "\n",
+    "\n\n",
+    "  indented",
+    "\ttab",
+    "🙂",
+    "👩‍👩‍👧",
+    "日本語",
+    "é",
+    "e\u0301",
+    "ß",
+    "12345",
+    "{}",
+    "<b>",
+    "'",
+    "\u200b",
+    "عربى",
+    "a" * 40,
+    ".",
+]
 
 
 def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
@@ -45,5 +66,3 @@ def shared_file(name: str) -> Path:
     if not path.is_file():
         pytest.skip(f"{name} is not on this machine (looked in {SHARED_DATA})")
     return path
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ FEW = Policies(min_examples=1)
 
 def read(path: Path, **options: Any) -> tuple[DatasetReport, list[Example]]:
     output = path.with_name("out.parquet")
-    report = validate_file(path, filename=options.pop("filename", path.name), output=output, policies=options.pop("policies", FEW), **options).report
+    report = validate_file(
+        path, filename=options.pop("filename", path.name), output=output, policies=options.pop("policies", FEW), **options
+    ).report
     assert report.valid, report.summary()
     return report, list(load_rows(output))
 
@@ -41,9 +44,13 @@ def test_one_dataset_in_every_container_has_one_id(tmp_path: Path) -> None:
         "a.jsonl.zst": zstandard.compress(lines[:300]) + zstandard.compress(lines[300:]),
         "array.json": json.dumps(rows, indent=1, ensure_ascii=False).encode(),
         "misnamed.csv": lines,
-        "a.csv": ("prompt,completion\n" + "".join(f'"{r["prompt"].replace(chr(34), chr(34) * 2)}",{r["completion"]}\n' for r in rows)).encode(),
-        "semicolons.csv": ("prompt;completion\n" + "".join(f'"{r["prompt"].replace(chr(34), chr(34) * 2)}";{r["completion"]}\n' for r in rows)).encode(),
-    }  # fmt: skip
+        "a.csv": (
+            "prompt,completion\n" + "".join(f'"{r["prompt"].replace(chr(34), chr(34) * 2)}",{r["completion"]}\n' for r in rows)
+        ).encode(),
+        "semicolons.csv": (
+            "prompt;completion\n" + "".join(f'"{r["prompt"].replace(chr(34), chr(34) * 2)}";{r["completion"]}\n' for r in rows)
+        ).encode(),
+    }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=7)
@@ -124,6 +131,24 @@ def test_over_long_examples_are_counted_under_either_policy(jsonl: Callable[...,
     assert report.stats["histogram"]["unit"] == "tokens"
 
 
+TEMPLATES = {
+    "template_refused": "{{ raise_exception('no') }}",
+    "template_unstable": "{% for m in messages %}{{ m.content if loop.last else m.role }}|{% endfor %}",
+    "no_chat_template": None,
+}
+
+
+@pytest.mark.parametrize("code", TEMPLATES)
+def test_a_row_that_the_template_cannot_take_is_a_bad_row(jsonl: Callable[..., Path], tiny_model: Path, tmp_path: Path, code: str) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((tiny_model / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATES[code]}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    two_turns = {"messages": chat("a", "b")["messages"] + chat("c", "d")["messages"]}
+    tokenizer = ChatTokenizer.load(tmp_path / "model")
+    report = validate_file(jsonl(two_turns), filename="a.jsonl", policies=FEW, tokenizer=tokenizer, max_seq_len=100).report
+    assert report.error_counts == {code: 1}
+
+
 SHAPES: dict[str, tuple[dict[str, Any], Example]] = {
     "a completion of a prompt is an exchange": (
         {"prompt": "p", "completion": "c"},
@@ -174,15 +199,27 @@ SHAPES: dict[str, tuple[dict[str, Any], Example]] = {
     ),
     "a text": ({"text": "once upon"}, Example(kind="text", text="once upon")),
     "text parts are joined, a developer is the system": (
-        {"messages": [{"role": "developer", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-                      {"role": "assistant", "content": "c"}]},
-        Example(kind="chat", messages=(Message(role="system", content="s"), Message(role="user", content="ab"), Message(role="assistant", content="c"))),
+        {
+            "messages": [
+                {"role": "developer", "content": "s"},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "assistant", "content": "c"},
+            ]
+        },
+        Example(
+            kind="chat",
+            messages=(Message(role="system", content="s"), Message(role="user", content="ab"), Message(role="assistant", content="c")),
+        ),
     ),
     "a tool call with arguments as text": (
         {
             "messages": [
                 {"role": "user", "content": "w?"},
-                {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+                },
                 {"role": "tool", "content": "ok", "tool_call_id": "1"},
                 {"role": "assistant", "content": "done"},
             ],
@@ -199,7 +236,7 @@ SHAPES: dict[str, tuple[dict[str, Any], Example]] = {
             tools=({"type": "function", "function": {"name": "f"}},),
         ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SHAPES)

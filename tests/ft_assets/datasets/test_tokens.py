@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +191,10 @@ def test_a_preview_shows_text_ids_and_loss_spans(tokenizer: ChatTokenizer) -> No
     assert shown.num_trained_tokens == sum(s.end - s.start for s in shown.loss_spans)
     assert tokenizer.decode(shown.input_ids) == shown.text
     assert json.loads(json.dumps(shown.to_dict()))["loss_spans"][0]["text"] == "Yes.<|im_end|>"
+
+
+def test_the_stage_loads_no_heavy_library() -> None:
+    modules = "ingest, packs, preview, readers, tokens"
+    heavy = "{'torch', 'transformers', 'datasets', 'dagster', 'peft', 'trl', 'numba'}"
+    code = f"import sys; from ft_assets.datasets import {modules}; found = {heavy} & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3], timeout=60)

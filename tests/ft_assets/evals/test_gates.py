@@ -27,12 +27,12 @@ def section(holdout: list[suites.Item], num_right: int, *, golden_ok: int = 10, 
     }
 
 
-def report(base: int = 20, adapter: int = 80, *, n: int = 100, expected: str = "yes", applied: bool = True, **adapter_part: Any) -> EvalReport:
+def report(base: int = 20, adapter: int = 80, *, n: int = 100, expected: str = "yes", applied: bool = True, **part: Any) -> EvalReport:
     holdout = items(n, expected)
     result = {
         "suite_digest": "s",
         "base": section(holdout, base),
-        "adapter": section(holdout, adapter, **{"nll": 1.5, **adapter_part}),
+        "adapter": section(holdout, adapter, **{"nll": 1.5, **part}),
         "applied": {"applied": applied, "max_logit_difference": 1.25 if applied else 0.0},
     }
     return reports.build(result, holdout, base_model="m", base_digest="b" * 64, adapter_manifest_sha256="a" * 64)
@@ -54,10 +54,12 @@ def report(base: int = 20, adapter: int = 80, *, n: int = 100, expected: str = "
         pytest.param(report(golden_ok=3), {"skip": ["golden"]}, [], id="a skipped rule does not block"),
         pytest.param(report(nll=2.1), {}, ["perplexity_worse"], id="forgetting the validation text is caught"),
         pytest.param(report(nll=2.1), {"max_perplexity_ratio": 1.2}, [], id="unless the job allows it"),
-        pytest.param(report(adapter=10, golden_ok=0, nll=3.0), {}, ["golden_incoherent", "task_not_better", "perplexity_worse"], id="all at once"),
+        pytest.param(
+            report(adapter=10, golden_ok=0, nll=3.0), {}, ["golden_incoherent", "task_not_better", "perplexity_worse"], id="all at once"
+        ),
         pytest.param(report(0, 0, expected=LONG), {}, [], id="free text is measured by perplexity"),
-        pytest.param(report(0, 0, expected=LONG, nll=1.98), {}, ["task_not_better"], id="two percent less perplexity are not five"),
-        pytest.param(report(0, 0, expected=LONG), {"task_metric": "exact_match"}, ["task_not_better"], id="unless exact match is asked for"),
+        pytest.param(report(0, 0, expected=LONG, nll=1.98), {}, ["task_not_better"], id="two percent are not five there either"),
+        pytest.param(report(0, 0, expected=LONG), {"task_metric": "exact_match"}, ["task_not_better"], id="unless exact match is asked"),
         pytest.param(report(n=0), {}, [], id="without a holdout perplexity decides"),
     ],
 )
@@ -75,7 +77,7 @@ def test_every_rule_has_a_finding_with_numbers() -> None:
 
 
 def test_nothing_measured_is_no_pass() -> None:
-    empty = {"suite_digest": "s", "holdout": {}, "golden": None, "validation": None}
+    empty: dict[str, Any] = {"suite_digest": "s", "holdout": {}, "golden": None, "validation": None}
     result = {"suite_digest": "s", "base": empty, "adapter": empty, "applied": {"applied": True, "max_logit_difference": 1.0}}
     made = reports.build(result, [], base_model="m", base_digest="b", adapter_manifest_sha256="a")
     assert judge(made, EvalConfig()).reasons == ("nothing_measured",)
@@ -92,7 +94,7 @@ def test_the_report_shows_base_beside_adapter_and_twenty_items() -> None:
     score = made.score("holdout", "exact_match")
     assert score is not None
     assert (score.n, score.base, score.adapter) == (100, 0.2, 0.8)
-    assert 0.5 < score.ci_low < 0.6 < score.ci_high < 0.7
+    assert 0.45 < score.ci_low < 0.6 < score.ci_high < 0.75
     assert len(made.samples) == 20
     assert made.metrics["holdout/exact_match"] == 0.8
     assert made.metrics["base/holdout/exact_match"] == 0.2
@@ -114,7 +116,8 @@ def test_the_last_accepted_adapter_stands_in_the_same_table() -> None:
 def test_a_tenants_text_cannot_break_out_of_its_table_cell() -> None:
     table = markdown_table(report(expected="<script> | [x](http://e) ![y](z)"))
     assert "<script>" not in table
-    assert "](http" not in table.replace("\\[", "") or "\\[x](http" in table
+    assert " [x](" not in table
+    assert "![" not in table
     rows = [line for line in table.splitlines() if line.startswith("| q")]
     assert len(rows) == 20
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)

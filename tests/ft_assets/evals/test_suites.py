@@ -61,7 +61,9 @@ def test_items_survive_their_file(tmp_path: Path) -> None:
 
 def test_free_text_is_not_asked_for_to_the_letter() -> None:
     essay = " ".join(["word"] * 30)
-    assert suites.is_literal(suites.holdout_items([row(1, '{"a": 1, "b": [1, 2, 3, 4, 5, 6, 7, 8, 9]}'), row(2, "two words"), row(3, essay)]))
+    assert suites.is_literal(
+        suites.holdout_items([row(1, '{"a": 1, "b": [1, 2, 3, 4, 5, 6, 7, 8, 9]}'), row(2, "two words"), row(3, essay)])
+    )
     assert not suites.is_literal(suites.holdout_items([row(1, essay), row(2)]))
     assert not suites.is_literal([])
 
@@ -75,7 +77,13 @@ def test_the_digest_changes_with_all_that_shapes_an_answer_and_nothing_else(tmp_
     (pack / "val-00000.parquet").write_bytes(b"windows")
     run = EvalRun(base_model_dir=tmp_path, adapter_dir=None, holdout=tmp_path / "items.jsonl", out_dir=tmp_path)
     digest = run.suite_digest()
-    changed = [{"holdout": tmp_path / "fewer.jsonl"}, {"golden": False}, {"max_new_tokens": 7}, {"max_items": 1}, {"validation_pack_dir": pack}]
+    changed = [
+        {"holdout": tmp_path / "fewer.jsonl"},
+        {"golden": False},
+        {"max_new_tokens": 7},
+        {"max_items": 1},
+        {"validation_pack_dir": pack},
+    ]
     others = [replace(run, **change).suite_digest() for change in changed]  # type: ignore[arg-type]
     assert len({digest, *others}) == len(changed) + 1
     assert replace(run, batch_size=1, out_dir=tmp_path / "elsewhere").suite_digest() == digest
@@ -89,7 +97,7 @@ def test_a_run_file_survives_being_written_and_refuses_what_it_does_not_know(tmp
     with pytest.raises(InvalidRequest, match=r"unknown fields \['colour'\], missing fields \['out_dir'\]"):
         EvalRun.read(tmp_path / "bad.json")
     replace(run, adapter_dir=tmp_path / "absent").write(tmp_path / "gone.json")
-    with pytest.raises(InvalidRequest, match="adapter_dir .*absent does not exist"):
+    with pytest.raises(InvalidRequest, match=r"adapter_dir .*absent does not exist"):
         EvalRun.read(tmp_path / "gone.json")
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.ft_assets.training.attempts import SPEC, job
+from ft_assets.training.checkpoints import RESUMABLE, step_name, verify
+from tests.ft_assets.training.attempts import REPOSITORY, SPEC, job, write_pack
 
 
 @pytest.mark.parametrize("delay_steps", [0, 60], ids=["at once", "during the imports"])
@@ -82,10 +85,24 @@ def test_a_spec_for_more_ranks_than_were_started_is_refused(tmp_path: Path) -> N
 
 
 def test_a_run_file_that_cannot_be_read_is_a_bad_spec(tmp_path: Path) -> None:
-    with job(tmp_path) as wrong:
-        wrong.spec = replace(SPEC, seed=1)
-        process = wrong.start(module=("ft_assets.training.runtime", "extra"))
-        assert process.wait(timeout=30) == 1
+    (tmp_path / "run.json").write_text('{"spec": {}}')
+    command = [sys.executable, "-m", "ft_assets.training.runtime", str(tmp_path / "run.json")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 64
+    assert "missing ['adapter'" in done.stdout
+
+
+@pytest.mark.slow
+def test_sigterm_during_a_validation_commits_the_step_before_it(tmp_path: Path) -> None:
+    with job(tmp_path) as stopped:
+        write_pack(stopped.pack, validation=100)
+        process = stopped.start()
+        stopped.wait_until(lambda: stopped.heartbeat().get("phase") == "save")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=25) == 75
+        assert len(stopped.steps()) == stopped.exit()["step"] == stopped.exit()["detail"]["committed_step"] == 3
+        assert not [m for m in stopped.metrics() if "eval_loss" in m]
+        verify(stopped.work / "checkpoints" / step_name(3), required=RESUMABLE)
 
 
 def _rewrite(pack: Path, rows: list[dict[str, list[int]]]) -> None:

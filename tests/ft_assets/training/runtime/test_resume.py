@@ -14,7 +14,7 @@ import pytest
 from ft_assets.training.checkpoints import ADAPTER, committed, read_manifest, step_name, verify
 from tests.ft_assets.training.attempts import SPEC, Job, job
 
-EPOCHS = 15
+EPOCHS = 8
 STEPS = EPOCHS * 6  # 21 windows: 11 micro-batches, 6 steps an epoch, the last one short
 LONG = {"optimization": replace(SPEC.optimization, num_epochs=EPOCHS)}
 EXACT = ("step", "loss", "learning_rate", "grad_norm", "epoch", "num_tokens")

@@ -1,0 +1,205 @@
+"""``ft`` against the real API: the life of a job as its user sees it, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from control_plane.api.app import create_app
+from control_plane.jobs import JobState
+from control_plane.service import jobs, tenants
+from control_plane.service.platform import Platform
+from control_plane.service.transition import transition
+from control_plane.tenants import Tenant
+
+MODEL = "tiny-base"
+
+Ft = Callable[..., Any]
+"""Runs ``ft`` with these arguments; see the fixtures."""
+
+
+@pytest.fixture
+def job_id(ft: Ft, write_chat_rows: Callable[..., Path]) -> str:
+    done = ft("submit", write_chat_rows(120), "--model", MODEL, "--suffix", "support", "--hp", "n_epochs=2", "--seed", "7")
+    assert done.code == 0, done.err
+    return str(done.out.strip())
+
+
+def move(platform: Platform, job_id: str, *states: JobState) -> None:
+    with platform.engine.begin() as conn:
+        for state in states:
+            transition(conn, job_id, state, message=f"It is {state} now.")
+
+
+def test_login_stores_a_key_that_only_its_owner_can_read(ft: Ft, offline: Ft, api_url: str, api_key: str, tmp_path: Path) -> None:
+    assert offline("--url", api_url, "login", stdin="ft-sk-wrong\n").code == 1
+    path = tmp_path / "config" / "ft" / "credentials.json"
+    assert not path.exists(), "a key that does not work is not stored"
+    done = offline("--url", api_url, "login", stdin=f"{api_key}\n")
+    assert done.code == 0, done.err
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert api_key not in done.out + done.err
+    assert offline("jobs").code == 0
+    elsewhere = offline("--url", "http://127.0.0.1:9", "jobs")
+    assert elsewhere.code == 1, "a stored key is not sent to another address"
+    assert "the stored one is for" in elsewhere.err
+
+
+def test_an_upload_prints_its_id(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    done = ft("upload", write_chat_rows(120))
+    assert done.code == 0
+    assert done.out.startswith("file-")
+    assert ft("upload", write_chat_rows(120), "--json").json["status"] == "processed"
+
+
+def test_a_bad_upload_is_refused_with_every_bad_row(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    path = write_chat_rows(120)
+    path.write_text(path.read_text() + '{"messages": 3}\n')
+    done = ft("submit", path, "--model", MODEL)
+    assert done.code == 1
+    assert "row 121" in done.err
+    assert "[invalid_training_file]" in done.err
+    assert done.out == ""
+
+
+def test_a_submission_arrives_as_written(ft: Ft, job_id: str) -> None:
+    found = ft("job", job_id, "--json").json
+    assert (found["model"], found["suffix"], found["seed"], found["auto_promote"]) == (MODEL, "support", 7, True)
+    assert found["hyperparameters"]["n_epochs"] == 2
+    listed = ft("jobs", "--json").json
+    assert [j["id"] for j in listed] == [job_id]
+    assert job_id in ft("jobs").out
+    assert f"job: {job_id}" in " ".join(ft("job", job_id).out.split())
+
+
+def test_an_uploaded_file_can_be_submitted_by_its_id_without_promotion(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = ft("upload", write_chat_rows(120), "--json").json["id"]
+    made = ft("submit", file_id, "--model", MODEL, "--validation-file", file_id, "--no-promote", "--json").json
+    assert (made["training_file"], made["validation_file"], made["auto_promote"]) == (file_id, file_id, False)
+
+
+def test_a_job_is_paused_resumed_and_cancelled(ft: Ft, platform: Platform, job_id: str) -> None:
+    move(platform, job_id, JobState.QUEUED)
+    assert "paused" in ft("pause", job_id).err
+    assert ft("resume", job_id, "--json").json["state"] == "queued"
+    assert ft("cancel", job_id, "--json").json["status"] == "cancelled"
+    refused = ft("resume", job_id)
+    assert refused.code == 1
+    assert "[invalid_state" in refused.err
+
+
+def test_another_tenants_job_does_not_exist(ft: Ft, platform: Platform, job_id: str) -> None:
+    _, key = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}")
+    done = ft("--api-key", key.secret, "job", job_id)
+    assert done.code == 1
+    assert "[fine_tune_not_found, job_id]" in done.err
+
+
+def test_events_are_printed_oldest_first(ft: Ft, platform: Platform, job_id: str) -> None:
+    move(platform, job_id, JobState.QUEUED, JobState.PROVISIONING, JobState.RUNNING)
+    lines = ft("logs", job_id).out.splitlines()
+    assert lines[-1].endswith("info   It is running now.")
+    assert "Created fine-tuning job" in lines[0]
+    events = [json.loads(line) for line in ft("logs", job_id, "--json").out.splitlines()]
+    assert [e["code"] for e in events] == ["job_created", "job_queued", "job_provisioning", "job_running"]
+
+
+@pytest.mark.parametrize(("end", "code"), [(JobState.SUCCEEDED, 0), (JobState.FAILED, 1), (JobState.CANCELLED, 3)], ids=lambda v: str(v))
+def test_waiting_ends_with_the_job_and_its_exit_code(ft: Ft, platform: Platform, job_id: str, end: JobState, code: int) -> None:
+    def live() -> None:
+        for state in (JobState.QUEUED, JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING, end):
+            time.sleep(0.3)
+            move(platform, job_id, state)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    done = ft("job", job_id, "--wait", "--json")
+    thread.join()
+    assert done.code == code
+    assert done.json["status"] == end.value
+    assert "It is running now." in done.err
+    assert f"It is {end} now." in done.err
+
+
+def test_ctrl_c_while_waiting_leaves_the_job_running_and_says_how_to_come_back(
+    ft_env: dict[str, str], platform: Platform, tenant: Tenant, api_url: str, api_key: str, job_id: str
+) -> None:
+    env = {**ft_env, "FT_API_URL": api_url, "FT_API_KEY": api_key}
+    command = [sys.executable, "-m", "control_plane.cli", "job", job_id, "--wait"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as p:
+        assert p.stderr is not None
+        first = p.stderr.readline()
+        assert "Created fine-tuning job" in first
+        os.kill(p.pid, signal.SIGINT)
+        rest = p.stderr.read()
+        assert p.wait(20) == 130
+    assert f"ft job {job_id} --wait" in rest
+    assert jobs.get(platform, tenant.id, job_id).row["state"] == "validating"
+
+
+async def _complete(request: Request) -> Response:
+    body = await request.json()
+    words = ["Hello", " from ", body["model"]]
+    if not body.get("stream"):
+        return JSONResponse({"choices": [{"index": 0, "message": {"role": "assistant", "content": "".join(words)}}]})
+
+    def chunks() -> Iterator[str]:
+        for word in words:
+            yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': word}}]})}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(chunks(), media_type="text/event-stream")
+
+
+def test_an_answer_streams_from_the_inference_server(
+    offline: Ft, new_platform: Callable[..., Platform], serve: Callable[[ASGIApp], str]
+) -> None:
+    engine = serve(Starlette(routes=[Route("/v1/chat/completions", _complete, methods=["POST"])]))
+    platform = new_platform(inference_urls=engine)
+    _, key = tenants.create(platform, "chatty")
+    env = {"FT_API_URL": serve(create_app(platform)), "FT_API_KEY": key.secret}
+    assert offline("chat", MODEL, "Hi", **env).out == f"Hello from {MODEL}\n"
+    assert offline("chat", MODEL, "-", stdin="Hi", **env).out == f"Hello from {MODEL}\n"
+    assert offline("chat", MODEL, "Hi", "--json", **env).json["choices"][0]["message"]["content"] == f"Hello from {MODEL}"
+    refused = offline("chat", "nobody", "Hi", **env)
+    assert refused.code == 1
+    assert "[model_not_found" in refused.err
+
+
+def test_models_and_adapters_are_listed(ft: Ft) -> None:
+    assert MODEL in ft("models").out
+    assert MODEL in [m["id"] for m in ft("models", "--json").json]
+    assert ft("adapters", "--json").json == []
+    assert ft("promote", "adp-none").code == 1
+
+
+def test_an_operator_makes_a_tenant_whose_key_works(offline: Ft, platform: Platform, api_url: str) -> None:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    url = platform.settings.database_url
+    done = offline("admin", "tenants", "create", name, "--tier", "premium", FT_DATABASE_URL=url)
+    assert done.code == 0, done.err
+    key = done.out.strip()
+    assert offline("jobs", "--json", FT_API_URL=api_url, FT_API_KEY=key).json == []
+    again = offline("admin", "tenants", "create", name, FT_DATABASE_URL=url)
+    assert again.code == 1
+    assert "[tenant_exists" in again.err
+    listed = offline("admin", "tenants", "list", "--json", FT_DATABASE_URL=url).json
+    assert {"id": name, "name": name, "tier": "premium", "max_jobs_in_flight": 20} in listed
+    assert offline("admin", "tenants", "list", FT_DATABASE_URL="postgresql://nobody@127.0.0.1:9/none").code == 4

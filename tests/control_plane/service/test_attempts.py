@@ -1,0 +1,220 @@
+"""Placing jobs and following attempts, on a real database: reservations, fencing, retries and the ledger."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.jobs import JobState
+from control_plane.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.scheduler import Start, Wait
+from control_plane.service import attempts, files, jobs, scheduling, tenants
+from control_plane.service.attempts import Claim, Ending
+from control_plane.service.platform import Platform
+from control_plane.service.preparation import mark_packed
+from control_plane.service.submission import JobRequest
+from control_plane.tables import job_events, ledger_entries, reservations
+from control_plane.tables import jobs as jobs_table
+from control_plane.tenants import Tenant
+from ft_assets.errors import Fault, NotAdmitted
+from ft_assets.training.failures import FailureClass, Retry
+from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
+
+SPEC = TrainingSpec(
+    method="sft", adapter="lora", base_model="tiny-base", base_digest="sha256:0", pack_fingerprint="pk_0", dataset_id="ds_0", max_seq_len=128,
+    optimization=Optimization(learning_rate=1e-3, num_epochs=1, windows_per_device=4, accumulation_steps=2), lora=LoraSettings(rank=8, alpha=16),
+    checkpoint=CheckpointPolicy(), precision="fp32", gradient_checkpointing=False, world_size=1, seed=1, recipe="r@1", lock_sha256="0",
+    commit="0", image="local",
+)  # fmt: skip
+
+
+@pytest.fixture
+def queued(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Callable[..., tuple[Platform, str, str]]:
+    """Makes a tenant with one job that is packed and waits for GPUs."""
+
+    def make(*, tier: str = "standard") -> tuple[Platform, str, str]:
+        owner: Tenant
+        owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier=tier)
+        with write_chat_rows().open("rb") as rows:
+            file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
+        job = jobs.submit(fresh_platform, owner.id, request).job
+        mark_packed(fresh_platform, owner.id, job["id"], spec=SPEC, total_steps=10, expected_s=60.0)
+        return fresh_platform, owner.id, job["id"]
+
+    return make
+
+
+def held_by(platform: Platform, tenant: str, job_id: str) -> Claim:
+    scheduling.place(platform)
+    return attempts.claim(platform, tenant, job_id)
+
+
+def state_of(platform: Platform, job_id: str) -> str:
+    with platform.engine.connect() as conn:
+        return str(conn.execute(sa.select(jobs_table.c.state).where(jobs_table.c.id == job_id)).scalar_one())
+
+
+def ledger(platform: Platform, job_id: str) -> list[Any]:
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(ledger_entries).where(ledger_entries.c.job_id == job_id).order_by(ledger_entries.c.id)).all())
+
+
+def failure(code: str, fault: Fault, retry: Retry) -> FailureClass:
+    return FailureClass(code=code, fault=fault, retry=retry, message=f"{code} happened", remedy="do something")
+
+
+def ending(failed: FailureClass | None = None, *, step: int = 5, seconds: float = 36.0) -> Ending:
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=1, started_at=1000.0, ended_at=1000.0 + seconds)
+    return Ending(outcome=failed.code if failed else "succeeded", failure=failed, last_step=step, trained_tokens=99, status=status)
+
+
+def test_a_job_without_a_reservation_may_not_train(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    with pytest.raises(NotAdmitted, match="holds no reservation"):
+        attempts.claim(platform, tenant, job_id)
+
+
+def test_one_slot_is_given_once_however_many_schedulers_run(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, _, _ = queued()
+    queued()
+    queued()
+    with ThreadPoolExecutor(6) as pool:
+        rounds: Sequence[list[Any]] = list(pool.map(lambda _: scheduling.place(platform), range(6)))
+    started = [d for decisions in rounds for d in decisions if isinstance(d, Start)]
+    assert len(started) == 1
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(sa.func.count()).select_from(reservations)).scalar_one() == 1
+
+
+def test_a_waiting_job_says_why_and_where_it_stands(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, _, first = queued()
+    _, _, second = queued()
+    decisions = scheduling.place(platform)
+    waiting = next(d for d in decisions if isinstance(d, Wait))
+    assert waiting.job_id in {first, second}
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == waiting.job_id)).one()
+    assert row.reason == "WaitingBehindHead" or row.reason == "WaitingForQuota"
+    assert row.queue_position == 1
+    assert row.estimated_finish_at is not None
+
+
+def test_the_same_due_run_keeps_its_key_until_it_is_replaced(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held_by(platform, tenant, job_id)
+    (due,) = scheduling.due_runs(platform, ("train",))
+    assert scheduling.due_runs(platform, ("train",)) == [due]
+    scheduling.replace_run(platform, due)
+    (again,) = scheduling.due_runs(platform, ("train",))
+    assert again.run_key != due.run_key
+
+
+def test_a_success_goes_on_to_evaluation_and_is_billed_once(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    assert attempts.finish(platform, held, ending()) is JobState.EVALUATING
+    assert attempts.finish(platform, held, ending()) is JobState.EVALUATING
+    assert [e.amount_micros for e in ledger(platform, job_id)] == [10_000]
+
+
+def test_a_preempted_attempt_is_refunded_and_queued_again_at_its_old_place(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    with platform.engine.connect() as conn:
+        before = conn.execute(sa.select(jobs_table.c.queued_at).where(jobs_table.c.id == job_id)).scalar_one()
+    held = held_by(platform, tenant, job_id)
+    assert attempts.finish(platform, held, ending(failure("preempted", Fault.PLATFORM, Retry.RESUME))) is JobState.QUEUED
+    assert sum(e.amount_micros for e in ledger(platform, job_id)) == 0
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(jobs_table.c.queued_at).where(jobs_table.c.id == job_id)).scalar_one() == before
+    assert held_by(platform, tenant, job_id).attempt == 2
+
+
+def test_a_diverged_attempt_fails_the_job_with_advice_and_is_paid(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    assert attempts.finish(platform, held, ending(failure("diverged", Fault.USER, Retry.NEVER))) is JobState.FAILED
+    view = jobs.get(platform, tenant, job_id)
+    assert view.row["error"]["code"] == "diverged"
+    assert "do something" in view.row["error"]["message"]
+    assert view.cost_micros == 10_000
+
+
+def test_out_of_memory_halves_the_batch_and_keeps_the_global_one(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH)))
+    optimization = held_by(platform, tenant, job_id).spec.optimization
+    assert (optimization.windows_per_device, optimization.accumulation_steps) == (2, 4)
+
+
+def test_a_cancelled_job_stays_cancelled_and_gives_its_gpus_back(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    jobs.cancel(platform, tenant, job_id)
+    assert attempts.stop_requested(platform, job_id) == "cancel"
+    assert [d.job_id for d in scheduling.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
+    assert attempts.finish(platform, held, ending(failure("cancelled", Fault.USER, Retry.NEVER))) is JobState.CANCELLED
+    assert scheduling.due_runs(platform, ("train",)) == []
+
+
+def test_a_pause_ends_at_paused_and_resume_queues_it_again(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    jobs.pause(platform, tenant, job_id)
+    assert attempts.finish(platform, held, ending(failure("paused", Fault.USER, Retry.NEVER))) is JobState.PAUSED
+    jobs.resume(platform, tenant, job_id)
+    assert held_by(platform, tenant, job_id).attempt == 2
+
+
+def test_a_released_attempt_can_neither_commit_nor_report(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    stale = held_by(platform, tenant, job_id)
+    attempts.finish(platform, stale, ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)))
+    held_by(platform, tenant, job_id)
+    assert not attempts.record_checkpoint(platform, stale, step=7, prefix="p", manifest_sha256="m", metrics={})
+    attempts.record_progress(platform, stale, [{"step": 7, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
+    assert attempts.committed(platform, job_id) == []
+    assert state_of(platform, job_id) == JobState.PROVISIONING
+
+
+def test_a_checkpoint_of_a_step_is_committed_once_and_the_final_one_replaces_it(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    for prefix, final in (("a", False), ("b", False), ("c", True)):
+        assert attempts.record_checkpoint(platform, held, step=10, prefix=prefix, manifest_sha256=prefix, metrics={}, final=final)
+    (row,) = attempts.committed(platform, job_id)
+    assert (row.object_prefix, row.final) == ("c", True)
+
+
+def test_the_first_step_makes_the_job_running_and_metrics_become_events(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    steps = [{"step": n, "total_steps": 10, "loss": 2.0 / n, "tokens_per_s": 5.0, "time": 100.0 + n} for n in (1, 2, 3)]
+    attempts.record_progress(platform, held, steps, phase="train", validation=[{"step": 3, "eval_loss": 0.5, "time": 103.0}])
+    row = jobs.get(platform, tenant, job_id).row
+    assert (row["state"], row["step"], row["loss"]) == ("running", 3, pytest.approx(2 / 3))
+    assert row["first_step_at"] is not None
+    assert row["estimated_finish_at"] is not None
+    with platform.engine.connect() as conn:
+        data = conn.execute(sa.select(job_events.c.data).where(job_events.c.type == "metrics").order_by(job_events.c.seq)).scalars().all()
+    assert [d.get("train_loss", d.get("valid_loss")) for d in data] == [2.0, 1.0, pytest.approx(2 / 3), 0.5]
+
+
+def test_history_tells_progress_from_standing_still(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    lost = failure("node_lost", Fault.PLATFORM, Retry.RESUME)
+    first = held_by(platform, tenant, job_id)
+    attempts.record_checkpoint(platform, first, step=5, prefix="p", manifest_sha256="m", metrics={})
+    attempts.finish(platform, first, ending(lost, step=6))
+    attempts.finish(platform, held_by(platform, tenant, job_id), replace(ending(lost), last_step=5))
+    assert [(p.code, p.committed_step, p.last_step) for p in attempts.history(platform, job_id)] == [("node_lost", 5, 6), ("node_lost", 5, 5)]
+
+

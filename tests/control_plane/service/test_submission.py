@@ -1,0 +1,143 @@
+"""Reading a submission, and finding again the job that a repeated one made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane.service import files, jobs
+from control_plane.service.idempotency import Attempt
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.tenants import Tenant
+from ft_assets.errors import InvalidDataset, InvalidRequest
+
+BODY: dict[str, Any] = {"model": "tiny-base", "training_file": "file-1"}
+
+
+def read(**fields: Any) -> JobRequest:
+    return JobRequest.from_body(BODY | fields)
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    request = read()
+    assert (request.method, request.adapter, request.auto_promote, request.spot) == ("sft", "lora", True, False)
+    assert (request.seed, request.tier, request.recipe, request.hyperparameters) == (None, None, None, {})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hyperparameters": {"n_epochs": 3}},
+        {"method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3}}}},
+        {"method": {"type": "lora", "lora": {"hyperparameters": {"n_epochs": 3}}}},
+        {"method": "lora", "hyperparameters": {"n_epochs": 3}},
+    ],
+)
+def test_hyperparameters_are_found_wherever_a_client_puts_them(fields: dict[str, Any]) -> None:
+    assert read(**fields).hyperparameters == {"n_epochs": 3}
+
+
+def test_hyperparameters_in_two_places_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="both"):
+        read(hyperparameters={"n_epochs": 1}, method={"type": "sft", "sft": {"hyperparameters": {"n_epochs": 2}}})
+
+
+def test_the_same_request_is_the_same_whatever_its_key_and_its_nulls() -> None:
+    assert read(seed=None, idempotency_key="a").sha256 == read(idempotency_key="b").sha256 == read().sha256
+    assert read(seed=1).sha256 != read().sha256
+
+
+@pytest.mark.parametrize("method", ["qlora", "dpo", "orpo", "kto", "cpt", "full", "", "LORA"])
+def test_a_method_that_is_not_offered_is_refused_with_those_that_are(method: str) -> None:
+    with pytest.raises(InvalidRequest, match="supervised, sft, lora") as refused:
+        read(method=method)
+    assert refused.value.code == "unsupported_method"
+
+
+@pytest.mark.parametrize("config", [{"min_gain": 1}, {"max_items": 0}, {"skip": ["adapter_applied"]}])
+def test_a_bad_eval_config_is_refused_at_submission(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(eval_config=config)
+    assert refused.value.code == "invalid_eval_config"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("seed", True), ("seed", 1.5), ("seed", "1"), ("spot", 1), ("metadata", []), ("method", 3), ("model", {}), ("hyperparameters", [])],
+)
+def test_a_value_of_another_type_is_refused_by_its_field(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(**{field: value})
+    assert (refused.value.code, refused.value.param) == ("invalid_type", field)
+
+
+def submit(platform: Platform, tenant: Tenant, training_file: str, **attempt: Any) -> jobs.Submitted:
+    attempt.setdefault("received_at", platform.clock())
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": training_file})
+    return jobs.submit(platform, tenant.id, request, Attempt(**attempt))
+
+
+def test_a_retry_that_overtakes_its_original_leaves_one_job(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    original_received_at = platform.clock()
+    retry = submit(platform, tenant, training_file, is_retry=True)
+    original = submit(platform, tenant, training_file, received_at=original_received_at)
+    assert (retry.created, original.created) == (True, False)
+    assert original.job["id"] == retry.job["id"]
+    later = submit(platform, tenant, training_file)
+    assert later.created, "a submission that began after the retry is another one"
+
+
+def test_a_retry_finds_its_job_for_ten_minutes(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    first = submit(platform, tenant, training_file)
+    within = submit(platform, tenant, training_file, is_retry=True, received_at=platform.clock() + timedelta(minutes=9))
+    beyond = submit(platform, tenant, training_file, is_retry=True, received_at=platform.clock() + timedelta(minutes=11))
+    assert (within.created, beyond.created) == (False, True)
+    assert within.job["id"] == first.job["id"]
+
+
+def test_two_tenants_may_use_the_same_key(
+    platform: Platform, tenant: Tenant, training_file: str, write_chat_rows: Callable[..., Path]
+) -> None:
+    from control_plane.service import tenants
+
+    other, _ = tenants.create(platform, "same-key")
+    with write_chat_rows().open("rb") as stream:
+        file = files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")
+    mine = submit(platform, tenant, training_file, key="k")
+    theirs = submit(platform, other, file["id"], key="k")
+    assert mine.created
+    assert theirs.created
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256])
+def test_a_key_of_no_or_too_many_characters_is_refused(platform: Platform, key: str) -> None:
+    with pytest.raises(InvalidRequest, match="1 to 255"):
+        Attempt(received_at=platform.clock(), key=key)
+
+
+def test_a_job_may_name_a_file_that_is_not_validated_yet(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    file = large_upload(platform, tenant, write_chat_rows(3))
+    submitted = submit(platform, tenant, file)
+    assert (submitted.job["state"], submitted.job["dataset_id"]) == ("validating", None)
+    files.validate(platform, file)
+    with pytest.raises(InvalidDataset, match="3 good examples"):
+        submit(platform, tenant, file)
+
+
+def large_upload(platform: Platform, tenant: Tenant, path: Path) -> str:
+    """A file as it is between its upload and its validation."""
+    import sqlalchemy as sa
+
+    from control_plane.tables import files as table
+
+    with path.open("rb") as stream:
+        file_id = str(files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
+    with platform.engine.begin() as conn:
+        fresh = {"status": "uploaded", "dataset_id": None, "report": sa.null(), "status_details": None}
+        conn.execute(sa.update(table).where(table.c.id == file_id).values(**fresh))
+    return file_id

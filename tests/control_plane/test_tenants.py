@@ -1,0 +1,35 @@
+"""Tiers, and what a principal may do."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.tenants import TIERS, Principal, Scope, Tenant
+from ft_assets.errors import Forbidden
+
+ACME = Tenant(id="acme", name="Acme", tier="standard", max_jobs_in_flight=5)
+
+
+def test_a_higher_tier_never_allows_less() -> None:
+    free, standard, premium = TIERS.values()
+    for lower, higher in ((free, standard), (standard, premium)):
+        assert lower.max_jobs_in_flight <= higher.max_jobs_in_flight
+        assert lower.max_file_bytes <= higher.max_file_bytes
+        assert lower.may_train_full <= higher.may_train_full
+
+
+@pytest.mark.parametrize("held", list(Scope))
+@pytest.mark.parametrize("needed", list(Scope))
+def test_a_scope_includes_those_before_it(held: Scope, needed: Scope) -> None:
+    principal = Principal(tenant=ACME, key_id="key_1", scopes=frozenset({held}))
+    order = list(Scope)
+    if order.index(held) >= order.index(needed):
+        principal.require(needed)
+    else:
+        with pytest.raises(Forbidden, match=f"needs the scope {needed}"):
+            principal.require(needed)
+
+
+def test_a_key_without_scopes_opens_nothing() -> None:
+    with pytest.raises(Forbidden, match="holds: none"):
+        Principal(tenant=ACME, key_id="key_1", scopes=frozenset()).require(Scope.READ)

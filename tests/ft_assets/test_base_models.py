@@ -1,0 +1,111 @@
+"""An id of the catalogue means pinned bytes, and only safe ones."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ft_assets.base_models import BaseModel, Catalogue, model_digest, template_digest, tokenizer_digest
+from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
+from tests.tiny_model import CONTEXT, build_tiny_model
+
+TODAY = dt.date(2026, 11, 21)
+
+
+def catalogue(tmp_path: Path, **entry: object) -> Catalogue:
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump({"models": [{"id": "tiny", **entry}]}))
+    return Catalogue.load([tmp_path / "more.yaml"])
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return build_tiny_model(tmp_path / "tiny")
+
+
+def test_a_local_model_is_known_by_its_files(tmp_path: Path, tiny: Path) -> None:
+    model = catalogue(tmp_path, path="tiny", license="MIT").get("tiny")
+    assert isinstance(model, BaseModel)
+    assert (model.id, model.repo, model.license, model.directory) == ("tiny", "local", "MIT", tiny)
+    assert model.context_length == CONTEXT
+    assert 100_000 < model.num_parameters < 300_000
+    assert model.digest == model_digest(tiny)
+    assert model.revision == model.digest[:40]
+    assert len({model.digest, model.tokenizer_digest, model.template_digest}) == 3
+
+
+def test_an_unknown_id_is_not_found_and_the_known_ones_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="demo-llama-3m, tiny") as missing:
+        catalogue(tmp_path, path="tiny").get("gpt-17")
+    assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_any_changed_file_changes_the_digest(tiny: Path, file: str) -> None:
+    before = model_digest(tiny)
+    (tiny / file).write_bytes((tiny / file).read_bytes() + b" ")
+    os.utime(tiny / file, ns=(1, 1))
+    assert model_digest(tiny) != before
+
+
+def test_the_digest_of_the_tokenizer_leaves_the_template_out_and_the_template_has_its_own(tiny: Path) -> None:
+    before = tokenizer_digest(tiny), template_digest(tiny)
+    (tiny / "chat_template.jinja").write_text("{{ messages }}")
+    assert tokenizer_digest(tiny) == before[0]
+    assert template_digest(tiny) != before[1]
+
+
+def test_a_pinned_digest_that_differs_is_an_integrity_error(tmp_path: Path, tiny: Path) -> None:
+    assert catalogue(tmp_path, path="tiny", digest=model_digest(tiny)).get("tiny").digest == model_digest(tiny)
+    with pytest.raises(IntegrityError, match="pins 00"):
+        catalogue(tmp_path, path="tiny", digest="00").get("tiny")
+
+
+def test_pickled_weights_and_code_of_their_own_are_refused(tmp_path: Path, tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    (tiny / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
+    with pytest.raises(InvalidRequest) as code:
+        catalogue(tmp_path, path="tiny").get("tiny")
+    assert code.value.code == "remote_code"
+    (tiny / "model.safetensors").rename(tiny / "pytorch_model.bin")
+    with pytest.raises(InvalidRequest, match=r"pytorch_model\.bin") as pickled:
+        catalogue(tmp_path, path="tiny").get("tiny")
+    assert pickled.value.code == "unsafe_weights"
+
+
+def test_a_model_without_files_must_be_pinned_by_digest(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="digest, tokenizer_digest"):
+        catalogue(tmp_path, repo="org/model", revision="abc").get("tiny")
+    pins = {name: name[0] * 64 for name in ("digest", "tokenizer_digest", "template_digest")}
+    model = catalogue(tmp_path, repo="org/model", revision="abc", context_length=8192, num_parameters=8_000_000_000, **pins).get("tiny")
+    assert (model.repo, model.directory, model.digest) == ("org/model", None, "d" * 64)
+
+
+def test_a_missing_directory_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="nowhere"):
+        catalogue(tmp_path, path="nowhere").get("tiny")
+
+
+def test_a_deprecated_model_is_refused_at_submission_but_still_found(tmp_path: Path, tiny: Path) -> None:
+    models = catalogue(tmp_path, path=str(tiny), deprecated_since=TODAY)
+    assert models.get("tiny").deprecated_since == TODAY
+    assert models.check_submittable("tiny", today=TODAY - dt.timedelta(days=1)).id == "tiny"
+    with pytest.raises(InvalidRequest) as refused:
+        models.check_submittable("tiny", today=TODAY)
+    assert refused.value.code == "model_deprecated"
+
+
+@pytest.mark.parametrize("body", ["models: 3", "models: [{path: x}]", "models: [{id: a, pth: x}]", "{", "- 1"])
+def test_a_catalogue_that_is_not_one_is_refused(tmp_path: Path, body: str) -> None:
+    (tmp_path / "bad.yaml").write_text(body)
+    with pytest.raises(InvalidRequest) as refused:
+        Catalogue.load([tmp_path / "bad.yaml"])
+    assert refused.value.code == "invalid_catalogue"
+
+
+def test_the_built_in_catalogue_has_the_demo_model() -> None:
+    assert "demo-llama-3m" in Catalogue.load().ids()

@@ -1,0 +1,264 @@
+"""The embedded inference server, driven by the real `openai` client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from safetensors.numpy import save_file
+
+from ft_assets.adapters.package import WEIGHTS
+from tests.inference_server import free_port, inference_server
+from tests.tiny_adapter import adapter_arrays, build_tiny_adapter
+from tests.tiny_model import build_tiny_model
+
+MAX_ADAPTERS = 4
+PROMPTS = ["Hello", "a considerably longer prompt than the one before it, so that padding matters", "x"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("inference")
+    base = build_tiny_model(root / "base")
+    for seed, name in enumerate(["acme", "globex", "third", "fourth", "fifth", "sixth"], 1):
+        build_tiny_adapter(root / name, base, base_name="tiny", seed=seed, rank=8 if seed % 2 else 16)
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(place: Path) -> Iterator[str]:
+    with inference_server(place / "base", port=free_port(), options=("--max-adapters", str(MAX_ADAPTERS))) as found:
+        for name in ("acme", "globex"):
+            assert load(found, f"ft:{name}", place / name).status_code == 200
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as made:
+        yield made
+
+
+def load(url: str, name: str, directory: Path) -> httpx.Response:
+    return httpx.post(f"{url}/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(directory)}, timeout=30)
+
+
+def unload(url: str, name: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=30)
+
+
+def ask(client: openai.OpenAI, model: str, prompt: str = PROMPTS[0], **options: Any) -> str:
+    settings = {"max_tokens": 16, "temperature": 0, **options}
+    answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": prompt}], **settings)
+    return answer.choices[0].message.content or ""
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_answers_of_base_and_adapters_are_those_of_transformers_and_peft(client: openai.OpenAI, place: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(place / "base")
+    for name in ("base", "acme", "globex"):
+        model: Any = AutoModelForCausalLM.from_pretrained(place / "base", dtype=torch.float32)
+        model = (model if name == "base" else PeftModel.from_pretrained(model, str(place / name))).eval()
+        for prompt in PROMPTS:
+            messages = [{"role": "user", "content": prompt}]
+            ids = torch.tensor([tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+            reference = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+            assert ask(client, "tiny" if name == "base" else f"ft:{name}", prompt) == reference
+
+
+def test_two_tenants_and_the_base_in_one_batch_answer_as_they_do_alone(client: openai.OpenAI) -> None:
+    calls = [(m, p, n) for n in (5, 40) for p in PROMPTS for m in ("tiny", "ft:acme", "ft:globex")]
+    alone = [ask(client, m, p, max_tokens=n) for m, p, n in calls]
+    assert len(set(alone)) > len(calls) // 2, "the models answer alike: the test would see nothing"
+    for _ in range(3):
+        with ThreadPoolExecutor(len(calls)) as pool:
+            together = list(pool.map(lambda c: ask(client, c[0], c[1], max_tokens=c[2]), calls))
+        assert together == alone
+
+
+def test_an_adapter_is_loaded_used_and_unloaded_without_a_restart(client: openai.OpenAI, url: str, place: Path) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        ask(client, "ft:third")
+    assert unknown.value.code == "model_not_found"
+    answer = load(url, "ft:third", place / "third")
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'ft:third' added successfully.")
+    assert ask(client, "ft:third") not in {ask(client, "tiny"), ask(client, "ft:acme")}
+    cards = {m.id: m for m in client.models.list()}
+    assert cards["ft:third"].model_dump()["parent"] == "tiny"
+    assert cards["ft:third"].model_dump()["root"] == str(place / "third")
+    assert unload(url, "ft:third").text == "Success: LoRA adapter 'ft:third' removed successfully."
+    with pytest.raises(openai.NotFoundError):
+        ask(client, "ft:third")
+    assert unload(url, "ft:third").status_code == 404
+
+
+def test_a_name_is_never_used_for_other_weights(url: str, place: Path) -> None:
+    again = load(url, "ft:acme", place / "acme")
+    assert again.status_code == 400
+    assert again.json()["error"]["type"] == "InvalidUserInput"
+    assert "has already been loaded" in again.json()["error"]["message"]
+    assert load(url, "ft:fourth", place / "fourth").status_code == 200
+    unload(url, "ft:fourth")
+    other = load(url, "ft:fourth", place / "third")
+    assert other.status_code == 400
+    assert "stood for other weights before" in other.json()["error"]["message"]
+    assert load(url, "ft:fourth", place / "fourth").status_code == 200
+    unload(url, "ft:fourth")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "says"),
+    [
+        ("nan", 400, "not_finite"),
+        ("shape", 400, "shape_mismatch"),
+        ("dora", 400, "unsupported_feature"),
+        ("rank", 400, "rank_not_servable"),
+        ("base", 400, "base_name_mismatch"),
+        ("torn", 400, "unreadable"),
+        ("absent", 404, "No adapter found"),
+    ],
+)
+def test_a_bad_adapter_is_refused_for_good_and_harms_nobody(
+    client: openai.OpenAI, url: str, place: Path, tmp_path: Path, kind: str, status: int, says: str
+) -> None:
+    before = ask(client, "ft:acme"), ask(client, "tiny")
+    changes: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "base": {"base_model_name_or_path": "other"}}
+    bad = build_tiny_adapter(
+        tmp_path / "bad", place / "base", base_name="tiny", rank=256 if kind == "rank" else 8, config=changes.get(kind)
+    )
+    arrays = adapter_arrays(place / "base")
+    if kind == "nan":
+        save_file({k: np.full_like(v, np.nan) for k, v in arrays.items()}, bad / WEIGHTS)
+    elif kind == "shape":
+        save_file({k: v[:, :32].copy() for k, v in arrays.items()}, bad / WEIGHTS)
+    elif kind == "torn":
+        (bad / WEIGHTS).write_bytes((bad / WEIGHTS).read_bytes()[:-1])
+    elif kind == "absent":
+        shutil.rmtree(bad)
+    answer = load(url, f"ft:bad-{kind}", bad)
+    assert answer.status_code == status
+    assert says in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == status
+    assert (ask(client, "ft:acme"), ask(client, "tiny")) == before
+
+
+def test_more_adapters_than_fit_are_read_again_when_they_are_asked_for(client: openai.OpenAI, url: str, place: Path) -> None:
+    names = ["third", "fourth", "fifth", "sixth"]
+    first = {}
+    for name in names:
+        load(url, f"lru:{name}", place / name)
+        first[name] = ask(client, f"lru:{name}")
+    assert len(names) + 2 > MAX_ADAPTERS
+    assert {name: ask(client, f"lru:{name}") for name in names} == first
+    gone = build_tiny_adapter(place / "gone", place / "base", base_name="tiny", seed=9)
+    load(url, "lru:gone", gone)
+    shutil.rmtree(gone)
+    for name in names:
+        ask(client, f"lru:{name}")
+    with pytest.raises(openai.APIStatusError):
+        ask(client, "lru:gone")
+    assert ask(client, "lru:third") == first["third"], "one deleted directory must not take the server down"
+    for name in [*names, "gone"]:
+        unload(url, f"lru:{name}")
+
+
+def test_a_request_in_flight_ends_with_its_adapter_although_it_is_unloaded(client: openai.OpenAI, url: str, place: Path) -> None:
+    load(url, "ft:leaving", place / "fifth")
+    whole = ask(client, "ft:leaving", max_tokens=200)
+    stream = client.chat.completions.create(
+        model="ft:leaving", messages=[{"role": "user", "content": PROMPTS[0]}], max_tokens=200, temperature=0, stream=True
+    )
+    pieces = [next(stream).choices[0].delta.content or "" for _ in range(2)]
+    assert unload(url, "ft:leaving").status_code == 200
+    pieces += [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(pieces) == whole
+
+
+def test_loading_and_unloading_fail_no_request(client: openai.OpenAI, url: str, place: Path) -> None:
+    stop, failures, answers = threading.Event(), [], set()
+
+    def traffic() -> None:
+        while not stop.is_set():
+            try:
+                answers.add(ask(client, "ft:acme"))
+            except openai.OpenAIError as e:
+                failures.append(e)
+
+    threads = [threading.Thread(target=traffic) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for n in range(8):
+        assert load(url, f"swap:{n}", place / "sixth").status_code == 200
+        assert unload(url, f"swap:{n}").status_code == 200
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(answers) == 1
+
+
+def test_a_stream_holds_the_same_text_and_its_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="ft:acme", messages=[{"role": "user", "content": PROMPTS[1]}], max_tokens=16, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ask(client, "ft:acme", PROMPTS[1])
+    assert chunks[0].choices[0].delta.role == "assistant"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert chunks[-2].choices[0].finish_reason in {"length", "stop"}
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_shown(client: openai.OpenAI) -> None:
+    whole = ask(client, "ft:globex", max_tokens=40)
+    stop = whole[3:6]
+    cut = client.chat.completions.create(
+        model="ft:globex", messages=[{"role": "user", "content": PROMPTS[0]}], max_completion_tokens=40, temperature=0, stop=[stop]
+    )
+    assert cut.choices[0].message.content == whole[: whole.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_a_seed_draws_the_same_answer_whoever_else_asks(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "seed": 7, "max_tokens": 30}
+    alone = ask(client, "ft:acme", **options)
+    with ThreadPoolExecutor(6) as pool:
+        others = [pool.submit(ask, client, "tiny", p, temperature=1.0, max_tokens=30) for p in PROMPTS]
+        assert pool.submit(ask, client, "ft:acme", **options).result() == alone
+        assert len({other.result() for other in others}) == len(others)
+    assert ask(client, "ft:acme", **{**options, "seed": 8}) != alone
+
+
+def test_text_completions_are_served_too(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="ft:acme", prompt="Once", max_tokens=5, temperature=0)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 5)
+
+
+def test_what_does_not_fit_the_context_is_refused_with_the_numbers(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="holds 512 tokens: 619 in the prompt") as caught:
+        ask(client, "tiny", "x" * 600)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_malformed_request_is_answered_in_openais_shape(url: str) -> None:
+    answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny", "messages": [], "temperature": 9})
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert json.loads(httpx.get(f"{url}/v1/models").text)["object"] == "list"
