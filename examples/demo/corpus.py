@@ -1,6 +1,6 @@
 """The text that the base model is pre-trained on: generated, endless, and never the ticket task itself.
 
-Six kinds of documents, drawn by ``MIX``. What holds for all of them:
+Nine kinds of documents, drawn by a mix of their shares. What holds for all of them:
 
 * no JSON object has a key of the ticket task, and no label of the task is given as an answer;
 * the task's system prompt and its unseen templates never appear;
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from examples.demo import phrases
-from examples.demo.corpus_phrases import ACTIONS, BASE_ONLY, BASE_ONLY_URGENCY, GISTS, PACE
+from examples.demo.corpus_phrases import ACTIONS, BASE_ONLY, BASE_ONLY_URGENCY, EVIDENCE, GISTS, PACE, TOPICS
 from examples.demo.tickets import KEYS as TASK_KEYS
 from examples.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
 
@@ -308,18 +308,54 @@ def smalltalk(rng: random.Random) -> str:
     return chat(*_maybe_system(rng), *turns)
 
 
-MIX: Final[tuple[tuple[float, Callable[[random.Random], str]], ...]] = (
+def judging(rng: random.Random) -> str:
+    """A note about everyday life, and what its words give away, as JSON: a class that is named nowhere in the text."""
+    truth = {key: rng.choice(list(EVIDENCE[key])) for key in rng.sample(list(EVIDENCE), rng.randint(1, 4))}
+    sentences = [rng.choice(EVIDENCE[key][kind]) for key, kind in truth.items()]
+    rng.shuffle(sentences)
+    asked = rng.sample(list(truth), len(truth))
+    if rng.random() < 0.3:
+        asked += [key for key in EVIDENCE if key not in truth][:1]
+    answer = json.dumps({key: truth.get(key) for key in asked})
+    return chat(("system", _ask_json(asked, rng)), ("user", " ".join(sentences)), ("assistant", answer))
+
+
+def interview(rng: random.Random) -> str:
+    """A support message and three or four short questions about it, or the answers to them as one note."""
+    ticket = message(rng)
+    facts = {
+        "Which device?": f"{_brand(ticket)}.",
+        "What about?": f"{TOPICS[ticket.category]}.",
+        "When?": {"high": "Today.", "normal": "As usual.", "low": "Later."}[ticket.priority],
+        "Which order?": f"{ticket.order_id}." if ticket.order_id else "None.",
+    }
+    asked = rng.sample(list(facts), rng.randint(3, 4))
+    if rng.random() < 0.5:
+        return chat(("system", " ".join(asked)), ("user", ticket.text), ("assistant", " ".join(facts[ask] for ask in asked)))
+    turns = [turn for ask in asked for turn in (("user", ask), ("assistant", facts[ask]))]
+    turns[0] = ("user", f"{ticket.text}\n{asked[0]}")
+    return chat(*_maybe_system(rng), *turns)
+
+
+Mix = tuple[tuple[float, Callable[[random.Random], str]], ...]
+"""Shares of documents, each with its maker."""
+
+GENERAL: Final[Mix] = (
     (0.40, support), (0.16, facts_to_json), (0.12, message_to_json), (0.19, copying), (0.06, lookup), (0.04, sorting), (0.03, smalltalk),
 )  # fmt: skip
-"""Shares of documents. Measured on fine-tuning: see RESULTS.md."""
+SUPPORT: Final[Mix] = (
+    (0.40, interview), (0.14, support), (0.14, judging), (0.10, facts_to_json), (0.10, message_to_json), (0.08, copying), (0.02, lookup),
+    (0.01, sorting), (0.01, smalltalk),
+)  # fmt: skip
+"""For the second stage. After the first, the base knew the device of a message, but its topic only by chance."""
 
 
-def document(rng: random.Random) -> str:
+def document(rng: random.Random, mix: Mix = GENERAL) -> str:
     """One document, closed with the end-of-text token."""
-    return rng.choices([make for _, make in MIX], [share for share, _ in MIX])[0](rng) + END_OF_TEXT
+    return rng.choices([make for _, make in mix], [share for share, _ in mix])[0](rng) + END_OF_TEXT
 
 
-def documents(seed: int) -> Iterator[str]:
+def documents(seed: int, mix: Mix = GENERAL) -> Iterator[str]:
     rng = random.Random(f"corpus/{seed}")
     while True:
-        yield document(rng)
+        yield document(rng, mix)

@@ -2,13 +2,15 @@
 
     python -m examples.demo.pretrain --out DIR
 
-The same seed, step count and library versions on the same kind of CPU give the same bytes. Three stages:
+The same seed, steps and library versions on the same kind of CPU give the same bytes. Two stages:
 
-1. copying: runs of random tokens, each run repeated; a model this small finds its copying heads there or never;
-2. text in windows of 256 tokens, a copying batch now and then in the first half;
-3. the last part of the text in windows of 1,024, while the learning rate falls.
+1. general: first runs of random tokens, each run repeated, which is where the copying heads settle; then the general
+   mix of the corpus in windows of 256 tokens, a copying batch now and then;
+2. support: more questions about support messages, and classes to be told from their evidence; the learning rate falls
+   to zero, and the last steps are in windows of 1,024.
 
-Tokens of a system or user turn count ``PROMPT_WEIGHT`` in the loss: what a customer writes next is mostly chance.
+Between the stages the weights go through the folder on disk, so that ``--start FOLDER`` can run the second alone.
+Tokens of a system or user turn count less in the loss: what a customer writes next is mostly chance.
 """
 
 from __future__ import annotations
@@ -16,77 +18,93 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from examples.demo.base import MAX_POSITIONS, make_config, make_model, save_base, train_tokenizer
-from examples.demo.corpus import documents
+from examples.demo.base import MAX_POSITIONS, VOCAB_SIZE, make_config, make_model, save_base, train_tokenizer
+from examples.demo.corpus import GENERAL, SUPPORT, Mix, documents
 
-PROMPT_WEIGHT = 0.3
+WINDOW = 256
+BATCH_TOKENS = 4096
+WARMUP_STEPS = 40
 NUM_TOKENIZER_DOCUMENTS = 12_000
 FIRST_TEXT_TOKEN = 300
 """Random copying runs use tokens from here on: 4 control tokens and 256 bytes come first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    steps: int = 1400
-    batch_tokens: int = 4096
-    window: int = 256
-    long_share: float = 0.06
-    """Share of the steps, the last ones, in windows of ``MAX_POSITIONS``."""
-    copy_steps: int = 100
-    matrix_lr: float = 0.02
-    """Muon, for the matrices inside the layers; the rate of its author's own recipe."""
-    other_lr: float = 3e-3
+class Stage:
+    name: str
+    mix: Mix
+    steps: int
+    decay_from: int
+    """Step from which the rate falls, linearly, to be zero at ``decay_to``."""
+    decay_to: int
+    matrix_lr: float
+    """Muon, for the matrices inside the layers; its author's recipe has 0.02."""
+    other_lr: float
     """AdamW, for embeddings, head and norms."""
-    warmup_steps: int = 40
-    decay_share: float = 0.5
-    """Share of the steps, the last ones, over which the rate falls linearly to zero."""
+    prompt_weight: float
+    """Weight in the loss of a token in a system or user turn; others count 1."""
+    copy_steps: int = 0
+    """First steps that are copying batches only; up to ``decay_from`` every twentieth is one more."""
+    long_steps: int = 0
+    """Last steps, in windows of ``MAX_POSITIONS``."""
     seed: int = 0
-    threads: int = 1
 
     def lr_factor(self, step: int) -> float:
-        left = (self.steps - step) / (self.steps * self.decay_share)
-        return min(1.0, (step + 1) / self.warmup_steps, max(0.005, left))
+        left = (self.decay_to - step) / (self.decay_to - self.decay_from)
+        return min(1.0, (step + 1) / WARMUP_STEPS, max(0.005, left))
 
     def is_long(self, step: int) -> bool:
-        return step >= self.steps * (1 - self.long_share)
+        return step >= self.steps - self.long_steps
 
     def is_copying(self, step: int) -> bool:
-        return step < self.copy_steps or (step < self.steps // 2 and step % 20 == 0)
+        return step < self.copy_steps or (self.copy_steps > 0 and step < self.decay_from and step % 20 == 0)
 
 
-def prompt_weights(ids: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """``PROMPT_WEIGHT`` inside system and user turns, 1 elsewhere: assistant turns, end tokens, plain text."""
+STAGES = (
+    Stage(
+        name="general", mix=GENERAL, steps=800, decay_from=700, decay_to=1400, matrix_lr=0.02, other_lr=3e-3, prompt_weight=0.3,
+        copy_steps=100,
+    ),
+    Stage(
+        name="support", mix=SUPPORT, steps=600, decay_from=150, decay_to=600, matrix_lr=0.012, other_lr=2e-3, prompt_weight=0.1,
+        long_steps=25, seed=1,
+    ),
+)  # fmt: skip
+
+
+def token_weights(ids: np.ndarray, tokenizer: PreTrainedTokenizerFast, prompt_weight: float) -> np.ndarray:
+    """``prompt_weight`` inside system and user turns, 1 elsewhere: assistant turns, end tokens, plain text."""
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assistant = tokenizer("assistant", add_special_tokens=False)["input_ids"][0]
     positions = np.arange(len(ids))
     next_id = np.append(ids[1:], -1)
     opens = np.maximum.accumulate(np.where((ids == start) & (next_id != assistant), positions, -1))
     closes = np.maximum.accumulate(np.where(ids == end, positions, -1))
-    return np.where(opens > closes, PROMPT_WEIGHT, 1.0).astype(np.float32)
+    return np.where(opens > closes, prompt_weight, 1.0).astype(np.float32)
 
 
-def token_stream(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def token_stream(tokenizer: PreTrainedTokenizerFast, stage: Stage) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Endless ``(ids, weights)`` of 2,000 documents each."""
-    texts = documents(seed)
+    texts = documents(stage.seed, stage.mix)
     while True:
         encoded = tokenizer.backend_tokenizer.encode_batch([next(texts) for _ in range(2000)], add_special_tokens=False)
         ids = np.concatenate([np.asarray(item.ids) for item in encoded])
-        yield ids, prompt_weights(ids, tokenizer)
+        yield ids, token_weights(ids, tokenizer, stage.prompt_weight)
 
 
 class TextBatches:
     """Hands out consecutive windows of the stream, ``(ids, weights)``, both of shape (batch, window + 1)."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-        self._stream = token_stream(tokenizer, seed)
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, stage: Stage) -> None:
+        self._stream = token_stream(tokenizer, stage)
         self._ids, self._weights = next(self._stream)
 
     def take(self, num_rows: int, window: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,13 +126,13 @@ def copying_batch(num_rows: int, window: int, vocab_size: int, generator: torch.
     return ids, weights
 
 
-def make_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: LlamaForCausalLM, stage: Stage) -> list[torch.optim.Optimizer]:
     inner, other = [], []
     for name, weight in model.named_parameters():
         (inner if weight.ndim == 2 and ".layers." in name else other).append(weight)
     return [
-        torch.optim.Muon(inner, lr=recipe.matrix_lr, weight_decay=0.01),
-        torch.optim.AdamW(other, lr=recipe.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(inner, lr=stage.matrix_lr, weight_decay=0.01),
+        torch.optim.AdamW(other, lr=stage.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -134,18 +152,19 @@ def copy_accuracy(model: LlamaForCausalLM, vocab_size: int) -> float:
     return (guesses == run[:, 1:]).float().mean().item()
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, *, out: Path, save_every: int) -> None:
-    """The whole run; writes the folder every ``save_every`` steps and at the end."""
-    batches = TextBatches(tokenizer, recipe.seed)
-    generator = torch.Generator().manual_seed(recipe.seed)
-    optimizers = make_optimizers(model, recipe)
+def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: Stage, *, out: Path, save_every: int) -> None:
+    """One stage; writes the folder every ``save_every`` steps and at the end."""
+    batches = TextBatches(tokenizer, stage)
+    generator = torch.Generator().manual_seed(stage.seed)
+    optimizers = make_optimizers(model, stage)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    model.train()
     loss_fn = torch.compile(weighted_loss)
     losses, began = list[float](), time.monotonic()
-    for step in range(recipe.steps):
-        window = MAX_POSITIONS if recipe.is_long(step) else recipe.window
-        num_rows = recipe.batch_tokens // window
-        if recipe.is_copying(step):
+    for step in range(stage.steps):
+        window = MAX_POSITIONS if stage.is_long(step) else WINDOW
+        num_rows = BATCH_TOKENS // window
+        if stage.is_copying(step):
             ids, weights = copying_batch(num_rows, window, model.config.vocab_size, generator)
         else:
             ids, weights = batches.take(num_rows, window)
@@ -154,36 +173,44 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: R
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, group_rates in zip(optimizers, rates, strict=True):
             for group, rate in zip(optimizer.param_groups, group_rates, strict=True):
-                group["lr"] = rate * recipe.lr_factor(step)
+                group["lr"] = rate * stage.lr_factor(step)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
             accuracy, seconds = copy_accuracy(model, model.config.vocab_size), time.monotonic() - began
-            print(f"step {step + 1} loss {sum(losses[-50:]) / 50:.3f} copying {accuracy:.2f} {seconds:.0f} s", flush=True)
-        if (step + 1) % save_every == 0 and step + 1 < recipe.steps:
+            print(f"{stage.name} {step + 1} loss {sum(losses[-50:]) / 50:.3f} copying {accuracy:.2f} {seconds:.0f} s", flush=True)
+        if (step + 1) % save_every == 0 and step + 1 < stage.steps:
             save_base(model, tokenizer, out)
     save_base(model, tokenizer, out)
+
+
+def new_base(seed: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """The tokenizer, trained on text that the model is not, and untrained weights."""
+    torch.manual_seed(seed)
+    texts = documents(seed + 1_000_000)
+    tokenizer = train_tokenizer([next(texts) for _ in range(NUM_TOKENIZER_DOCUMENTS)])
+    return make_model(make_config(tokenizer)), tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train the demo's base model from scratch.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model; replaced as a whole")
-    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--start", type=Path, help="folder that the first stage left: run the second stage from there")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--save-every", type=int, default=500, help="steps between usable folders")
+    parser.add_argument("--save-every", type=int, default=200, help="steps between usable folders")
     args = parser.parse_args(argv)
-    recipe = Recipe(steps=args.steps, seed=args.seed, threads=args.threads)
-    torch.set_num_threads(recipe.threads)
+    torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
-    torch.manual_seed(recipe.seed)
-    texts = documents(recipe.seed + 1_000_000)
-    tokenizer = train_tokenizer([next(texts) for _ in range(NUM_TOKENIZER_DOCUMENTS)])
-    model = make_model(make_config(tokenizer))
-    print(f"copying at the start: {copy_accuracy(model, model.config.vocab_size):.2f}", flush=True)
-    print(f"{sum(weight.numel() for weight in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
-    train(model, tokenizer, recipe, out=args.out, save_every=args.save_every)
+    if not args.start:
+        model, tokenizer = new_base(args.seed)
+        print(f"{model.num_parameters():,} parameters; copying {copy_accuracy(model, VOCAB_SIZE):.2f} before training", flush=True)
+        train(model, tokenizer, replace(STAGES[0], seed=STAGES[0].seed + args.seed), out=args.out, save_every=args.save_every)
+    start = args.start or args.out
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    train(model, tokenizer, replace(STAGES[1], seed=STAGES[1].seed + args.seed), out=args.out, save_every=args.save_every)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ OFFLINE = {
 def import_stack(*, quantized: bool) -> None:
     """Import torch, transformers, peft and trl.
 
-    bitsandbytes and scipy are hidden from a run that does not quantize: transformers probes for both and imports them
-    (2.6 s and 0.6 s), and uses neither for a LoRA. The garbage collector pauses: it finds nothing among modules (0.7 s).
+    bitsandbytes, deepspeed and scipy are hidden from a run that does not quantize: the libraries probe for them and import
+    what they find (bitsandbytes alone: 2.6 s), and a LoRA uses none of them. The garbage collector pauses meanwhile: it
+    finds nothing among modules (0.7 s).
     """
     os.environ.update({k: v for k, v in OFFLINE.items() if k not in os.environ})
     if not quantized:

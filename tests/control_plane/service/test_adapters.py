@@ -6,6 +6,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,27 +43,30 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def server(base: Path, port: int) -> Iterator[str]:
-    with inference_server(base, port=port) as url:
+def server(base: Path) -> Iterator[str]:
+    with inference_server(base, port=free_port()) as url:
         yield url
 
 
+@contextmanager
+def fleet(url: str) -> Iterator[HttpFleet]:
+    made = HttpFleet([url])
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module")
-def unserved(new_platform: Callable[..., Platform], base: Path) -> Platform:
+def unserved(new_platform: Callable[..., Platform], base: Path) -> Iterator[Platform]:
     """A platform whose fleet is not there (nobody listens on port 9)."""
-    return replace(
-        new_platform(), models=Catalogue({"tiny": ({"id": "tiny", "path": str(base)}, base)}), fleet=HttpFleet(["http://127.0.0.1:9"])
-    )
+    models = Catalogue({"tiny": ({"id": "tiny", "path": str(base)}, base)})
+    with fleet("http://127.0.0.1:9") as nobody:
+        yield replace(new_platform(), models=models, fleet=nobody)
 
 
 @pytest.fixture(scope="module")
-def served(unserved: Platform, server: str) -> Platform:
-    return replace(unserved, fleet=HttpFleet([server]))
+def served(unserved: Platform, server: str) -> Iterator[Platform]:
+    with fleet(server) as running:
+        yield replace(unserved, fleet=running)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +84,9 @@ class Customer:
         file = {"id": file_id, "tenant_id": self.id, "filename": "f", "purpose": "fine-tune", "bytes": 1, "sha256": "x"}
         job = {
             "id": job_id, "tenant_id": self.id, "state": "evaluating", "tier": "standard", "model": "tiny", "base_digest": digest,
-            "method": "sft", "training_file": file_id, "suffix": suffix, "seed": 0, "request": {}, "request_sha256": "r", "hyperparameters": {},
-            "dataset_id": "ds_1", "pack_fingerprint": "p", "spec": {"lock_sha256": "l", "commit": "c"}, "spec_sha256": "s", "created_at": now,
+            "method": "sft", "training_file": file_id, "suffix": suffix, "seed": 0, "request": {}, "request_sha256": "r",
+            "hyperparameters": {}, "dataset_id": "ds_1", "pack_fingerprint": "p", "spec": {"lock_sha256": "l", "commit": "c"},
+            "spec_sha256": "s", "created_at": now,
         }  # fmt: skip
         with self.platform.engine.begin() as conn:
             conn.execute(sa.insert(files).values(**file, object_key="k", status="processed", created_at=now))
@@ -279,25 +284,22 @@ def test_adapters_are_listed_in_pages_newest_first(customer: Customer) -> None:
 
 
 def test_a_server_that_lost_everything_is_given_everything_again(
-    customer: Customer, base: Path, new_platform: Callable[..., Platform]
+    customer: Customer, server: str, new_platform: Callable[..., Platform]
 ) -> None:
-    """Its own server, which is killed and started again on the same port; node-local files are lost too."""
-    port = free_port()
-    own = replace(new_platform(), models=customer.platform.models, fleet=HttpFleet([f"http://127.0.0.1:{port}"]))
+    """Another process takes the server's place, and the node-local files are lost too."""
+    own = replace(new_platform(), models=customer.platform.models, fleet=customer.platform.fleet)
     tenant, _ = tenants.create(own, "acme", tier="standard")
     mine = replace(customer, platform=own, id=tenant.id)
-    with inference_server(base, port=port) as url:
-        name = adapters.promote(own, tenant.id, mine.adapter(seed=6))["name"]
-        withdrawn = adapters.promote(own, tenant.id, mine.adapter(seed=7, suffix="b"))
-        before = answer(url, name)
+    name = adapters.promote(own, tenant.id, mine.adapter(seed=6))["name"]
+    withdrawn = adapters.promote(own, tenant.id, mine.adapter(seed=7, suffix="b"))
+    before = answer(server, name)
     adapters.deprecate(own, tenant.id, withdrawn["id"])
     shutil.rmtree(own.settings.work_dir / "adapters")
-    with inference_server(base, port=port) as url:
-        assert [(r.action.kind, r.action.name) for r in adapters.reconcile(own)] == [("load", name)]
+    with inference_server(customer.base, port=free_port()) as url, fleet(url) as fresh:
+        restarted = replace(own, fleet=fresh)
+        assert [(r.action.kind, r.action.name) for r in adapters.reconcile(restarted)] == [("load", name)]
         assert answer(url, name) == before
-        assert adapters.reconcile(own) == []
+        assert adapters.reconcile(restarted) == []
     with own.engine.connect() as conn:
-        assert dict(conn.execute(sa.select(deployments.c.name, deployments.c.desired)).all()) == {  # type: ignore[arg-type]
-            name: "loaded",
-            withdrawn["name"]: "unloaded",
-        }
+        rows = conn.execute(sa.select(deployments.c.name, deployments.c.desired, deployments.c.observed)).all()
+    assert {tuple(row) for row in rows} == {(name, "loaded", "loaded"), (withdrawn["name"], "unloaded", "unloaded")}
