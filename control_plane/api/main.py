@@ -21,6 +21,7 @@ def main() -> None:
     logging.basicConfig(
         level=os.environ.get("FT_LOG_LEVEL", "INFO").upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it reports each look at the schema's revision
     uvicorn.run(
         create_app(open_platform(settings)),
         host=settings.api_host,

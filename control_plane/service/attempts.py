@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import billing
 from control_plane.events import Event
@@ -23,7 +23,7 @@ from control_plane.protocols import WorkloadStatus
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
 from control_plane.service.scheduling import pools
-from control_plane.service.transition import record, transition
+from control_plane.service.transition import locked, record, transition
 from control_plane.tables import attempts, checkpoints, job_events, jobs, ledger_entries, reservations
 from ft_assets.errors import NotAdmitted
 from ft_assets.training.failures import FailureClass, PastAttempt, Retry, with_half_batch
@@ -97,7 +97,7 @@ def record_progress(
         if not _holds(conn, held):
             return
         now = platform.clock()
-        job = job_row(conn, held.tenant, held.job_id)
+        job = locked(conn, held.job_id)
         if steps:
             _start_running(conn, job, held, now)
             last = steps[-1]
@@ -123,16 +123,16 @@ def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:
     return max(0.0, float(steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
 
 
-def _start_running(conn: Connection, job: sa.Row[Any], held: Claim, now: datetime) -> None:
-    if job.state != JobState.PROVISIONING:
+def _start_running(conn: Connection, job: RowMapping, held: Claim, now: datetime) -> None:
+    if job["state"] != JobState.PROVISIONING:
         return
     transition(
         conn,
-        job.id,
+        held.job_id,
         JobState.RUNNING,
         message=f"Training runs (attempt {held.attempt}).",
         now=now,
-        first_step_at=job.first_step_at or now,
+        first_step_at=job["first_step_at"] or now,
     )
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.jobs import FINAL, JobState
 from control_plane.service import files
+from control_plane.service.datasets import check_enough_to_train
 from control_plane.service.platform import Platform
 from control_plane.service.transition import transition
 from control_plane.tables import datasets, jobs
@@ -72,7 +73,10 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str) -> sa
                 code="invalid_validation_file" if param == "validation_file" else "invalid_training_file",
                 param=param,
             )
-        return conn.execute(sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)).one()
+        version = conn.execute(sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)).one()
+    if param == "training_file":
+        check_enough_to_train(version.row_count, training_file=file_id)
+    return version
 
 
 def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingSpec, total_steps: int, expected_s: float) -> None:

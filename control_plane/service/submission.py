@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
+from ft_assets.evals.config import parse as parse_eval_config
 from ft_assets.evals import config as eval_config
 from ft_assets.training.hyperparameters import checked
 from ft_assets.training.spec import canonical_json
@@ -72,6 +73,7 @@ class JobRequest:
         method, adapter, asked = _method(given)
         hyperparameters = _hyperparameters(given, asked)
         checked(hyperparameters)
+        parse_eval_config(given.get("eval_config"))
         eval_config.parse(given.get("eval_config"))
         given.pop("idempotency_key", None)
         return cls(

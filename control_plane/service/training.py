@@ -28,6 +28,8 @@ from ft_assets.training.spec import RunFile
 
 POLL_S = 0.5
 """Seconds between looks at the workload: what a tenant sees of a step lags by this much."""
+MAX_LOG_BYTES = 4 * 2**20
+"""Of an attempt's output; the end says why it ended."""
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL: a checkpoint is promised within 25."""
 
@@ -82,8 +84,15 @@ def follow(platform: Platform, launcher: Launcher, held: Claim, *, say: Callable
         follower.relay()
         if status.phase in (WorkloadPhase.EXITED, WorkloadPhase.LOST, WorkloadPhase.ABSENT):
             follower.relay()
+            _keep_log(platform, launcher, held)
             return follower.ending(status)
         time.sleep(POLL_S)
+
+
+def _keep_log(platform: Platform, launcher: Launcher, held: Claim) -> None:
+    """Store the end of the attempt's output with the job; the tenant reads it there."""
+    log = launcher.read_log(held.workload)[-MAX_LOG_BYTES:]
+    platform.objects.put_bytes(f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/train.log", log)
 
 
 def _restore(platform: Platform, held: Claim, work_dir: Path) -> int:

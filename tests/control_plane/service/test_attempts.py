@@ -28,11 +28,25 @@ from ft_assets.training.failures import FailureClass, Retry
 from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 
 SPEC = TrainingSpec(
-    method="sft", adapter="lora", base_model="tiny-base", base_digest="sha256:0", pack_fingerprint="pk_0", dataset_id="ds_0", max_seq_len=128,
-    optimization=Optimization(learning_rate=1e-3, num_epochs=1, windows_per_device=4, accumulation_steps=2), lora=LoraSettings(rank=8, alpha=16),
-    checkpoint=CheckpointPolicy(), precision="fp32", gradient_checkpointing=False, world_size=1, seed=1, recipe="r@1", lock_sha256="0",
-    commit="0", image="local",
-)  # fmt: skip
+    method="sft",
+    adapter="lora",
+    base_model="tiny-base",
+    base_digest="sha256:0",
+    pack_fingerprint="pk_0",
+    dataset_id="ds_0",
+    max_seq_len=128,
+    optimization=Optimization(learning_rate=1e-3, num_epochs=1, windows_per_device=4, accumulation_steps=2),
+    lora=LoraSettings(rank=8, alpha=16),
+    checkpoint=CheckpointPolicy(),
+    precision="fp32",
+    gradient_checkpointing=False,
+    world_size=1,
+    seed=1,
+    recipe="r@1",
+    lock_sha256="0",
+    commit="0",
+    image="local",
+)
 
 
 @pytest.fixture
@@ -215,6 +229,5 @@ def test_history_tells_progress_from_standing_still(queued: Callable[..., tuple[
     attempts.record_checkpoint(platform, first, step=5, prefix="p", manifest_sha256="m", metrics={})
     attempts.finish(platform, first, ending(lost, step=6))
     attempts.finish(platform, held_by(platform, tenant, job_id), replace(ending(lost), last_step=5))
-    assert [(p.code, p.committed_step, p.last_step) for p in attempts.history(platform, job_id)] == [("node_lost", 5, 6), ("node_lost", 5, 5)]
-
-
+    told = [(p.code, p.committed_step, p.last_step) for p in attempts.history(platform, job_id)]
+    assert told == [("node_lost", 5, 6), ("node_lost", 5, 5)]

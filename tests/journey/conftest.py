@@ -1,0 +1,89 @@
+"""A whole platform: real processes started by ``ft up`` on free ports, one for all journeys."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FT = Path(sys.executable).parent / "ft"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    home: Path
+    env: dict[str, str]
+    endpoints: dict[str, str]
+
+    def ft(self, *args: str, key: str = "", ok: bool = True) -> subprocess.CompletedProcess[str]:
+        env = {**self.env, **({"FT_API_KEY": key} if key else {})}
+        done = subprocess.run([str(FT), *args], env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0 or not ok, done.stdout + done.stderr
+        return done
+
+    def client(self, key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.endpoints['api']}/v1", api_key=key, max_retries=0)
+
+    def dagster_env(self) -> dict[str, str]:
+        """The environment that `eval "$(ft env)"` makes."""
+        lines = [line.removeprefix("export ") for line in self.ft("env").stdout.splitlines() if line.startswith("export ")]
+        pairs = (line.split("=", 1) for line in lines)
+        return {**self.env, **{name: value.strip("'\"") for name, value in pairs}}
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """Everything that ``ft up --detach`` starts, healthy; ended by ``ft down``."""
+    home = Path(tempfile.mkdtemp(prefix="ft-journey-"))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "DAGSTER_"))}
+    ports = {name: str(free_port()) for name in ("FT_API_PORT", "FT_DAGSTER_PORT", "FT_INFERENCE_PORT")}
+    env = {**kept, **ports, "FT_HOME": str(home), "HOME": str(home)}
+    up = subprocess.run([str(FT), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    logs = "".join(f"\n== {p.name}\n{p.read_text()[-3000:]}" for p in sorted((home / "logs").glob("*.log"))) if up.returncode else ""
+    assert up.returncode == 0, up.stdout + up.stderr + logs
+    yield Stack(home=home, env=env, endpoints=json.loads((home / "endpoints.json").read_text()))
+    down = subprocess.run([str(FT), "down"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    assert down.returncode == 0, down.stdout + down.stderr
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def new_tenant(stack: Stack) -> Callable[[], tuple[str, str]]:
+    """Makes a tenant; returns its id and its key."""
+
+    def make() -> tuple[str, str]:
+        name = f"t-{secrets.token_hex(4)}"
+        made = json.loads(stack.ft("admin", "tenants", "create", name, "--tier", "standard", "--json").stdout)
+        return name, str(made["api_key"])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tickets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 support tickets as chat rows."""
+    out = tmp_path_factory.mktemp("tickets")
+    subprocess.run(
+        [sys.executable, "-m", "examples.demo.tickets", "--out", str(out)], cwd=ROOT, check=True, capture_output=True, timeout=60
+    )
+    rows = (out / "tickets_train.jsonl").read_text().splitlines()[:200]
+    small = out / "small.jsonl"
+    small.write_text("\n".join(rows) + "\n")
+    return small
