@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from control_plane.cli.exits import Unreachable
 from control_plane.cli.output import Json, print_json, say, table
+from ft_assets.errors import Unavailable
 
 if TYPE_CHECKING:
     from control_plane.service.platform import Platform
@@ -35,13 +35,13 @@ def open_local() -> Iterator[Platform]:
 
     settings = load_settings()
     if settings.embedded_database and postmaster_pid(settings) is None:
-        raise Unreachable(
+        raise Unavailable(
             f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL", code="stack_down"
         )
     try:
         yield open_platform(settings)
     except OperationalError as e:
-        raise Unreachable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
+        raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
 
 
 def create_tenant(

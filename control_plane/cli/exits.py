@@ -6,7 +6,7 @@ import enum
 import json
 import sys
 
-from ft_assets.errors import FtError, Unavailable
+from ft_assets.errors import FtError
 
 
 class Exit(enum.IntEnum):
@@ -18,14 +18,12 @@ class Exit(enum.IntEnum):
     INTERRUPTED = 130
 
 
-class Unreachable(Unavailable):
-    """Nothing answered at the address of the API or of the stack."""
-
-    default_code = "unreachable"
+UNREACHABLE = frozenset({"unreachable", "stack_down", "database_unreachable"})
+"""Codes that say that nothing answered at all; a part of the platform that is out of order is an ordinary failure."""
 
 
 def exit_code(error: FtError) -> Exit:
-    return Exit.UNREACHABLE if isinstance(error, Unreachable) else Exit.FAILED
+    return Exit.UNREACHABLE if error.code in UNREACHABLE else Exit.FAILED
 
 
 def show_error(error: FtError, *, as_json: bool) -> None:

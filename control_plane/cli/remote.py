@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from control_plane.cli import session
-from control_plane.cli.exits import Unreachable
+from ft_assets.errors import Unavailable
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -25,6 +25,7 @@ def connect(credentials: session.Credentials | None = None) -> Iterator[FtClient
         with FtClient(base_url=found.url, api_key=found.api_key) as client:
             yield client
     except httpx.TransportError as e:
-        raise Unreachable(
-            f"no answer from the API at {found.url} ({e or type(e).__name__}); start the platform with `ft up`, or set FT_API_URL"
+        raise Unavailable(
+            f"no answer from the API at {found.url} ({e or type(e).__name__}); start the platform with `ft up`, or set FT_API_URL",
+            code="unreachable",
         ) from e

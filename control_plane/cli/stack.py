@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli.exits import Exit, Unreachable
+from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, print_json, say, table
 
 
@@ -95,13 +95,9 @@ def status(as_json: Json = False) -> None:
 
 def env(as_json: Json = False) -> None:
     """Print export lines, so that `eval "$(ft env)"; dagster asset materialize ...` works on the running stack."""
-    from ft_assets.errors import Unavailable
     from resources.stack import commands
 
-    try:
-        variables = commands.shell_env(commands.load_settings())
-    except Unavailable as e:
-        raise Unreachable(e.message, code=e.code) from e
+    variables = commands.shell_env(commands.load_settings())
     if as_json:
         print_json(variables)
         return

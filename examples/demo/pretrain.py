@@ -2,14 +2,15 @@
 
     python -m examples.demo.pretrain --out DIR
 
-The same seed, steps and library versions on the same kind of CPU give the same bytes. Two stages:
+The same seed, steps and library versions on the same kind of CPU give the same bytes. Three stages:
 
 1. general: first runs of random tokens, each run repeated, which is where the copying heads settle; then the general
    mix of the corpus in windows of 256 tokens, a copying batch now and then;
 2. support: more questions about support messages, and classes to be told from their evidence; the learning rate falls
-   to zero, and the last steps are in windows of 1,024.
+   to zero, and the last steps are in windows of 1,024;
+3. settling: the same again at half the rate. Most of what stage 2 learned about topics it learned at low rates.
 
-Between the stages the weights go through the folder on disk, so that ``--start FOLDER`` can run the second alone.
+Between the stages the weights go through the folder on disk, so that ``--start FOLDER --stage N`` goes on from there.
 Tokens of a system or user turn count less in the loss: what a customer writes next is mostly chance.
 """
 
@@ -76,6 +77,10 @@ STAGES = (
     Stage(
         name="support", mix=SUPPORT, steps=600, decay_from=150, decay_to=600, matrix_lr=0.012, other_lr=2e-3, prompt_weight=0.1,
         long_steps=25, seed=1,
+    ),
+    Stage(
+        name="settling", mix=SUPPORT, steps=480, decay_from=40, decay_to=480, matrix_lr=0.007, other_lr=1.2e-3, prompt_weight=0.1,
+        seed=2,
     ),
 )  # fmt: skip
 
@@ -193,24 +198,28 @@ def new_base(seed: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     return make_model(make_config(tokenizer)), tokenizer
 
 
+def load_base(folder: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train the demo's base model from scratch.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model; replaced as a whole")
-    parser.add_argument("--start", type=Path, help="folder that the first stage left: run the second stage from there")
+    parser.add_argument("--start", type=Path, help="folder that an earlier stage left; goes with --stage")
+    parser.add_argument("--stage", type=int, default=1, choices=range(1, len(STAGES) + 1), help="stage to begin with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save-every", type=int, default=200, help="steps between usable folders")
     args = parser.parse_args(argv)
+    if (args.start is None) != (args.stage == 1):
+        parser.error("--start FOLDER and --stage 2 or later go together")
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
-    if not args.start:
-        model, tokenizer = new_base(args.seed)
-        print(f"{model.num_parameters():,} parameters; copying {copy_accuracy(model, VOCAB_SIZE):.2f} before training", flush=True)
-        train(model, tokenizer, replace(STAGES[0], seed=STAGES[0].seed + args.seed), out=args.out, save_every=args.save_every)
-    start = args.start or args.out
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
-    train(model, tokenizer, replace(STAGES[1], seed=STAGES[1].seed + args.seed), out=args.out, save_every=args.save_every)
+    model, tokenizer = load_base(args.start) if args.start else new_base(args.seed)
+    print(f"{model.num_parameters():,} parameters; copying {copy_accuracy(model, VOCAB_SIZE):.2f} before training", flush=True)
+    for stage in STAGES[args.stage - 1 :]:
+        train(model, tokenizer, replace(stage, seed=stage.seed + args.seed), out=args.out, save_every=args.save_every)
+        model, tokenizer = load_base(args.out)
 
 
 if __name__ == "__main__":

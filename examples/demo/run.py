@@ -34,8 +34,8 @@ from resources.stack.report import Phase, write_atomically
 
 MODEL = "demo-llama-3m"
 SUFFIX = "tickets"
-ASKED = 40
-"""Holdout tickets of each kind (seen and unseen phrasing) that are asked through the gateway: one is 2.5 points."""
+ASKED = 60
+"""Holdout tickets of each kind (seen and unseen phrasing) that are asked through the gateway: one is 1.7 points."""
 AT_ONCE = 8
 
 

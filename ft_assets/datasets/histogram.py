@@ -50,7 +50,7 @@ def histogram_svg(counts: Sequence[int], edges: Sequence[float], *, unit: str = 
     label = f'y="{HEIGHT - 4}" font-size="11" fill="currentColor"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        f'aria-label="histogram of {unit}"><g fill="#4c78a8">{"".join(bars)}</g>'
+        f'aria-label="histogram of {unit}" font-family="sans-serif"><g fill="#4c78a8">{"".join(bars)}</g>'
         f'<text x="2" {label}>{edges[0]:g}</text><text x="{WIDTH / 2}" text-anchor="middle" {label}>{unit}</text>'
         f'<text x="{WIDTH - 2}" text-anchor="end" {label}>{edges[-1]:g}</text></svg>'
     )

@@ -62,7 +62,7 @@ def test_the_job_succeeds_and_its_adapter_answers(finished: dict[str, Any]) -> N
 def test_its_events_are_in_order_and_tell_the_whole_way(finished: dict[str, Any]) -> None:
     events = list(reversed(list(finished["client"].fine_tuning.jobs.list_events(finished["job"].id, limit=100))))
     codes = [e.code for e in events]
-    way = ["created", "queued", "provisioning", "running", "evaluating", "succeeded"]
+    way = [f"job_{state}" for state in ("created", "queued", "provisioning", "running", "evaluating", "succeeded")]
     assert [c for c in codes if c in way] == way
     assert [e.created_at for e in events] == sorted(e.created_at for e in events)
     steps = [e.data["step"] for e in events if e.type == "metrics" and "train_loss" in e.data]

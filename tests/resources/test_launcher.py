@@ -179,7 +179,7 @@ def test_a_pid_that_was_used_again_is_not_taken_for_the_workload(bench: Bench) -
 def test_an_identity_belongs_to_one_process() -> None:
     own = identity(os.getpid())
     assert own is not None and alive(os.getpid(), own)
-    assert not alive(os.getppid(), own)
+    assert not alive(1, own)  # the parent may have started in the same clock tick
     assert not alive(2**22 + 1, None)
 
 

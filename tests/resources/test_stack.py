@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from control_plane import settings as settings_module
 from ft_assets.errors import Conflict
-from resources.stack import lock, report
+from resources.stack import embedded, lock, report
 from resources.stack.lock import StackFiles
 from resources.stack.readiness import dagster_state, file_written
 from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
@@ -351,3 +352,17 @@ def test_dagster_is_ready_when_its_location_has_loaded_and_its_daemons_have_beat
     failed = dagster_state(dagster_answer(error="No module named 'x'"), 99.0)
     assert failed.broken
     assert "No module named 'x'" in failed.detail
+
+
+def test_a_shell_that_has_run_ft_env_still_owns_its_embedded_database(tmp_path: Path) -> None:
+    own = {"FT_HOME": str(tmp_path), "FT_DATABASE_URL": f"postgresql+psycopg2://postgres:@/ft?host={tmp_path / 'postgres'}"}
+    assert embedded.normalised(settings_module.load(own)).embedded_database
+    foreign = {**own, "FT_DATABASE_URL": "postgresql://ft@db.example/ft"}
+    assert not embedded.normalised(settings_module.load(foreign)).embedded_database
+    names = [s.name for s in embedded.services(settings_module.load(foreign))]
+    assert names == ["migrate", "inference", "dagster", "api"], "an external database is used, not started"
+
+
+def test_a_remote_fleet_is_used_and_no_local_server_started(tmp_path: Path) -> None:
+    settings = settings_module.load({"FT_HOME": str(tmp_path), "FT_INFERENCE_URLS": "http://gpu-1:8000,http://gpu-2:8000"})
+    assert "inference" not in [s.name for s in embedded.services(settings)]

@@ -115,7 +115,7 @@ def test_another_tenants_job_does_not_exist(ft: Ft, platform: Platform, job_id: 
 def test_events_are_printed_oldest_first(ft: Ft, platform: Platform, job_id: str) -> None:
     move(platform, job_id, JobState.QUEUED, JobState.PROVISIONING, JobState.RUNNING)
     lines = ft("logs", job_id).out.splitlines()
-    assert lines[-1].endswith("info   It is running now.")
+    assert lines[-1].endswith("info  It is running now.")
     assert "Created fine-tuning job" in lines[0]
     events = [json.loads(line) for line in ft("logs", job_id, "--json").out.splitlines()]
     assert [e["code"] for e in events] == ["job_created", "job_queued", "job_provisioning", "job_running"]
