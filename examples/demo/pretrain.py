@@ -2,15 +2,14 @@
 
     python -m examples.demo.pretrain --out DIR
 
-The same seed, steps and library versions on the same kind of CPU give the same bytes. Three stages:
+The same seed, steps and library versions on the same kind of CPU give the same bytes. Two stages:
 
 1. general: first runs of random tokens, each run repeated, which is where the copying heads settle; then the general
    mix of the corpus in windows of 256 tokens, a copying batch now and then;
 2. support: more questions about support messages, and classes to be told from their evidence; the learning rate falls
-   to zero, and the last steps are in windows of 1,024;
-3. settling: the same again at half the rate. Most of what stage 2 learned about topics it learned at low rates.
+   to zero, and the last steps are in windows of 1,024. Most of what it learns about topics it learns at low rates.
 
-Between the stages the weights go through the folder on disk, so that ``--start FOLDER --stage N`` goes on from there.
+Between the stages the weights go through the folder on disk, so that ``--start FOLDER --stage 2`` goes on from there.
 Tokens of a system or user turn count less in the loss: what a customer writes next is mostly chance.
 """
 
@@ -77,10 +76,6 @@ STAGES = (
     Stage(
         name="support", mix=SUPPORT, steps=600, decay_from=150, decay_to=600, matrix_lr=0.012, other_lr=2e-3, prompt_weight=0.1,
         long_steps=25, seed=1,
-    ),
-    Stage(
-        name="settling", mix=SUPPORT, steps=480, decay_from=40, decay_to=480, matrix_lr=0.007, other_lr=1.2e-3, prompt_weight=0.1,
-        seed=2,
     ),
 )  # fmt: skip
 

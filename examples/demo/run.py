@@ -21,6 +21,7 @@ from typing import Any
 from control_plane.cli.exits import show_error
 from control_plane.cli.output import percent
 from control_plane.cli.progress import follow
+from control_plane.cli.remote import connect
 from control_plane.cli.session import Credentials
 from control_plane.cli.stack_view import StackView
 from control_plane.client import FtClient
@@ -53,7 +54,7 @@ def main() -> int:
     try:
         _ensure_up(settings)
         credentials = _credentials(settings)
-        with FtClient(base_url=credentials.url, api_key=credentials.api_key) as client:
+        with connect(credentials) as client:
             return _demonstrate(client, settings, began=began)
     except FtError as e:
         show_error(e, as_json=False)

@@ -53,6 +53,7 @@ class Supervisor:
     _stops: int = 0
     _phase: Phase = Phase.STARTING
     _error: str | None = None
+    _why: str = ""
     _last: str = ""
     _message: str | None = None
     _units: dict[str, Unit] = field(default_factory=dict)
@@ -65,9 +66,10 @@ class Supervisor:
         self._created = child.create_time(os.getpid()) or 0.0
         self._units = {s.name: Unit(service=s, log=self.files.logs / f"{s.name}.log") for s in self.services}
 
-    def stop(self) -> None:
-        """Ask for the end; a second call cuts the grace of services that can bear it."""
+    def stop(self, why: str = "asked to end") -> None:
+        """Ask for the end; a second call cuts the grace of services that can bear it. `why` is told."""
         self._stops += 1
+        self._why = why
         self._wake.set()
 
     def run(self) -> StackReport:
@@ -134,6 +136,8 @@ class Supervisor:
         """End in reverse order; a service ends only after all that need it. Returns when every process is gone."""
         failed = self._error is not None
         self._phase = Phase.STOPPING
+        if self._stops:
+            self._tell(f"ending: {self._why}")
         self.files.endpoints.unlink(missing_ok=True)
         needed = {name for u in self._units.values() for name in u.service.after}
         self._end(u for u in reversed(self._units.values()) if u.name not in needed)
@@ -211,14 +215,14 @@ def check_ports(services: Sequence[Service]) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
+def _signals(stop: Callable[[str], None]) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP call `stop` inside; what they did before is put back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def handler(_signum: int, _frame: FrameType | None) -> None:
-        stop()
+    def handler(signum: int, _frame: FrameType | None) -> None:
+        stop(f"{signal.Signals(signum).name} received")
 
     before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
