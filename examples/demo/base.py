@@ -140,6 +140,8 @@ def save_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: 
     copy = copy.to(torch.bfloat16)
     copy.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     copy.save_pretrained(fresh)
+    for origin in ("is_local", "local_files_only"):  # where a loaded tokenizer came from is no part of the model
+        tokenizer.init_kwargs.pop(origin, None)
     tokenizer.save_pretrained(fresh)
     if (out / "README.md").exists():
         shutil.copy(out / "README.md", fresh)
