@@ -30,24 +30,7 @@ NUM_ROWS = 20_000
 NUM_TOKENIZED = 1_500
 NUM_PACKED = 200_000
 WINDOW = 4096
-WORDS = [
-    "order",
-    "parcel",
-    "router",
-    "invoice",
-    "refund",
-    "battery",
-    "password",
-    "update",
-    "courier",
-    "receipt",
-    "account",
-    "label",
-    "charge",
-    "screen",
-    "please",
-    "when",
-]
+WORDS = ("order", "parcel", "router", "invoice", "refund", "battery", "password", "update", "courier", "receipt", "account", "screen")
 
 
 class UsualMessage(BaseModel):

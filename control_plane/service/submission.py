@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.evals.config import parse as parse_eval_config
 from ft_assets.evals import config as eval_config
+from ft_assets.evals.config import parse as parse_eval_config
 from ft_assets.training.hyperparameters import checked
 from ft_assets.training.spec import canonical_json
 

@@ -41,7 +41,7 @@ def test_the_small_recipe_is_fp32_with_a_high_rate_on_short_windows() -> None:
     found = spec({})
     assert found.lora is not None
     assert (found.precision, found.max_seq_len, found.gradient_checkpointing) == ("fp32", 512, False)
-    assert found.optimization.learning_rate == pytest.approx(6e-3)
+    assert found.optimization.learning_rate == pytest.approx(5e-3)
     assert (found.lora.rank, found.lora.alpha) == (16, 32)
 
 
@@ -59,7 +59,7 @@ def test_alpha_follows_the_rank_unless_it_is_given() -> None:
 
 
 def test_the_multiplier_multiplies_the_rate_of_the_recipe() -> None:
-    assert spec({"learning_rate_multiplier": 0.5}).optimization.learning_rate == pytest.approx(3e-3)
+    assert spec({"learning_rate_multiplier": 0.5}).optimization.learning_rate == pytest.approx(2.5e-3)
     assert spec({"learning_rate": 1e-3}).optimization.learning_rate == 1e-3
 
 
@@ -96,7 +96,7 @@ def test_the_number_of_steps_counts_partial_batches(windows: int, requested: dic
     assert spec(requested, facts=pack(num_windows=windows)).optimization.total_steps(num_windows=windows, world_size=1) == steps
 
 
-@pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 175), (10_000, 500)])
+@pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 150), (10_000, 500)])
 def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(windows: int, every: int) -> None:
     assert spec({}, facts=pack(num_windows=windows)).checkpoint.every_steps == every
 
