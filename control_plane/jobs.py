@@ -34,6 +34,8 @@ class JobState(enum.StrEnum):
 
 S = JobState
 FINAL = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
+HOLDING_GPUS = frozenset({S.PROVISIONING, S.RUNNING, S.EVALUATING, S.PAUSING})
+"""States in which a workload may exist that has to be stopped."""
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     S.VALIDATING: frozenset({S.QUEUED, S.FAILED, S.CANCELLED}),

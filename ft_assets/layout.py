@@ -3,9 +3,9 @@
     tenants/<t>/files/<file_id>/<filename>                     bytes as uploaded
     tenants/<t>/datasets/<dataset_id>/{rows.parquet, report.json, dataset.json}
     tenants/<t>/packs/<fingerprint>/{shard-00000.parquet, ..., manifest.json}
-    tenants/<t>/jobs/<job>/spec.json                           frozen training spec
-    tenants/<t>/jobs/<job>/checkpoints/step-00000500/...       committed checkpoints
-    tenants/<t>/jobs/<job>/attempts/a1/{metrics.jsonl, train.log, exit.json}
+    tenants/<t>/jobs/<job>/checkpoints/a1/step-00000500/...    checkpoints, each committed by a row
+    tenants/<t>/jobs/<job>/attempts/a1/train.log               output of an attempt
+    tenants/<t>/jobs/<job>/final/...                           the finished adapter, until it is registered
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
 
@@ -60,12 +60,8 @@ def job_prefix(tenant: str, job_id: str) -> str:
     return f"{tenant_prefix(tenant)}/jobs/{checked_id(job_id)}"
 
 
-def spec_key(tenant: str, job_id: str) -> str:
-    return f"{job_prefix(tenant, job_id)}/spec.json"
-
-
-def checkpoint_prefix(tenant: str, job_id: str, step: int) -> str:
-    return f"{job_prefix(tenant, job_id)}/checkpoints/step-{step:08d}"
+def checkpoint_prefix(tenant: str, job_id: str, attempt: int, step: int) -> str:
+    return f"{job_prefix(tenant, job_id)}/checkpoints/a{attempt}/step-{step:08d}"
 
 
 def attempt_prefix(tenant: str, job_id: str, attempt: int) -> str:

@@ -28,7 +28,7 @@ def commit() -> str:
     """Commit of this checkout, with ``-dirty`` where files were changed; ``FT_COMMIT`` in an image that has no git."""
     if stated := os.environ.get("FT_COMMIT"):
         return stated
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    git = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as e:

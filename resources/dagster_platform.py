@@ -1,16 +1,17 @@
 """The platform as a Dagster resource: what assets, sensors and ops are given."""
 
 import contextlib
-import time
+import threading
 from collections.abc import Iterator
 
 import dagster as dg
+from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.protocols import Launcher
 from control_plane.service import preparation
 from control_plane.service.platform import Platform
 from control_plane.settings import load
-from ft_assets.errors import Fault, FtError, NotAdmitted
+from ft_assets.errors import InvalidRequest, NotAdmitted
 from resources.launcher import LocalLauncher
 from resources.platform import open_platform
 
@@ -33,28 +34,27 @@ class PlatformResource(dg.ConfigurableResource[None]):
 
 @contextlib.contextmanager
 def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
-    """Give a failure of the wrapped work its owner.
+    """Beat for the job while the wrapped work runs, and give a failure its owner.
 
-    A user's error ends the job and the run; nothing is retried. A platform's error ends only the run: the job stays
-    where it is and gets another run.
+    A request that cannot be carried out ends the job and the run; nothing is retried. Any other error ends only the
+    run: the job stays where it is and gets another run, five at most.
     """
+    done = threading.Event()
+    beats = threading.Thread(target=_beat, args=(platform, job_id, done), daemon=True, name=f"beat-{job_id}")
+    beats.start()
     try:
         yield
-    except FtError as error:
-        if error.fault is Fault.USER:
+    except (InvalidRequest, NotAdmitted) as error:
+        if isinstance(error, InvalidRequest):
             preparation.fail(platform, tenant, job_id, error)
-        if error.fault is Fault.USER or isinstance(error, NotAdmitted):
-            raise dg.Failure(description=error.message, metadata={"code": error.code}, allow_retries=False) from error
-        raise
+        raise dg.Failure(description=error.message, metadata={"code": error.code}, allow_retries=False) from error
+    finally:
+        done.set()
+        beats.join()
 
 
-class Beat:
-    """Progress callback that also records, at most every `BEAT_S`, that a step works on the job."""
-
-    def __init__(self, platform: Platform, job_id: str) -> None:
-        self._platform, self._job_id, self._next = platform, job_id, 0.0
-
-    def __call__(self, *_: object) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + BEAT_S
-            preparation.beat(self._platform, self._job_id)
+def _beat(platform: Platform, job_id: str, done: threading.Event) -> None:
+    """Tell every few seconds that somebody works on the job; a database that is away for a moment is asked again."""
+    while not done.wait(BEAT_S):
+        with contextlib.suppress(SQLAlchemyError):
+            preparation.beat(platform, job_id)

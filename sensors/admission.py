@@ -6,13 +6,13 @@ from control_plane.service.scheduling import due_runs
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.stages import PREPARE
 from resources.dagster_platform import PlatformResource
-from sensors.run_requests import MAX_REQUESTS_PER_TICK, run_request
+from sensors.run_requests import missing, run_request
 
 
 @dg.sensor(job=PREPARE, minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
 def admission(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
     """Each job that validates its files: its partition key is added and ``prepare`` is requested."""
-    due = due_runs(platform.get(), ("prepare",), limit=MAX_REQUESTS_PER_TICK)
+    due = missing(context.instance, due_runs(platform.get(), ("prepare",)))
     if not due:
         return dg.SkipReason("no job waits for its preparation")
     keys = [partition_key(d.tenant, d.job_id) for d in due]

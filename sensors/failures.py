@@ -23,7 +23,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
     """Compare each due run with what Dagster knows of it."""
     opened = platform.get()
     replaced = []
-    for due in due_runs(opened, ("prepare", "train", "evaluate"), limit=1000):
+    for due in due_runs(opened, ("prepare", "train", "evaluate")):
         replacements, beat = run_replacements(opened, due)
         why = _gone(context.instance, due, beat, opened.clock())
         if why is None:

@@ -5,7 +5,7 @@ import dagster as dg
 from control_plane.service.scheduling import due_runs, place
 from ft_assets.stages import EVALUATE, TRAIN
 from resources.dagster_platform import PlatformResource
-from sensors.run_requests import MAX_REQUESTS_PER_TICK, run_request
+from sensors.run_requests import missing, run_request
 
 
 @dg.sensor(jobs=[TRAIN, EVALUATE], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
@@ -14,5 +14,5 @@ def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) 
     opened = platform.get()
     for decision in place(opened):
         context.log.info(str(decision))
-    due = due_runs(opened, ("train", "evaluate"), limit=MAX_REQUESTS_PER_TICK)
+    due = missing(context.instance, due_runs(opened, ("train", "evaluate")))
     return dg.SensorResult(run_requests=[run_request(d) for d in due])

@@ -98,6 +98,8 @@ def record_progress(
             return
         now = platform.clock()
         job = locked(conn, held.job_id)
+        if JobState(job["state"]) in FINAL:
+            return
         if steps:
             _start_running(conn, job, held, now)
             last = steps[-1]
@@ -158,13 +160,14 @@ def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict
 def record_checkpoint(
     platform: Platform, held: Claim, *, step: int, prefix: str, manifest_sha256: str, metrics: Mapping[str, Any], final: bool = False
 ) -> bool:
-    """Commit a checkpoint whose verified files lie under `prefix`; False when the fencing token is no longer held.
+    """Commit a checkpoint whose verified files lie under `prefix`; False when the token is no
+    longer held or the job has ended.
 
-    The row is the commit: files without one are leftovers. A step that was committed before keeps its row, except that
-    the final one replaces it.
+    The row is the commit: files without one are leftovers. Each attempt has a prefix of its own, so that uploading a step
+    again never touches what is committed; the row then names the newer one.
     """
     with platform.engine.begin() as conn:
-        if not _holds(conn, held):
+        if not _holds(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
             return False
         values = {
             "id": f"ftckpt_{uuid.uuid4().hex[:24]}",
@@ -177,17 +180,11 @@ def record_checkpoint(
             "final": final,
             "created_at": platform.clock(),
         }
-        statement = insert(checkpoints).values(values)
         changed = {k: values[k] for k in ("attempt", "object_prefix", "manifest_sha256", "metrics", "final")}
-        conflict = ["job_id", "step"]
-        statement = (
-            statement.on_conflict_do_update(index_elements=conflict, set_=changed)
-            if final
-            else statement.on_conflict_do_nothing(index_elements=conflict)
-        )
-        if conn.execute(statement).rowcount:
-            message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
-            record(conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step}), now=platform.clock())
+        statement = insert(checkpoints).values(values).on_conflict_do_update(index_elements=["job_id", "step"], set_=changed)
+        conn.execute(statement)
+        message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
+        record(conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step}), now=platform.clock())
     return True
 
 
@@ -227,9 +224,9 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
             .where(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))
             .values(released_at=now)
         ).rowcount
-        job = job_row(conn, held.tenant, held.job_id)
+        job = locked(conn, held.job_id, tenant_id=held.tenant)
         if not released:
-            return JobState(job.state)
+            return JobState(job["state"])
         _close_attempt(conn, held, ending, now)
         _bill(conn, platform, held, job, ending)
         return _move(conn, held, job, ending, now)
@@ -267,7 +264,7 @@ def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at:
         return conn.execute(sa.select(jobs.c.step).where(jobs.c.id == held.job_id)).scalar_one() or from_step
 
 
-def _bill(conn: Connection, platform: Platform, held: Claim, job: sa.Row[Any], ending: Ending) -> None:
+def _bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending) -> None:
     pool = next(p for p in pools(platform) if p.name == held.pool)
     started = ending.status.started_at
     if started is None:
@@ -276,7 +273,7 @@ def _bill(conn: Connection, platform: Platform, held: Claim, job: sa.Row[Any], e
     for entry in billing.entries(
         job_id=held.job_id,
         attempt=held.attempt,
-        tier=job.tier,
+        tier=job["tier"],
         gpu_type=pool.gpu_type,
         num_gpus=held.num_gpus,
         started_at=started,
@@ -299,20 +296,20 @@ def _bill(conn: Connection, platform: Platform, held: Claim, job: sa.Row[Any], e
         conn.execute(insert(ledger_entries).values(values).on_conflict_do_nothing(index_elements=["id"]))
 
 
-def _move(conn: Connection, held: Claim, job: sa.Row[Any], ending: Ending, now: datetime) -> JobState:
+def _move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> JobState:
     data = {"attempt": held.attempt, "outcome": ending.outcome, "step": ending.last_step}
 
     def move(target: JobState, message: str, **columns: Any) -> JobState:
         transition(conn, held.job_id, target, message=message, data=data, now=now, stop_requested=None, **columns)
         return target
 
-    state, failure = JobState(job.state), ending.failure
+    state, failure = JobState(job["state"]), ending.failure
     if state in FINAL:
         return state
     if failure is None:
         message = f"Training finished: {ending.last_step} steps. Evaluation is next."
         return move(JobState.EVALUATING, message, trained_tokens=ending.trained_tokens)
-    if failure.code == "paused":
+    if failure.code == "paused" or (state is JobState.PAUSING and failure.retry is not Retry.NEVER):
         if state is not JobState.PAUSING:
             move(JobState.PAUSING, "The workload stopped at a checkpoint.")
         return move(JobState.PAUSED, f"Paused at step {ending.last_step}; resume continues from there.")
@@ -320,10 +317,9 @@ def _move(conn: Connection, held: Claim, job: sa.Row[Any], ending: Ending, now: 
     if failure.retry is Retry.NEVER or again is None:
         error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
         return move(JobState.FAILED, f"{error['message']}", error=error)
-    if state is not JobState.PAUSING:
-        move(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
+    move(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
     message = "Queued again; training goes on from the last verified checkpoint."
-    return move(JobState.QUEUED, message, spec=again.to_dict(), spec_sha256=again.sha256, queued_at=job.queued_at)
+    return move(JobState.QUEUED, message, spec=again.to_dict(), spec_sha256=again.sha256, queued_at=job["queued_at"])
 
 
 def _holds(conn: Connection, held: Claim) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from control_plane.service.packing import validation_rows
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
 from control_plane.service.training import download, fetch_pack, job_dir, manifest_digest
-from control_plane.service.transition import transition
+from control_plane.service.transition import locked, transition
 from control_plane.tables import checkpoints, eval_scores, job_events, jobs, ledger_entries
 from ft_assets import layout
 from ft_assets.errors import Conflict, FtError, Unavailable
@@ -46,7 +46,7 @@ class Evaluated:
         return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": list(self.advice)}
 
 
-def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, run_name: str, beat: Callable[[], None]) -> Evaluated:
+def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, run_name: str) -> Evaluated:
     """Judge the job's adapter next to its base on the same items; the report is stored and returned. May be run again."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
@@ -56,7 +56,7 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *
     shutil.rmtree(out_dir, ignore_errors=True)
     items = suites.holdout_items(validation_rows(platform, tenant, job), limit=eval_config.max_items)
     run = _run_file(platform, tenant, job, adapter_dir, out_dir, items, eval_config)
-    result = _run(platform, launcher, job_id, run, run_name, beat)
+    result = _run(platform, launcher, job_id, run, run_name)
     _remember_base(platform, job.base_digest, result)
     built = report.build(
         result, items, base_model=job.model, base_digest=job.base_digest, adapter_manifest_sha256=manifest_digest(adapter_dir)
@@ -117,16 +117,18 @@ def _run_file(
     return EvalRun(**values, base_scores=cached) if cached else run
 
 
-def _run(platform: Platform, launcher: Launcher, job_id: str, run: EvalRun, run_name: str, beat: Callable[[], None]) -> Mapping[str, Any]:
+def _run(platform: Platform, launcher: Launcher, job_id: str, run: EvalRun, run_name: str) -> Mapping[str, Any]:
     run_file = run.out_dir / "run.json"
     run.write(run_file)
     workload = Workload(name=f"{job_id}-e-{run_name}", module="ft_assets.evals.runner", run_file=run_file, work_dir=run.out_dir)
     launcher.start_or_adopt(workload)
-    while (status := launcher.status(workload.name)).phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
-        beat()
-        if _cancelled(platform, job_id):
-            launcher.stop(workload.name, grace_s=5.0)
-        time.sleep(POLL_S)
+    try:
+        while (status := launcher.status(workload.name)).phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
+            if _cancelled(platform, job_id):
+                break
+            time.sleep(POLL_S)
+    finally:
+        status = launcher.stop(workload.name, grace_s=5.0)  # ended already, unless this step is being ended too
     if status.exit_code != 0:
         log = launcher.read_log(workload.name)[-2000:].decode(errors="replace")
         raise FtError(
@@ -205,9 +207,18 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
         _end_quarantined(platform, job_id, record, evaluated)
         return record
     if (job.request or {}).get("auto_promote", True):
+        if _cancelled(platform, job_id):
+            return record
         record = adapters.promote(platform, tenant, record["id"])
+    if record.get("observed") == "failed":
+        message = f"The adapter {record['id']} passed its gate, but no server takes it: {record['detail']}"
+        error = {"code": "not_servable", "message": message, "param": None}
+        _end(platform, job_id, JobState.FAILED, message, adapter_id=record["id"], error=error)
+        return record
     message = f"Adapter {record['name']} passed its gate and is in {record['stage']}."
-    _end(platform, job_id, JobState.SUCCEEDED, message, adapter_id=record["id"], fine_tuned_model=record["name"])
+    ended = _end(platform, job_id, JobState.SUCCEEDED, message, adapter_id=record["id"], fine_tuned_model=record["name"])
+    if not ended and record["stage"] == "production":
+        return adapters.deprecate(platform, tenant, record["id"])  # cancelled while it was being promoted: it is not served
     return record
 
 
@@ -226,11 +237,13 @@ def _end_quarantined(platform: Platform, job_id: str, record: Mapping[str, Any],
     )
 
 
-def _end(platform: Platform, job_id: str, target: JobState, message: str, **columns: Any) -> None:
+def _end(platform: Platform, job_id: str, target: JobState, message: str, **columns: Any) -> bool:
+    """Move the job to its end; False when it has ended otherwise meanwhile."""
     with platform.engine.begin() as conn:
-        state = conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id).with_for_update()).scalar_one()
-        if JobState(state) not in FINAL:
-            transition(conn, job_id, target, message=message, now=platform.clock(), **columns)
+        if JobState(locked(conn, job_id)["state"]) in FINAL:
+            return False
+        transition(conn, job_id, target, message=message, now=platform.clock(), **columns)
+        return True
 
 
 def cost_micros(platform: Platform, job_id: str) -> int:

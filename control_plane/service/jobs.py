@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import events
-from control_plane.jobs import FINAL, JobState
+from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.quotas import Ask, Refusal, Usage, admit
 from control_plane.service import idempotency
 from control_plane.service.datasets import check_enough_to_train
@@ -28,9 +28,6 @@ from control_plane.tables import files, job_events, jobs, ledger_entries, tenant
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.training.hyperparameters import ModelFacts, plan
-
-HOLDING_GPUS = frozenset({JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING, JobState.PAUSING})
-"""States in which a workload may exist that has to be stopped."""
 
 
 class Submitted(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
-from control_plane.service.training import download, upload
+from control_plane.service.training import fetch_pack, upload
 from control_plane.tables import datasets, files
 from ft_assets import layout, provenance
 from ft_assets.base_models import BaseModel
@@ -50,7 +50,7 @@ class Packed:
     uri: str
 
 
-def pack(platform: Platform, tenant: str, job_id: str, *, beat: Callable[..., None]) -> Packed:
+def pack(platform: Platform, tenant: str, job_id: str) -> Packed:
     """Build or reuse the job's pack, freeze its spec, and queue it. Run again, it finds everything done."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
@@ -60,7 +60,7 @@ def pack(platform: Platform, tenant: str, job_id: str, *, beat: Callable[..., No
     )
     plan = hyperparameters.plan(job.hyperparameters, facts, method=job.method, recipe=(job.request or {}).get("recipe"))
     settings = PackSettings(max_seq_len=plan.max_seq_len, **_split(platform, tenant, job))
-    manifest, directory, reused = _stored_pack(platform, tenant, job, model, settings, beat)
+    manifest, directory, reused = _stored_pack(platform, tenant, job, model, settings)
     spec = hyperparameters.resolve(
         plan,
         hyperparameters.PackFacts(**{k: getattr(manifest, k) for k in hyperparameters.PackFacts.__slots__}),
@@ -106,7 +106,7 @@ def _dataset_of(platform: Platform, tenant: str, file_id: str) -> sa.Row[Any]:
 
 
 def _stored_pack(
-    platform: Platform, tenant: str, job: sa.Row[Any], model: BaseModel, settings: PackSettings, beat: Callable[..., None]
+    platform: Platform, tenant: str, job: sa.Row[Any], model: BaseModel, settings: PackSettings
 ) -> tuple[PackManifest, Path, bool]:
     """The pack on this machine and in the object store, and whether it was there before."""
     if model.directory is None:
@@ -117,14 +117,11 @@ def _stored_pack(
     directory = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / fingerprint
     with _one_builder(directory):
         if platform.objects.exists(f"{prefix}/manifest.json"):
-            if not (directory / "manifest.json").exists():
-                download(platform.objects, prefix, directory, last="manifest.json")
+            fetch_pack(platform, tenant, fingerprint)
             return verify(directory), directory, True
         rows = _rows_file(platform, tenant, job.dataset_id)
         held_out = load_rows(_rows_file(platform, tenant, settings.validation_dataset_id)) if settings.validation_dataset_id else iter(())
-        manifest = build_pack(
-            load_rows(rows), tokenizer, settings, directory, dataset_id=job.dataset_id, validation=held_out, progress=beat
-        )
+        manifest = build_pack(load_rows(rows), tokenizer, settings, directory, dataset_id=job.dataset_id, validation=held_out)
         upload(platform.objects, directory, prefix)
         return manifest, directory, False
 

@@ -9,11 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.jobs import FINAL, JobState
+from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.service import files
 from control_plane.service.datasets import check_enough_to_train
 from control_plane.service.platform import Platform
-from control_plane.service.transition import transition
+from control_plane.service.transition import locked, transition
 from control_plane.tables import datasets, jobs
 from control_plane.tables import files as files_table
 from ft_assets.errors import FtError, InvalidDataset, NotFound
@@ -82,8 +82,7 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str) -> sa
 def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingSpec, total_steps: int, expected_s: float) -> None:
     """Freeze the spec and queue the job. A job that has left ``validating`` keeps the spec it was frozen with."""
     with platform.engine.begin() as conn:
-        job = job_row(conn, tenant, job_id)
-        if job.state != JobState.VALIDATING:
+        if locked(conn, job_id, tenant_id=tenant)["state"] != JobState.VALIDATING:
             return
         now = platform.clock()
         transition(
@@ -102,11 +101,12 @@ def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingS
 
 
 def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
-    """End the job with `error` unless it has ended already; a job in training or waiting is failed too."""
+    """End the job with `error` unless it has ended already; its workload, if it has one, is told to stop."""
     with platform.engine.begin() as conn:
-        job = job_row(conn, tenant, job_id)
-        if JobState(job.state) in FINAL:
+        state = JobState(locked(conn, job_id, tenant_id=tenant)["state"])
+        if state in FINAL:
             return
+        stop: dict[str, Any] = {"stop_requested": "cancel"} if state in HOLDING_GPUS else {}
         transition(
             conn,
             job_id,
@@ -115,6 +115,7 @@ def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
             data={"fault": str(error.fault)},
             now=platform.clock(),
             error=error.to_dict(),
+            **stop,
         )
 
 

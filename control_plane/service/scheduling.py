@@ -118,11 +118,10 @@ def _explain(conn: sa.Connection, job: sa.Row[Any], wait: scheduler.Wait) -> Non
     )
 
 
-def due_runs(platform: Platform, stages: tuple[str, ...], *, limit: int = 25) -> list[DueRun]:
+def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
     """Runs that the present states ask for, oldest job first; the caller may ask for one again, its key makes it once."""
     with platform.engine.connect() as conn:
-        due = [run for stage in stages for run in (_due_training(conn) if stage == "train" else _due_by_state(conn, stage))]
-    return due[:limit]
+        return [run for stage in stages for run in (_due_training(conn) if stage == "train" else _due_by_state(conn, stage))]
 
 
 def _due_by_state(conn: sa.Connection, stage: str) -> list[DueRun]:

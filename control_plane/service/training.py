@@ -20,14 +20,17 @@ from control_plane.service import attempts
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from ft_assets import layout
-from ft_assets.datasets.packs import PackManifest
+from ft_assets.datasets.packs import verify as verify_pack
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training import checkpoints
-from ft_assets.training.failures import Evidence, ExitEvidence, StopReason, classify
+from ft_assets.training.failures import HEARTBEAT_LIMIT_S, Evidence, ExitEvidence, StopReason, classify
 from ft_assets.training.spec import RunFile
 
 POLL_S = 0.5
 """Seconds between looks at the workload: what a tenant sees of a step lags by this much."""
+STALLED_AFTER_S = 4 * HEARTBEAT_LIMIT_S
+"""Seconds without a heartbeat after which a workload is ended and resumed. The thread that beats every 5 s is late on an
+overloaded machine; four times the limit of an alert tells late from hung."""
 MAX_LOG_BYTES = 4 * 2**20
 """Of an attempt's output; the end says why it ended."""
 STOP_GRACE_S = 30.0
@@ -81,6 +84,10 @@ def follow(platform: Platform, launcher: Launcher, held: Claim, *, say: Callable
             say(f"stopping: {asked} was requested")
             launcher.stop(held.workload, grace_s=STOP_GRACE_S)
         status = launcher.status(held.workload)
+        if follower.stop_reason is None and status.phase is WorkloadPhase.RUNNING and follower.silence_s(status) > STALLED_AFTER_S:
+            follower.stop_reason = StopReason.STALLED
+            say(f"stopping: no heartbeat for {STALLED_AFTER_S:.0f} s")
+            launcher.stop(held.workload, grace_s=STOP_GRACE_S)
         follower.relay()
         if status.phase in (WorkloadPhase.EXITED, WorkloadPhase.LOST, WorkloadPhase.ABSENT):
             follower.relay()
@@ -119,9 +126,12 @@ def _restore(platform: Platform, held: Claim, work_dir: Path) -> int:
 def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
     """The pack in this machine's cache, downloaded once and verified."""
     target = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / layout.checked_id(fingerprint)
-    if not (target / "manifest.json").exists():
+    try:
+        verify_pack(target)
+    except IntegrityError:  # absent, or damaged on this machine
+        shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, layout.pack_prefix(tenant, fingerprint), target, last="manifest.json")
-    PackManifest.read(target)
+        verify_pack(target)
     return target
 
 
@@ -180,6 +190,14 @@ class _Follower:
             if directory.name not in self.uploaded:
                 self._commit(directory)
 
+    def silence_s(self, status: WorkloadStatus) -> float:
+        """Seconds since the workload last gave a sign of life; before its first heartbeat, since its start."""
+        try:
+            last = (self.work_dir / "heartbeat.json").stat().st_mtime
+        except FileNotFoundError:
+            last = 0.0
+        return time.time() - max(last, status.started_at or 0.0)
+
     def _phase(self) -> str:
         try:
             return str(json.loads((self.work_dir / "heartbeat.json").read_text())["phase"])
@@ -195,7 +213,7 @@ class _Follower:
         if manifest.attempt != self.held.attempt:
             return
         held = self.held
-        prefix = layout.checkpoint_prefix(held.tenant, held.job_id, manifest.step)
+        prefix = layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, manifest.step)
         try:
             upload(self.platform.objects, directory, prefix)
         except FileNotFoundError:

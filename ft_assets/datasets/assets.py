@@ -5,7 +5,7 @@ import dagster as dg
 from control_plane.service import packing, preparation
 from ft_assets.datasets.histogram import histogram_svg
 from ft_assets.partitions import JOBS, parse
-from resources.dagster_platform import Beat, PlatformResource, owned_by
+from resources.dagster_platform import PlatformResource, owned_by
 from resources.pictures import picture
 
 
@@ -36,7 +36,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
-        packed = packing.pack(opened, tenant, job_id, beat=Beat(opened, job_id))
+        packed = packing.pack(opened, tenant, job_id)
     manifest = packed.manifest
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control_plane.settings import Settings
+from ft_assets import provenance
 from ft_assets.errors import InvalidRequest
 from resources.stack.readiness import dagster_ready, file_written, http_ok
 from resources.stack.report import write_atomically
@@ -65,6 +66,7 @@ def dagster_home(settings: Settings) -> Path:
 
 def prepare_home(settings: Settings) -> None:
     """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
+    provenance.commit(), provenance.lock_sha256()  # without them every job would fail at its lineage
     home = dagster_home(settings)
     home.mkdir(parents=True, exist_ok=True)
     settings.log_dir.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -21,6 +23,8 @@ from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
 
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 TRAINED = ("lora", "full")
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -80,7 +84,22 @@ class Attempt:
         )
 
 
+def _die_with_the_agent() -> None:
+    """Have the kernel kill this rank when torchrun's agent dies.
+
+    The agent starts each rank in a session of its own, which no signal to the agent's group reaches: a rank that outlived it
+    would write into the work directory of the next attempt.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    agent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:
+        os._exit(EXIT_CODES[Outcome.PREEMPTED])
+
+
 def main(arguments: list[str]) -> NoReturn:
+    _die_with_the_agent()
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     if len(arguments) != 1:

@@ -18,12 +18,12 @@ from control_plane.scheduler import Start, Wait
 from control_plane.service import attempts, files, jobs, scheduling, tenants
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
+from control_plane.service.preparation import fail, mark_packed
 from control_plane.service.submission import JobRequest
 from control_plane.tables import job_events, ledger_entries, reservations
 from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
-from ft_assets.errors import Fault, NotAdmitted
+from ft_assets.errors import Fault, InvalidDataset, NotAdmitted
 from ft_assets.training.failures import FailureClass, Retry
 from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 
@@ -199,13 +199,39 @@ def test_a_released_attempt_can_neither_commit_nor_report(queued: Callable[..., 
     assert state_of(platform, job_id) == JobState.PROVISIONING
 
 
-def test_a_checkpoint_of_a_step_is_committed_once_and_the_final_one_replaces_it(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+def test_a_step_has_one_row_which_names_the_newest_upload(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     for prefix, final in (("a", False), ("b", False), ("c", True)):
         assert attempts.record_checkpoint(platform, held, step=10, prefix=prefix, manifest_sha256=prefix, metrics={}, final=final)
     (row,) = attempts.committed(platform, job_id)
     assert (row.object_prefix, row.final) == ("c", True)
+
+
+def test_nothing_is_reported_of_a_job_that_has_ended(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    jobs.cancel(platform, tenant, job_id)
+    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
+    assert not attempts.record_checkpoint(platform, held, step=1, prefix="p", manifest_sha256="m", metrics={})
+    with platform.engine.connect() as conn:
+        codes = conn.execute(sa.select(job_events.c.code).order_by(job_events.c.seq)).scalars().all()
+    assert codes[-1] == "job_cancelled"
+
+
+def test_a_pause_is_kept_when_the_workload_had_gone_already(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    jobs.pause(platform, tenant, job_id)
+    assert attempts.finish(platform, held, ending(failure("preempted", Fault.PLATFORM, Retry.RESUME))) is JobState.PAUSED
+
+
+def test_a_failed_job_tells_its_workload_to_stop(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held_by(platform, tenant, job_id)
+    fail(platform, tenant, job_id, InvalidDataset("no"))
+    assert state_of(platform, job_id) == "failed"
+    assert attempts.stop_requested(platform, job_id) == "cancel"
 
 
 def test_the_first_step_makes_the_job_running_and_metrics_become_events(queued: Callable[..., tuple[Platform, str, str]]) -> None:
