@@ -41,7 +41,7 @@ check: setup ## format, lint, types, import contracts
 bench: setup ## benchmarks; results are written to benchmarks/
 	$(PY) -m benchmarks.run
 
-lock: ## resolve requirements.lock anew
+lock: setup ## resolve requirements.lock anew
 	$(UV) pip compile --quiet --python-version 3.11 --all-extras --no-emit-index-url --no-emit-find-links --no-annotate --no-header pyproject.toml \
 	  | sed -E 's/^(torch==[0-9.]+)\+cpu/\1/' > requirements.lock.new
 	mv requirements.lock.new requirements.lock

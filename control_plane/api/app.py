@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
-from control_plane.api import errors, gateway
+from control_plane.api import deps, errors, gateway
 from control_plane.api.middleware import RequestIds
 from control_plane.api.routes import adapters, api_keys, completions, datasets, files, health, jobs, models
 from control_plane.api.validation import ValidationWorker
@@ -36,6 +36,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         version=VERSION,
         summary="Fine-tuning jobs, datasets and adapters; files, fine_tuning, models and chat speak OpenAI's format",
         lifespan=lifespan,
+        dependencies=[Depends(deps.storable_url)],
         docs_url=None,  # its pages fetch scripts from elsewhere; the document itself is at /openapi.json
         redoc_url=None,
     )

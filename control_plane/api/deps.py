@@ -11,7 +11,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from control_plane.service import tenants
 from control_plane.service.platform import Platform
 from control_plane.tenants import Scope
-from ft_assets.errors import Unauthenticated
+from ft_assets.errors import InvalidRequest, Unauthenticated
 
 bearer = HTTPBearer(auto_error=False, description="An API key: ft-sk-...")
 
@@ -22,6 +22,12 @@ def platform_of(request: Request) -> Platform:
 
 
 PlatformDep = Annotated[Platform, Depends(platform_of)]
+
+
+def storable_url(request: Request) -> None:
+    """Refuse a NUL in an id or a query; other bytes that are not UTF-8 were replaced when the URL was decoded."""
+    if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
+        raise InvalidRequest("the URL holds a NUL character (%00); remove it", code="invalid_id")
 
 
 def _tenant_with(scope: Scope) -> Callable[..., str]:

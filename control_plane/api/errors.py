@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from ft_assets.errors import Fault, FtError, InvalidRequest, Unavailable
+from ft_assets.storable import printable
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "insufficient_quota"}
 CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "file_too_large"}
@@ -31,7 +32,8 @@ def install(app: FastAPI) -> None:
 
 def body(error: FtError) -> dict[str, Any]:
     kind = TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    param = None if error.param is None else printable(error.param)  # either may quote what no JSON answer can hold
+    return {"error": {"message": printable(error.message), "type": kind, "param": param, "code": error.code}}
 
 
 def response(error: FtError) -> JSONResponse:

@@ -37,7 +37,7 @@ def adapters(as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [(a["id"], a["name"], a["stage"], str(a["serving"]["observed"]), _score(a), ago(a.get("created_at"))) for a in found]
+    rows = [(a["id"], a["name"], a["stage"], a["observed"], _score(a), ago(a.get("created_at"))) for a in found]
     table(("ID", "MODEL", "STAGE", "SERVED", "EXACT MATCH (BASE)", "CREATED"), rows)
 
 
@@ -56,10 +56,9 @@ def promote(adapter: AdapterId, as_json: Json = False) -> None:
     if as_json:
         print_json(changed)
         return
-    serving = changed["serving"]
-    say(f"{changed['name']} is in {changed['stage']}; on the inference servers it is {serving['observed']}")
-    if serving["detail"]:
-        say(f"  {serving['detail']}")
+    say(f"{changed['name']} is in {changed['stage']}; on the inference servers it is {changed['observed']}")
+    if changed["detail"]:
+        say(f"  {changed['detail']}")
 
 
 def rollback(adapter: AdapterId, as_json: Json = False) -> None:

@@ -11,6 +11,7 @@ import typer
 from control_plane.cli.datasets import Map, accepted, parse_map
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.progress import events_of, reason, waiting
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -108,19 +109,13 @@ def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
         raise typer.Exit(code)
 
 
-def waiting_reason(j: dict[str, Any]) -> str:
-    """Why it waits, in words if there are any."""
-    reason = j.get("waiting_reason") or {}
-    return str(reason.get("message") or reason.get("code") or "")
-
-
 def show_job(j: dict[str, Any]) -> None:
     error = j.get("error") or {}
     steps = f"{j.get('step') or 0}/{j['total_steps']}" if j.get("total_steps") else None
     fields({
         "job": j["id"], "status": j.get("state") or j["status"], "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
-        "queue position": j.get("queue_position"), "waits because": waiting_reason(j), "step": steps,
+        "queue position": j.get("queue_position"), "waits because": reason(j), "step": steps,
         "loss": j.get("loss"), "trained tokens": j.get("trained_tokens"), "error": error.get("message"), "error code": error.get("code"),
     })  # fmt: skip
 
@@ -149,7 +144,7 @@ def _where(j: dict[str, Any]) -> str:
         return str(j["error"]["code"])
     if j.get("total_steps") and not j.get("finished_at"):
         return f"step {j.get('step') or 0}/{j['total_steps']}"
-    return waiting_reason(j)
+    return waiting(j)
 
 
 def job(
@@ -177,7 +172,6 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print a job's events, oldest first; with --json one object a line."""
-    from control_plane.cli.progress import events_of
     from control_plane.cli.remote import connect
 
     with connect() as client:

@@ -59,6 +59,17 @@ def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[dic
         time.sleep(POLL_S)
 
 
+def reason(job: dict[str, Any]) -> str:
+    """Why a job waits: the code and, where there are any, the words; empty of one that does not wait."""
+    return ": ".join(str(job[k]) for k in ("reason", "reason_detail") if job.get(k))
+
+
+def waiting(job: dict[str, Any]) -> str:
+    """Where in the queue a job stands, and why."""
+    position = f"position {job['queue_position']}" if job.get("queue_position") else ""
+    return "  ".join(p for p in (position, reason(job)) if p)
+
+
 class JobView:
     """What a person sees of a job; a context, because a live display has to be closed."""
 
@@ -66,6 +77,7 @@ class JobView:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._next_metrics, self._next_line = 0.0, 0.0
+        self._waited = ""
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -103,21 +115,22 @@ class JobView:
         say(f"{_clock(event)}  {event['message']}")
 
     def job(self, job: dict[str, Any]) -> None:
-        """Bring the bars to where the job is."""
+        """Bring the bars to where the job is; where there are none, say why it waits when that changes."""
         state = str(job.get("state") or job["status"])
         if self._bars is None:
+            if (news := waiting(job)) and news != self._waited:
+                say(f"{state}: {news}")
+            self._waited = news
             return
         if state in STAGES:
             self._close_stages_before(state)
         if state == "running" and job.get("total_steps"):
             news = f"loss {job['loss']:.4f}" if isinstance(job.get("loss"), float) else ""
-            speed = job.get("tokens_per_second")
+            speed = job.get("tokens_per_s")
             news += f"  {speed:,.0f} tokens/s" if speed else ""
             self._bar("training", job.get("step") or 0, job["total_steps"], news)
         elif state in NAMES:
-            position = f"position {job['queue_position']}" if job.get("queue_position") else ""
-            reason = job.get("waiting_reason") or {}
-            self._bar(NAMES[state], None, None, "  ".join(p for p in (position, str(reason.get("message") or "")) if p))
+            self._bar(NAMES[state], None, None, waiting(job))
 
     def _close_stages_before(self, state: str) -> None:
         """Fill the bars of stages that are over: the job has gone beyond them."""
@@ -136,7 +149,7 @@ class JobView:
         self._bars.update(self._tasks[name], completed=completed, total=total, news=escape(news))
 
 
-NAMES = {"validating": "data", "queued": "queue", "provisioning": "start", "evaluating": "evaluation"}
+NAMES = {"validating": "data", "queued": "queue", "preempted": "queue", "provisioning": "start", "evaluating": "evaluation"}
 """Stages without a count of steps, by the state that they are."""
 
 

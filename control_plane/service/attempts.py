@@ -6,6 +6,7 @@ outlived its reservation, finds its token released and can neither commit a chec
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict
     else:
         data = {("train_loss" if k == "loss" else k): v for k, v in metric.items()}
         message = f"Step {metric['step']}/{metric['total_steps']}: training loss={metric['loss']:.4f}"
+    data = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}  # JSON has no NaN
     return {
         "id": f"ftevent-{uuid.uuid4().hex}",
         "job_id": job_id,

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from control_plane.jobs import FINAL
 from control_plane.service import datasets
@@ -21,6 +23,7 @@ from control_plane.tables import files, jobs
 from control_plane.tenants import GIB, Tier, tier_named
 from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound
 from ft_assets.layout import file_key, safe_filename
+from ft_assets.storable import printable
 
 PURPOSES = ("fine-tune",)
 VALIDATED_AT_ONCE_BYTES = 32 << 20
@@ -74,7 +77,8 @@ def validate(platform: Platform, file_id: str) -> RowMapping:
     """Validate a file that nobody validated yet, and register its dataset version; a second call changes nothing.
 
     Two processes may do it at once: they find the same content, hence the same dataset, and one of them records it. A file
-    whose bytes cannot be reached now stays ``uploaded`` and raises; one that breaks the validator itself is refused.
+    whose bytes (or the database) cannot be reached now stays ``uploaded`` and raises; one that breaks the validator itself,
+    or whose outcome cannot be recorded, is refused.
     """
     with platform.engine.connect() as conn:
         file = conn.execute(sa.select(files).where(files.c.id == file_id)).mappings().one_or_none()
@@ -90,9 +94,21 @@ def validate(platform: Platform, file_id: str) -> RowMapping:
         outcome = datasets.Refused(details=error.message, report=None)
     except Exception:
         log.exception("validation of %s broke", file_id)
-        outcome = datasets.Refused(details=f"validation broke on this file (server_error); tell your operator about {file_id}", report=None)
+        outcome = _broken(file_id)
+    try:
+        with platform.engine.begin() as conn:
+            return _record(platform, conn, file_id, outcome)
+    except (OperationalError, InterfaceError, PoolTimeout):
+        raise
+    except Exception:
+        log.exception("the validation of %s cannot be recorded", file_id)
     with platform.engine.begin() as conn:
-        return _record(platform, conn, file_id, outcome)
+        return _record(platform, conn, file_id, _broken(file_id))
+
+
+def _broken(file_id: str) -> datasets.Refused:
+    details = f"validation broke on this file (server_error); tell your operator about {file_id}"
+    return datasets.Refused(details=details, report=None)
 
 
 def _record(platform: Platform, conn: Connection, file_id: str, outcome: datasets.Outcome) -> RowMapping:
@@ -100,7 +116,7 @@ def _record(platform: Platform, conn: Connection, file_id: str, outcome: dataset
     if file["status"] != "uploaded":
         return file
     if isinstance(outcome, datasets.Refused):
-        values: dict[str, Any] = {"status": "error", "status_details": outcome.details, "report": outcome.report or sa.null()}
+        values: dict[str, Any] = {"status": "error", "status_details": printable(outcome.details), "report": outcome.report or sa.null()}
     else:
         datasets.register(conn, file, outcome, now=platform.clock())
         values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import parse as parse_eval_config
+from ft_assets.storable import check_storable
 from ft_assets.training.hyperparameters import checked
 from ft_assets.training.spec import canonical_json
 
@@ -69,6 +70,7 @@ class JobRequest:
     def from_body(cls, body: Mapping[str, Any]) -> Self:
         """Read a request; ``InvalidRequest`` names the first field that is unknown, missing or of a wrong type or value."""
         given = {k: v for k, v in body.items() if v is not None}
+        check_storable(given)
         _check_types(given)
         method, adapter, asked = _method(given)
         hyperparameters = _hyperparameters(given, asked)

@@ -25,6 +25,9 @@ TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 LAST_USED_EVERY = timedelta(minutes=1)
 """How exact ``last_used_at`` is: a row written on every call would be the busiest of all."""
 
+MAX_EXPIRES_IN_S = 10 * 365 * 24 * 3600
+"""Of a key: ten years; one that lasts longer is one without an end."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewKey:
@@ -84,8 +87,10 @@ def tenant_of(row: RowMapping) -> Tenant:
 
 def create_key(platform: Platform, tenant: str, *, name: str, scopes: Collection[str], expires_in_s: int | None = None) -> NewKey:
     """Make a further key of `tenant`; its secret is returned now and never again."""
-    if expires_in_s is not None and expires_in_s < 1:
-        raise InvalidRequest(f"expires_in {expires_in_s} is not a positive number of seconds", param="expires_in")
+    if expires_in_s is not None and not 1 <= expires_in_s <= MAX_EXPIRES_IN_S:
+        raise InvalidRequest(
+            f"expires_in {expires_in_s} is outside 1..{MAX_EXPIRES_IN_S} seconds; leave it out for none", param="expires_in"
+        )
     now = platform.clock()
     expires_at = None if expires_in_s is None else now + timedelta(seconds=expires_in_s)
     with platform.engine.begin() as conn:

@@ -19,12 +19,12 @@ from typing import Any
 from ft_assets.adapters import tensors
 from ft_assets.adapters.tensors import TensorInfo
 from ft_assets.errors import IntegrityError
+from ft_assets.training import hyperparameters
 
 WEIGHTS, CONFIG, MANIFEST = "adapter_model.safetensors", "adapter_config.json", "manifest.json"
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM 0.33 can be started with (its ``MaxLoRARanks``)."""
-MAX_RANK = 128
-"""Highest rank that our servers are started with (``--max-lora-rank``)."""
+RANKS = hyperparameters.ENGINE_RANKS
+MAX_RANK = hyperparameters.MAX_RANK
+"""The limit at submission is the limit here."""
 UNSUPPORTED: Mapping[str, str] = {
     "use_dora": "DoRA",
     "lora_bias": "biases on the LoRA matrices",

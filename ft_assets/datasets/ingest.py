@@ -23,6 +23,7 @@ from ft_assets.datasets.schema import Example, Format
 from ft_assets.datasets.stored import RowsWriter, StoredRow, load_rows, load_stored
 from ft_assets.datasets.tokens import ChatTokenizer
 from ft_assets.errors import InvalidRequest
+from ft_assets.storable import printable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +179,7 @@ class _Ingest:
             valid=valid,
             dataset_id=dataset_id(content, self.policies.shaping()) if valid else None,
             format=self._detected[0] if self._detected else None,
-            format_reason=f"read as {self._detected[0]}: {self._detected[1]}" if self._detected else None,
+            format_reason=printable(f"read as {self._detected[0]}: {self._detected[1]}") if self._detected else None,
             container={"format": sniffed.format, "compression": sniffed.compression} if sniffed else None,
             rows=self._totals["rows"],
             examples=self._totals["examples"],
@@ -225,7 +226,7 @@ class _Ingest:
         if self._totals["suspect"]:
             message = f"{self._totals['suspect']} rows hold text like '<|...|>'; rows with a control token of the base model are refused"
             found.append(("possible_control_token", message))
-        return [{"code": code, "message": message} for code, message in found]
+        return [{"code": code, "message": printable(message)} for code, message in found]
 
     def _stats(self) -> dict[str, Any]:
         unit, lengths = ("tokens", self._tokens) if self._tokens else ("characters", self._characters)

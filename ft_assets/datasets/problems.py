@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ft_assets.storable import printable
+
 CODES: Mapping[str, str] = {
     # file
     "empty_file": "the file holds no bytes, or no rows",
@@ -64,6 +66,11 @@ class Problem:
     """One of :data:`CODES`."""
     message: str
     fix: str
+
+    def __post_init__(self) -> None:
+        """What is quoted from a file is written out: a report is stored where NUL and half a surrogate pair are refused."""
+        for name in ("path", "message", "fix"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     def at(self, *, row: int | None, byte_offset: int | None) -> RowError:
         return RowError(row=row, byte_offset=byte_offset, path=self.path, code=self.code, message=self.message, fix=self.fix)

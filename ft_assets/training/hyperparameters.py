@@ -19,8 +19,12 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.training.recipes import Recipe, select
 from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 
-SERVABLE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that the inference servers take: an adapter of another rank would train and then not load."""
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM 0.33 can be started with (its ``MaxLoRARanks``)."""
+MAX_RANK = 128
+"""Highest rank that our servers are started with (``--max-lora-rank``)."""
+SERVABLE_RANKS = tuple(r for r in ENGINE_RANKS if r <= MAX_RANK)
+"""Ranks that our servers load: an adapter of another rank would train and then be quarantined."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +92,9 @@ class _Limit:
     def accepts(self, value: object) -> bool:
         if self.kind == "word":
             return value in self.words
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        if isinstance(value, float) and not math.isfinite(value):  # asked of a huge int, isfinite overflows
             return False
         if self.kind == "int" and value != int(value):
             return False
@@ -101,7 +107,7 @@ LIMITS: Mapping[str, _Limit] = {
     "batch_size": _Limit(kind="int", low=1, high=4096, because="packed windows in an optimizer step"),
     "learning_rate_multiplier": _Limit(kind="float", low=0, high=100, above_low=True, because="it multiplies the recipe's rate"),
     "learning_rate": _Limit(kind="float", low=0, high=1, above_low=True),
-    "rank": _Limit(kind="int", allowed=SERVABLE_RANKS, because="the inference servers load no other rank"),
+    "rank": _Limit(kind="int", allowed=SERVABLE_RANKS, because=f"the inference servers load no other rank, and none above {MAX_RANK}"),
     "alpha": _Limit(kind="float", low=0, high=4096, above_low=True),
     "dropout": _Limit(kind="float", low=0, high=0.9),
     "max_seq_len": _Limit(kind="int", low=64),
@@ -147,7 +153,9 @@ def checked(requested: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not limit.accepts(value):
             because = f" ({limit.because})" if limit.because else ""
-            raise _refusal(name, f"{name} {value!r} is not {limit.text}{because}; change it, or leave it out for the recipe's default")
+            raise _refusal(
+                name, f"{name} {repr(value)[:80]} is not {limit.text}{because}; change it, or leave it out for the recipe's default"
+            )
         values[name] = int(value) if limit.kind == "int" else value
     if "learning_rate" in values and "learning_rate_multiplier" in values:
         raise _refusal("learning_rate", "learning_rate and learning_rate_multiplier were both given; keep one of them")

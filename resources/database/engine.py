@@ -48,6 +48,14 @@ def control_plane_url(settings: Settings) -> str:
     return settings.database_url or embedded.socket_url(settings.postgres_dir, embedded.CONTROL_PLANE)
 
 
+def without_password(url: str) -> str:
+    """`url` with ``***`` in the place of its password, wherever that stands in it."""
+    parsed = make_url(url)
+    if "password" in parsed.query:
+        parsed = parsed.update_query_dict({"password": "***"})
+    return parsed.render_as_string(hide_password=True)
+
+
 def dagster_url(settings: Settings) -> str:
     """URL of Dagster's storage: the configured one, else the database ``dagster`` beside the control plane's."""
     if settings.dagster_database_url:

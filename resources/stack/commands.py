@@ -39,7 +39,7 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
         env=embedded.process_env(settings),
         cwd=embedded.project_root(),
         on_report=on_report,
-        extra_endpoints=lambda: {"database": embedded.databases(settings).url},
+        extra_endpoints=lambda: {"database": embedded.shown_database(settings)},
         when_idle=lambda: _stop_workloads(settings),  # Dagster, which would start them again, has gone by then
     )
 

@@ -80,6 +80,14 @@ def databases(settings: Settings) -> Databases:
     return Databases(url=control_plane_url(settings), dagster_url=dagster_url(settings))
 
 
+def shown_database(settings: Settings) -> str:
+    """URL of the control plane's database as files and reports show it: an external one without its password."""
+    from resources.database.engine import without_password
+
+    url = databases(settings).url
+    return url if settings.embedded_database else without_password(url)
+
+
 def database_env(settings: Settings) -> dict[str, str]:
     found = databases(settings)
     return {"FT_DATABASE_URL": found.url, "FT_DAGSTER_DATABASE_URL": found.dagster_url, "DAGSTER_POSTGRES_URL": found.dagster_url}

@@ -189,6 +189,55 @@ def test_an_unreadable_body_is_a_bad_request(api_url: str, api_key: str, content
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param"),
+    [
+        ("fine_tuning/jobs", '"metadata": {"team": "a\\u0000"}', "nul_character", "metadata.team"),
+        ("fine_tuning/jobs", '"metadata": {"a\\u0000": "b"}', "nul_character", "metadata.a\\u0000"),
+        ("fine_tuning/jobs", '"suffix": "\\u0000"', "nul_character", "suffix"),
+        ("fine_tuning/jobs", '"hardware": {"gpu": "\\ud800"}', "lone_surrogate", "hardware.gpu"),
+        ("fine_tuning/jobs", '"hardware": {"gpus": NaN}', "non_finite_number", "hardware.gpus"),
+        ("fine_tuning/jobs", '"\\ud800": 1', "lone_surrogate", "\\ud800"),
+        ("fine_tuning/jobs", f'"hyperparameters": {{"n_epochs": 1{"0" * 400}}}', "invalid_hyperparameter", "hyperparameters.n_epochs"),
+        ("chat/completions", '"temperature": NaN', "non_finite_number", "temperature"),
+        ("chat/completions", '"messages": [{"role": "user", "content": "\\ud800"}]', "lone_surrogate", "messages[0].content"),
+        ("completions", '"prompt": "\\ud800"', "lone_surrogate", "prompt"),
+        ("api_keys", '"name": "\\u0000"', "nul_character", "name"),
+        ("api_keys", f'"name": "a", "expires_in": 1{"0" * 400}', "invalid_request", "expires_in"),
+    ],
+)
+def test_what_cannot_be_stored_or_passed_on_is_refused_by_its_place(
+    api_url: str, api_key: str, path: str, body: str, code: str, param: str
+) -> None:
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    named = "" if path == "api_keys" else '"model": "tiny-base", '
+    named += '"training_file": "file-1", ' if path == "fine_tuning/jobs" else ""
+    answer = httpx.post(f"{api_url}/v1/{path}", headers=headers, content=f"{{{named}{body}}}")
+    assert answer.status_code == 400, answer.text
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, param)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["files/file-%00", "fine_tuning/jobs/%00", "adapters/%00", "models/a%00b", "datasets/%00/report", "files?after=%00",
+     "fine_tuning/jobs?metadata[a]=%00"],
+)  # fmt: skip
+def test_a_nul_in_an_id_is_a_bad_request(api_url: str, api_key: str, path: str) -> None:
+    answer = httpx.get(f"{api_url}/v1/{path}", headers={"authorization": f"Bearer {api_key}"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_id")
+    assert "NUL" in answer.json()["error"]["message"]
+
+
+def test_a_nul_in_a_column_map_is_a_bad_request(api_url: str, api_key: str) -> None:
+    answer = httpx.post(
+        f"{api_url}/v1/files",
+        headers={"authorization": f"Bearer {api_key}"},
+        data={"purpose": "fine-tune", "column_map": '{"a\\u0000": "prompt"}'},
+        files={"file": ("x.csv", b"a,b\n1,2\n")},
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "nul_character")
+
+
 def test_a_failure_of_the_server_tells_its_caller_an_id_and_nothing_else(
     platform: Platform, serve: Callable[[ASGIApp], str], caplog: pytest.LogCaptureFixture
 ) -> None:

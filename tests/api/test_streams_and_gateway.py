@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp
@@ -24,8 +23,8 @@ from control_plane.jobs import JobState
 from control_plane.service import tenants
 from control_plane.service.platform import Platform
 from control_plane.service.transition import transition
-from control_plane.tables import adapters, deployments, jobs
 from ft_assets.errors import InvalidRequest, NotFound
+from tests.registered_adapter import add_adapter
 
 
 def move(platform: Platform, job_id: str, state: str) -> None:
@@ -144,40 +143,6 @@ def test_a_caller_that_hangs_up_ends_the_generation(caller: tuple[str, openai.Op
     with client.chat.completions.create(model="tiny-base", messages=ASK, stream=True, max_tokens=999) as chunks:
         next(iter(chunks))
     assert engine.state.hung_up.wait(timeout=10)
-
-
-def add_adapter(platform: Platform, tenant: str, *, name: str, stage: str, loaded: bool) -> str:
-    """A registered adapter with all that its row needs, and its deployment if it is to be loaded."""
-    now, adapter_id = platform.clock(), f"adp-{uuid.uuid4().hex[:12]}"
-    with platform.engine.begin() as conn:
-        file_id, job_id = f"file-{adapter_id}", f"ftjob-{adapter_id}"
-        file = {"id": file_id, "tenant_id": tenant, "filename": "f", "purpose": "fine-tune", "bytes": 1, "sha256": "0", "object_key": "k"}
-        conn.execute(
-            sa.insert(sa.table("files", *map(sa.column, [*file, "status", "created_at"]))).values(
-                **file, status="processed", created_at=now
-            )
-        )
-        job = {"id": job_id, "tenant_id": tenant, "state": "succeeded", "tier": "standard", "model": "tiny-base", "base_digest": "0"}
-        rest = {"method": "sft", "training_file": file_id, "seed": 1, "request": {}, "request_sha256": "0", "hyperparameters": {}}
-        conn.execute(sa.insert(jobs).values(**job, **rest, created_at=now))
-        lineage = dict.fromkeys(
-            ("dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "eval_report_key", "manifest_sha256"), "0"
-        )
-        row = {"id": adapter_id, "tenant_id": tenant, "name": name, "type": "lora_adapter", "base_model": "tiny-base", "base_digest": "0"}
-        more = {
-            "job_id": job_id,
-            "metrics": {"loss": 1.0},
-            "eval_passed": True,
-            "rank": 8,
-            "alpha": 16.0,
-            "modules": ["q"],
-            "object_prefix": "p",
-        }
-        conn.execute(sa.insert(adapters).values(**row, **lineage, **more, stage=stage, created_at=now))
-        if loaded:
-            state = {"desired": "loaded", "observed": "loaded", "updated_at": now}
-            conn.execute(sa.insert(deployments).values(adapter_id=adapter_id, name=name, **state))
-    return adapter_id
 
 
 def test_an_adapter_in_production_answers_under_its_name_and_its_id(

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -136,6 +137,8 @@ def test_a_service_starts_only_after_those_it_needs_and_ends_before_them(tmp_pat
     assert began["base"] <= began["step"] <= began["top"]
     assert [s.state for s in ready.services] == [ServiceState.UP, ServiceState.DONE, ServiceState.UP]
     assert json.loads((tmp_path / "endpoints.json").read_text()) == {"base": "http://base", "top": "http://top", "pid": os.getpid()}
+    modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("endpoints.json", "stack.json")}
+    assert modes == {"endpoints.json": 0o600, "stack.json": 0o600}
 
     assert stack.end().phase is Phase.STOPPED
     assert order == ["idle"]
@@ -144,6 +147,15 @@ def test_a_service_starts_only_after_those_it_needs_and_ends_before_them(tmp_pat
     assert not any(alive(p) for p in pids(ready).values())
     assert not (tmp_path / "endpoints.json").exists()
     assert not (tmp_path / "stack.json").exists()
+
+
+@pytest.mark.parametrize("url", ["postgresql://ft:secret@db:5432/ft", "postgresql://ft@db/ft?password=secret"])
+def test_the_password_of_an_external_database_is_written_nowhere(tmp_path: Path, url: str) -> None:
+    settings = settings_module.load({"FT_HOME": str(tmp_path), "FT_DATABASE_URL": url})
+    shown = embedded.shown_database(settings)
+    assert "secret" not in shown
+    assert shown.startswith("postgresql://ft")
+    assert "@db" in shown
 
 
 def test_grandchildren_end_with_their_service(tmp_path: Path, start: Callable[..., Running]) -> None:

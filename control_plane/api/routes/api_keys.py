@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from control_plane.api import render, schemas
 from control_plane.api.deps import Admin, PlatformDep
 from control_plane.service import tenants
+from ft_assets.storable import check_storable
 
 router = APIRouter(prefix="/v1/api_keys", tags=["api_keys"])
 
@@ -14,6 +15,7 @@ router = APIRouter(prefix="/v1/api_keys", tags=["api_keys"])
 @router.post("")
 def create(platform: PlatformDep, tenant: Admin, body: schemas.CreateKey) -> schemas.NewApiKey:
     """Make a key; its secret is in this answer and nowhere else."""
+    check_storable(body.name, "name")
     return render.new_api_key(tenants.create_key(platform, tenant, name=body.name, scopes=body.scopes, expires_in_s=body.expires_in))
 
 

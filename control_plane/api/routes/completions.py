@@ -12,6 +12,7 @@ from control_plane.api.deps import PlatformDep, Reader
 from control_plane.service import adapters
 from control_plane.service.platform import Platform
 from ft_assets.errors import InvalidRequest
+from ft_assets.storable import check_storable
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 
@@ -29,6 +30,7 @@ async def completions(request: Request, platform: PlatformDep, tenant: Reader, b
 
 
 async def _complete(request: Request, platform: Platform, tenant: str, path: str, body: dict[str, Any]) -> Response:
+    check_storable(body)
     model = body.get("model")
     if not isinstance(model, str):
         raise InvalidRequest(

@@ -13,6 +13,7 @@ from control_plane.api import render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
 from control_plane.service import files
 from ft_assets.errors import InvalidRequest
+from ft_assets.storable import check_storable
 
 CHUNK_BYTES = 1 << 20
 
@@ -91,4 +92,5 @@ def _column_map(text: str | None) -> dict[str, str] | None:
             code="invalid_column_map",
             param="column_map",
         )
+    check_storable(parsed, "column_map")
     return parsed

@@ -42,7 +42,7 @@ class Heartbeat:
 
     def __init__(self, path: Path, progress: Progress, *, attempt: int, on_beat: Callable[[], None]) -> None:
         self._path, self._progress, self._attempt, self._on_beat = path, progress, attempt, on_beat
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that leaves beats too, maybe in the middle of a beat
         self._stopped = threading.Event()
 
     def start(self) -> None:

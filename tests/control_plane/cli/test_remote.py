@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -27,7 +28,9 @@ from control_plane.jobs import JobState
 from control_plane.service import jobs, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.transition import transition
+from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
+from tests.registered_adapter import add_adapter
 
 MODEL = "tiny-base"
 
@@ -188,6 +191,37 @@ def test_models_and_adapters_are_listed(ft: Ft) -> None:
     assert MODEL in [m["id"] for m in ft("models", "--json").json]
     assert ft("adapters", "--json").json == []
     assert ft("promote", "adp-none").code == 1
+
+
+def test_adapters_are_shown_with_what_serves_them_and_their_scores(ft: Ft, platform: Platform, tenant: Tenant) -> None:
+    scores = {"holdout/exact_match": 0.9, "base/holdout/exact_match": 0.125}
+    name = f"ft:{MODEL}:{tenant.id}:bot:abc123"
+    adapter_id = add_adapter(platform, tenant.id, name=name, stage="production", loaded=True, metrics=scores)
+    (line,) = [row for row in ft("adapters", COLUMNS="240").out.splitlines() if adapter_id in row]
+    for shown in (name, "production", "loaded", "90.0 % (12.5 %)"):
+        assert shown in line
+    assert ft("adapters", "--json").json[0]["observed"] == "loaded"
+
+
+def test_a_waiting_job_says_where_it_stands_and_why(ft: Ft, platform: Platform, job_id: str) -> None:
+    move(platform, job_id, JobState.QUEUED)
+    words = {"reason": "WaitingForQuota", "reason_detail": "2 of 2 GPUs are in use", "queue_position": 3}
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(**words))
+    shown = " ".join(ft("job", job_id).out.split())
+    assert "waits because: WaitingForQuota: 2 of 2 GPUs are in use" in shown
+    assert "queue position: 3" in shown
+    assert "position 3  WaitingForQuota: 2 of 2 GPUs are in use" in ft("jobs", COLUMNS="240").out
+
+    def end() -> None:
+        time.sleep(1.5)
+        move(platform, job_id, JobState.CANCELLED)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    done = ft("job", job_id, "--wait", "--json")
+    thread.join()
+    assert done.err.count("queued: position 3  WaitingForQuota: 2 of 2 GPUs are in use") == 1
 
 
 def test_an_operator_makes_a_tenant_whose_key_works(offline: Ft, platform: Platform, api_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -206,6 +207,19 @@ def test_a_step_has_one_row_which_names_the_newest_upload(queued: Callable[..., 
         assert attempts.record_checkpoint(platform, held, step=10, prefix=prefix, manifest_sha256=prefix, metrics={}, final=final)
     (row,) = attempts.committed(platform, job_id)
     assert (row.object_prefix, row.final) == ("c", True)
+
+
+def test_a_loss_that_is_no_number_is_an_event_with_null(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    steps = [{"step": 1, "total_steps": 10, "loss": math.nan, "grad_norm": math.inf, "time": 1.0}]
+    attempts.record_progress(platform, held, steps, phase="train", validation=[{"step": 1, "eval_loss": math.nan, "time": 1.0}])
+    with platform.engine.connect() as conn:
+        data = conn.execute(sa.select(job_events.c.data).where(job_events.c.type == "metrics").order_by(job_events.c.seq)).scalars().all()
+    assert data == [
+        {"step": 1, "total_steps": 10, "train_loss": None, "grad_norm": None, "time": 1.0},
+        {"step": 1, "valid_loss": None},
+    ]
 
 
 def test_nothing_is_reported_of_a_job_that_has_ended(queued: Callable[..., tuple[Platform, str, str]]) -> None:

@@ -110,6 +110,27 @@ def test_a_hostile_upload_ends_as_a_refused_file(platform: Platform, tenant: Ten
     assert versions(platform, tenant) == []
 
 
+@pytest.mark.parametrize("key", ["\\u0000", "\\ud800", "\\u001b[31m"])
+def test_a_key_that_no_database_takes_is_reported_written_out(platform: Platform, tenant: Tenant, key: str) -> None:
+    row = f'{{"{key}": 1, "{key}": 2}}\n'.encode()
+    file = files.create(platform, tenant.id, io.BytesIO(row * 3), filename="x.jsonl", purpose="fine-tune")
+    assert (file["status"], file["report"]["errors"][0]["code"]) == ("error", "duplicate_key")
+    assert key in file["status_details"]
+    assert file["status_details"].isprintable()
+
+
+def test_a_file_whose_outcome_cannot_be_recorded_is_refused_and_not_left_waiting(
+    fresh_platform: Platform, write_chat_rows: Callable[..., Path]
+) -> None:
+    made, _ = tenants.create(fresh_platform, "unlucky")
+    with fresh_platform.engine.begin() as conn:
+        conn.execute(sa.text("ALTER TABLE datasets ADD CONSTRAINT none_at_all CHECK (row_count < 0)"))
+    file = upload(fresh_platform, made, write_chat_rows())
+    assert (file["status"], file["dataset_id"]) == ("error", None)
+    assert "tell your operator" in file["status_details"]
+    assert files.unvalidated(fresh_platform, older_than=timedelta()) == []
+
+
 def test_an_upload_beyond_the_tier_is_cut_off(platform: Platform, tmp_path: Path) -> None:
     chunk = b"x" * (1 << 26)
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from ft_assets.adapters import package, tensors
 from ft_assets.adapters.package import CONFIG, MANIFEST, WEIGHTS
 from ft_assets.errors import IntegrityError
+from ft_assets.training.hyperparameters import LIMITS
 from tests.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
 from tests.tiny_model import build_tiny_model
 
@@ -27,6 +28,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def codes(directory: Path, base: Path, **limits: int) -> list[str]:
     found = package.verify(directory, base_shapes=tensors.weight_shapes(base), served_name="tiny", **limits)
     return [r.code for r in found]
+
+
+def test_every_rank_that_may_be_trained_may_be_served() -> None:
+    assert set(LIMITS["rank"].allowed) == {rank for rank in package.RANKS if rank <= package.MAX_RANK}
 
 
 def test_a_sound_adapter_has_no_refusals(base: Path, tmp_path: Path) -> None:

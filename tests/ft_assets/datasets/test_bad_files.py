@@ -81,6 +81,8 @@ BAD_ROWS: dict[str, tuple[bytes | Any, str, str]] = {
     "JSON cut short": (GOOD[:-10], "truncated_json", ""),
     "JSON with a trailing comma": (GOOD[:-1] + b",}", "invalid_json", ""),
     "a key that stands twice": (GOOD[:-1] + b', "messages": []}', "duplicate_key", "messages"),
+    "a key with a NUL that stands twice": (b'{"\\u0000":1,"\\u0000":2}', "duplicate_key", "\\u0000"),
+    "a key of half a surrogate pair that stands twice": (b'{"\\ud800":1,"\\ud800":2}', "duplicate_key", "\\ud800"),
     "NaN": (GOOD[:-1] + b', "score": NaN}', "non_finite_number", ""),
     "Infinity in disguise": (GOOD[:-1] + b', "score": 1e999}', "non_finite_number", ""),
     "a number of 5,000 digits": (GOOD[:-1] + b', "score": ' + b"9" * 5000 + b"}", "invalid_json", ""),

@@ -96,7 +96,7 @@ def test_the_number_of_steps_counts_partial_batches(windows: int, requested: dic
     assert spec(requested, facts=pack(num_windows=windows)).optimization.total_steps(num_windows=windows, world_size=1) == steps
 
 
-@pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 150), (10_000, 500)])
+@pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 200), (10_000, 500)])
 def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(windows: int, every: int) -> None:
     assert spec({}, facts=pack(num_windows=windows)).checkpoint.every_steps == every
 
@@ -110,7 +110,11 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"batch_size": True}, "a whole number"),
         ({"learning_rate": float("nan")}, "a number"),
         ({"learning_rate_multiplier": -1}, "above 0"),
+        ({"n_epochs": 10**400}, "at most 100"),
+        ({"learning_rate": -(10**400)}, "above 0"),
+        ({"max_seq_len": 10**400}, "exceeds the 512"),
         ({"rank": 12}, "one of 1, 8, 16"),
+        ({"rank": 256}, "none above 128"),
         ({"dropout": 1.0}, "at most 0.9"),
         ({"max_seq_len": 1024}, "exceeds the 512 that demo-llama-3m can take"),
         ({"schedule": "polynomial"}, "one of linear, cosine, constant"),

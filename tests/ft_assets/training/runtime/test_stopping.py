@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +29,36 @@ def left() -> Iterator[list[str]]:
     yield []
     for signum, handler in before.items():
         signal.signal(signum, handler)
+
+
+INTERRUPTED = """
+import os, pathlib, signal, sys
+from ft_assets.training.runtime.reporting import Heartbeat, Progress
+
+class Slow(type(pathlib.Path())):
+    def with_name(self, name):  # asked for by the first beat, while it writes
+        global at
+        if at == 0:
+            at = 1
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().with_name(name)
+
+def leave(*_):
+    heartbeat.enter("done")
+    os._exit(7)
+
+at = 0
+heartbeat = Heartbeat(Slow(sys.argv[1]), Progress(), attempt=1, on_beat=lambda: None)
+signal.signal(signal.SIGTERM, leave)
+heartbeat.beat()
+"""
+
+
+def test_a_signal_in_the_middle_of_a_beat_does_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat.json"
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], timeout=30, cwd=Path(__file__).resolve().parents[4])
+    assert done.returncode == 7
+    assert json.loads(path.read_text())["phase"] == "done"
 
 
 def test_before_training_it_leaves_at_once(left: list[str]) -> None:

@@ -1,0 +1,65 @@
+"""Text that every store takes: databases and JSON refuse NUL, half a surrogate pair, and numbers that are none."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from ft_assets.errors import InvalidRequest
+
+MAX_DEPTH = 64
+"""Nesting of a request at most, as of a row of a dataset."""
+MAX_PATH = 120
+"""Characters of a path that a message repeats."""
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters (not tab, not newline) and surrogates written out, as ``\\u0000``."""
+    return UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+
+
+def check_storable(value: Any, path: str = "") -> None:
+    """Refuse JSON that no store takes; ``InvalidRequest`` names the first place and what is wrong there."""
+    waiting: list[tuple[Any, str, int]] = [(value, path, 0)]
+    while waiting:
+        item, where, depth = waiting.pop()
+        if isinstance(item, str):
+            _check_text(item, where)
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise InvalidRequest(f"{_named(where)} is {item}, which is no JSON number", code="non_finite_number", param=_param(where))
+        elif isinstance(item, (dict, list)):
+            if depth == MAX_DEPTH:
+                raise InvalidRequest(f"{_named(where)} is nested deeper than {MAX_DEPTH}; flatten it", code="too_deep", param=_param(where))
+            waiting += reversed(_children(item, where, depth + 1))
+
+
+def _children(item: dict[str, Any] | list[Any], where: str, depth: int) -> list[tuple[Any, str, int]]:
+    if isinstance(item, list):
+        return [(child, f"{where}[{i}]", depth) for i, child in enumerate(item)]
+    found: list[tuple[Any, str, int]] = []
+    for key, child in item.items():
+        inside = f"{where}.{key[:MAX_PATH]}" if where else key[:MAX_PATH]
+        found += [(key, inside, depth), (child, inside, depth)]
+    return found
+
+
+def _check_text(text: str, where: str) -> None:
+    if "\0" in text:
+        raise InvalidRequest(f"{_named(where)} holds a NUL character; remove it", code="nul_character", param=_param(where))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise InvalidRequest(
+            f"{_named(where)} holds {half}, half of a surrogate pair; write the whole character", code="lone_surrogate", param=_param(where)
+        ) from None
+
+
+def _param(where: str) -> str | None:
+    return printable(where)[:MAX_PATH] or None
+
+
+def _named(where: str) -> str:
+    return _param(where) or "the request"
