@@ -5,8 +5,6 @@ import os
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from ft_assets.partitions import JOBS
-
 
 def executor() -> dg.ExecutorDefinition:
     """Steps run in the run's process on one machine, and as pods of their own on a cluster (``FT_EXECUTOR=k8s``)."""
@@ -18,7 +16,7 @@ def executor() -> dg.ExecutorDefinition:
 
 
 def _stage(name: str, *assets: str) -> UnresolvedAssetJobDefinition:
-    return dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), partitions_def=JOBS, executor_def=executor())
+    return dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), executor_def=executor())
 
 
 PREPARE = _stage("prepare", "dataset", "tokenized_pack")

@@ -1,0 +1,85 @@
+"""Sensors: they ask for what the present state needs, once, and replace runs that died without moving their job."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.test_utils import create_run_for_test
+
+from control_plane.service import files, jobs, scheduling, tenants
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from resources.dagster_platform import PlatformResource
+from sensors.admission import admission
+from sensors.failures import MAX_REPLACEMENTS, failures
+from sensors.scheduling import scheduling as scheduling_sensor
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, str, str]:
+    """A platform that the environment describes, with one job that validates its files."""
+    monkeypatch.setenv("FT_DATABASE_URL", fresh_platform.engine.url.render_as_string(hide_password=False))
+    monkeypatch.setenv("FT_HOME", str(fresh_platform.settings.home))
+    owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
+    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job["id"]
+
+
+def tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance) -> dg.SensorResult | dg.SkipReason:
+    with dg.build_sensor_context(instance=instance, resources={"platform": PlatformResource()}) as context:
+        result = sensor(context)
+    assert isinstance(result, dg.SensorResult | dg.SkipReason)
+    return result
+
+
+def test_a_submitted_job_gets_its_partition_and_its_preparation(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
+    _, tenant, job_id = submitted
+    result = tick(admission, instance)
+    assert isinstance(result, dg.SensorResult)
+    assert result.run_requests is not None
+    (request,) = result.run_requests
+    assert (request.partition_key, request.job_name, request.run_key) == (f"{tenant}:{job_id}", "prepare", f"{job_id}#prepare0")
+    assert result.dynamic_partitions_requests is not None
+    assert result.dynamic_partitions_requests[0].partition_keys == [f"{tenant}:{job_id}"]
+
+
+def test_a_run_that_lives_is_not_asked_for_again(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
+    _, _, job_id = submitted
+    create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": f"{job_id}#prepare0"}, status=dg.DagsterRunStatus.STARTED)
+    assert isinstance(tick(admission, instance), dg.SkipReason)
+
+
+def test_nothing_is_trained_that_was_not_queued(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
+    result = tick(scheduling_sensor, instance)
+    assert isinstance(result, dg.SensorResult)
+    assert result.run_requests == []
+
+
+def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the_job_fails(
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = submitted
+    for attempt in range(MAX_REPLACEMENTS):
+        (due,) = scheduling.due_runs(platform, ("prepare",))
+        assert due.run_key == f"{job_id}#prepare{attempt}"
+        create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+        assert "alive" in str(tick(failures, instance)), "a run that ended just now may still move its job"
+        time.sleep(1.1)
+        assert due.run_key in str(tick(failures, instance))
+    job = jobs.get(platform, tenant, job_id).row
+    assert job["state"] == "failed"
+    assert f"failed {MAX_REPLACEMENTS} times" in job["error"]["message"]
+    assert scheduling.due_runs(platform, ("prepare",)) == []
