@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ft_assets.training.checkpoints import ADAPTER
@@ -38,3 +39,17 @@ def test_two_ranks_stop_together_and_resume_together(tmp_path: Path) -> None:
 
         assert pair.start(module=torchrun(2)).wait(timeout=120) == 0, pair.log()
         assert [m["step"] for m in pair.steps()] == list(range(1, 10))
+
+
+@pytest.mark.slow
+def test_a_rank_does_not_outlive_its_agent(tmp_path: Path) -> None:
+    """The agent starts ranks in sessions of their own; one that lived on would write beside the next attempt."""
+    with job(tmp_path) as single:
+        agent = single.start(module=torchrun(1))
+        single.wait_until(lambda: len(single.steps()) >= 1, timeout_s=90)
+        (rank,) = [p for p in psutil.Process(agent.pid).children() if "ft_assets.training.runtime" in p.cmdline()]
+        agent.kill()
+        agent.wait(timeout=10)
+        psutil.wait_procs([rank], timeout=10)
+        assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+        assert not (single.work / "exit-a1.json").exists(), "a killed rank has no time for a word"
