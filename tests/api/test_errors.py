@@ -197,7 +197,8 @@ def test_an_unreadable_body_is_a_bad_request(api_url: str, api_key: str, content
         ("fine_tuning/jobs", '"suffix": "\\u0000"', "nul_character", "suffix"),
         ("fine_tuning/jobs", '"hardware": {"gpu": "\\ud800"}', "lone_surrogate", "hardware.gpu"),
         ("fine_tuning/jobs", '"hardware": {"gpus": NaN}', "non_finite_number", "hardware.gpus"),
-        ("fine_tuning/jobs", '"\\ud800": 1', "lone_surrogate", "\\ud800"),
+        ("fine_tuning/jobs", '"\\ud800": 1', "invalid_type", None),
+        ("fine_tuning/jobs", '"metadata": {"\\ud800": "b"}', "lone_surrogate", "metadata.\\ud800"),
         ("fine_tuning/jobs", f'"hyperparameters": {{"n_epochs": 1{"0" * 400}}}', "invalid_hyperparameter", "hyperparameters.n_epochs"),
         ("chat/completions", '"temperature": NaN', "non_finite_number", "temperature"),
         ("chat/completions", '"messages": [{"role": "user", "content": "\\ud800"}]', "lone_surrogate", "messages[0].content"),
@@ -207,7 +208,7 @@ def test_an_unreadable_body_is_a_bad_request(api_url: str, api_key: str, content
     ],
 )
 def test_what_cannot_be_stored_or_passed_on_is_refused_by_its_place(
-    api_url: str, api_key: str, path: str, body: str, code: str, param: str
+    api_url: str, api_key: str, path: str, body: str, code: str, param: str | None
 ) -> None:
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     named = "" if path == "api_keys" else '"model": "tiny-base", '

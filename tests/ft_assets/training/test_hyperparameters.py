@@ -41,7 +41,7 @@ def test_the_small_recipe_is_fp32_with_a_high_rate_on_short_windows() -> None:
     found = spec({})
     assert found.lora is not None
     assert (found.precision, found.max_seq_len, found.gradient_checkpointing) == ("fp32", 512, False)
-    assert found.optimization.learning_rate == pytest.approx(5e-3)
+    assert found.optimization.learning_rate == pytest.approx(3e-3)
     assert (found.lora.rank, found.lora.alpha) == (16, 32)
 
 
@@ -59,7 +59,7 @@ def test_alpha_follows_the_rank_unless_it_is_given() -> None:
 
 
 def test_the_multiplier_multiplies_the_rate_of_the_recipe() -> None:
-    assert spec({"learning_rate_multiplier": 0.5}).optimization.learning_rate == pytest.approx(2.5e-3)
+    assert spec({"learning_rate_multiplier": 0.5}).optimization.learning_rate == pytest.approx(1.5e-3)
     assert spec({"learning_rate": 1e-3}).optimization.learning_rate == 1e-3
 
 
