@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -275,6 +276,6 @@ def manifest_digest(directory: Path) -> str:
 
 
 def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Checkpoint metrics under the names that OpenAI's clients know."""
+    """Checkpoint metrics under the names that OpenAI's clients know; what is not a number is left out, JSON has no word for it."""
     names = {"loss": "train_loss", "eval_loss": "full_valid_loss"}
-    return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None}
+    return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
