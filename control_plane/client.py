@@ -41,7 +41,6 @@ GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 """Between two bytes of a stream of events; the server says something at least every 15 s."""
 NUM_RETRIES = 2
-BACKOFF_S = 0.5
 BY_STATUS: Mapping[int, type[FtError]] = {
     400: InvalidRequest, 401: Unauthenticated, 403: Forbidden, 404: NotFound, 409: Conflict, 429: QuotaExceeded, 502: Unavailable,
     503: Unavailable, 504: Unavailable,
@@ -51,7 +50,8 @@ BY_STATUS: Mapping[int, type[FtError]] = {
 class FtClient:
     """One tenant's view of a platform. Thread-safe; closed by ``close`` or as a context."""
 
-    def __init__(self, *, base_url: str, api_key: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, *, base_url: str, api_key: str, transport: httpx.BaseTransport | None = None, backoff_s: float = 0.5) -> None:
+        self._backoff_s = backoff_s
         self._http = httpx.Client(
             base_url=base_url.rstrip("/"), headers={"authorization": f"Bearer {api_key}"}, timeout=TIMEOUT, transport=transport
         )
@@ -141,7 +141,7 @@ class FtClient:
                 failures += 1
                 if failures > NUM_RETRIES:
                     raise
-            time.sleep(BACKOFF_S)
+            time.sleep(self._backoff_s)
 
     def wait(self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Json:
         """The job, once it has ended; ``TimeoutError`` if it has not within `timeout_s`."""
@@ -201,7 +201,7 @@ class FtClient:
         num_retries = NUM_RETRIES if repeatable or method == "GET" else 0
         for retry in range(num_retries + 1):
             if retry:
-                time.sleep(BACKOFF_S * 2 ** (retry - 1))
+                time.sleep(self._backoff_s * 2 ** (retry - 1))
             try:
                 answer = self._http.request(method, path, **options)
             except httpx.TransportError:

@@ -20,7 +20,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 
 class Fault(enum.StrEnum):
@@ -148,4 +148,4 @@ def from_dict(data: dict[str, Any], cls: type[FtError] = FtError) -> FtError:
     return kind(str(data["message"]), code=str(data["code"]), param=data.get("param"))
 
 
-__all__ = ["Fault", "FtError", "Self", "family", "from_dict"] + [c.__name__ for c in family() if c is not FtError]
+__all__ = ["Fault", "FtError", "family", "from_dict"] + [c.__name__ for c in family() if c is not FtError]

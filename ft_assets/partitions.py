@@ -1,4 +1,4 @@
-"""Partition keys ``<tenant>:<job>`` and ``<tenant>:<dataset>``: make, parse, and the two definitions.
+"""Partition keys ``<tenant>:<job>``: make, parse, and their definition.
 
 One composite key per job instead of tenant x job: two dynamic dimensions make a full cross product
 (500 x 1,000 = 500,000 cells, 10 s to list), of which all but one cell a job are meaningless.
@@ -9,7 +9,6 @@ import dagster as dg
 from ft_assets.layout import checked_id
 
 JOBS = dg.DynamicPartitionsDefinition(name="jobs")
-DATASETS = dg.DynamicPartitionsDefinition(name="datasets")
 
 
 def partition_key(tenant: str, name: str) -> str:
@@ -18,7 +17,7 @@ def partition_key(tenant: str, name: str) -> str:
 
 
 def parse(key: str) -> tuple[str, str]:
-    """The tenant and the job (or dataset) of a partition key."""
+    """The tenant and the job of a partition key."""
     tenant, sep, name = key.partition(":")
     if not sep:
         raise ValueError(f"partition key {key!r} is not of the form <tenant>:<job>")

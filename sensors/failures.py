@@ -36,7 +36,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
             opened,
             due.tenant,
             due.job_id,
-            FtError(f"{due.stage} failed {replacements + 1} times: {why}. Operators were told; nothing is billed"),
+            FtError(f"{due.stage} failed {replacements + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"),
         )
         if due.stage == "train":
             platform.launcher().stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)

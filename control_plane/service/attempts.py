@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import billing
-from control_plane.events import Event
+from control_plane.events import Event, metrics_event
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import WorkloadStatus
 from control_plane.service.platform import Platform
@@ -145,7 +145,7 @@ def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict
         message = f"Step {metric['step']}: validation loss={metric['eval_loss']:.4f}"
     else:
         data = {("train_loss" if k == "loss" else k): v for k, v in metric.items()}
-        message = f"Step {metric['step']}/{metric['total_steps']}: training loss={metric['loss']:.4f}"
+        message = metrics_event(data).message
     data = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}  # JSON has no NaN
     return {
         "id": f"ftevent-{uuid.uuid4().hex}",

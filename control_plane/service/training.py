@@ -197,7 +197,7 @@ class _Follower:
             last = (self.work_dir / "heartbeat.json").stat().st_mtime
         except FileNotFoundError:
             last = 0.0
-        return time.time() - max(last, status.started_at or 0.0)
+        return time.time() - max(last, status.started_at or time.time())
 
     def _phase(self) -> str:
         try:

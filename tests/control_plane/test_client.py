@@ -8,16 +8,10 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from control_plane import client as client_module
 from control_plane.client import FtClient
 from ft_assets.errors import Conflict, FtError, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated, Unavailable
 
 Answer = Callable[[httpx.Request], httpx.Response]
-
-
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "BACKOFF_S", 0.0)
 
 
 def client(*answers: httpx.Response | Exception) -> tuple[FtClient, list[httpx.Request]]:
@@ -32,7 +26,7 @@ def client(*answers: httpx.Response | Exception) -> tuple[FtClient, list[httpx.R
             raise answer
         return answer
 
-    return FtClient(base_url="http://api", api_key="k", transport=httpx.MockTransport(handle)), seen
+    return FtClient(base_url="http://api", api_key="k", transport=httpx.MockTransport(handle), backoff_s=0.0), seen
 
 
 def error(status: int, code: str | None) -> httpx.Response:
