@@ -23,8 +23,8 @@ from pydantic import BaseModel
 
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.ingest import load_rows, validate_file
-from ft_assets.datasets.packing import best_fit_decreasing, fill
-from ft_assets.datasets.tokens import ChatTokenizer
+from ft_assets.datasets.packs.packing import best_fit_decreasing, fill
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
 NUM_ROWS = 20_000
 NUM_TOKENIZED = 1_500

@@ -36,7 +36,7 @@ def run_python(code: str) -> str:
         "resources.run_coordinator",
         "resources.launcher.watch",
         "ft_assets.datasets.ingest",
-        "ft_assets.datasets.packs",
+        "ft_assets.datasets.packs.build",
     ],
 )
 def test_an_entrance_imports_no_training_library(module: str) -> None:

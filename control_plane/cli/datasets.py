@@ -67,7 +67,7 @@ def _validate(file: Path, mapping: Mapping[str, str] | None, model: str | None) 
         return validate_file(file, filename=file.name, column_map=mapping)
     from control_plane.settings import load
     from ft_assets.base_models import Catalogue
-    from ft_assets.datasets.tokens import ChatTokenizer
+    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
     base = Catalogue.load(load().base_models).get(model)
     if base.directory is None:

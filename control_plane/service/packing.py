@@ -19,11 +19,11 @@ from control_plane.tables import datasets, files
 from ft_assets import layout, provenance
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.histogram import histogram
-from ft_assets.datasets.packs import PackManifest, PackSettings, build_pack, pack_fingerprint, verify
+from ft_assets.datasets.packs.build import PackManifest, PackSettings, build_pack, pack_fingerprint, verify
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import part_of
 from ft_assets.datasets.stored import load_rows, load_stored
-from ft_assets.datasets.tokens import ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import Unavailable
 from ft_assets.training import hyperparameters
 

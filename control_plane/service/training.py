@@ -21,7 +21,7 @@ from control_plane.service import attempts
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from ft_assets import layout
-from ft_assets.datasets.packs import verify as verify_pack
+from ft_assets.datasets.packs.build import verify as verify_pack
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training import checkpoints
 from ft_assets.training.failures import HEARTBEAT_LIMIT_S, Evidence, ExitEvidence, StopReason, classify

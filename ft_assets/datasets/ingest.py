@@ -11,17 +11,18 @@ from typing import Any
 
 import msgspec
 
-from ft_assets.datasets import checks, shapes
+from ft_assets.datasets import shapes
+from ft_assets.datasets.checks import content as checks
 from ft_assets.datasets.histogram import histogram, length_stats
 from ft_assets.datasets.identity import ContentDigest, content_hash, dataset_id
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.problems import Problem, RowError
-from ft_assets.datasets.readers import Opened, open_rows
+from ft_assets.datasets.readers.opening import Opened, open_rows
+from ft_assets.datasets.readers.rows import Row
 from ft_assets.datasets.report import MAX_STORED_ERRORS, DatasetReport
-from ft_assets.datasets.rows import Row
 from ft_assets.datasets.schema import Example, Format
 from ft_assets.datasets.stored import RowsWriter, StoredRow, load_rows, load_stored
-from ft_assets.datasets.tokens import ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable import printable
 
@@ -135,7 +136,7 @@ class _Ingest:
         try:
             sha = content_hash(example)
             key = bytes.fromhex(sha)[:16]
-            if self.policies.deduplicate and key in self._seen:
+            if self.policies.exact_duplicates == "drop" and key in self._seen:
                 self._totals["dedup_removed"] += 1
                 return []
             if problems := self._too_long(example):
@@ -144,7 +145,7 @@ class _Ingest:
         except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError) as error:
             message = f"holds a value that cannot be stored: {str(error)[:120]}"
             return [Problem(path="", code="wrong_type", message=message, fix="use text, and numbers of 64 bits at most")]
-        if self.policies.deduplicate:
+        if self.policies.exact_duplicates == "drop":
             self._seen.add(key)
         self._totals["examples"] += 1
         self._totals["trained_turns"] += sum(m.weight for m in example.messages if m.role == "assistant")
@@ -198,7 +199,7 @@ class _Ingest:
             self.refuse("empty_file", f"{filename} holds no rows", "write one JSON object per line, or a header and records")
             return
         good = self._totals["examples"]
-        hoped = good + (self._totals["bad_rows"] if self.policies.bad_rows == "reject" else 0)
+        hoped = good + (self._totals["bad_rows"] if self.policies.bad_rows == "fail" else 0)
         if hoped < self.policies.min_examples:
             removed = self._totals["dedup_removed"]
             message = f"{good} good examples" + (f" after {removed} duplicates were removed" if removed else "")

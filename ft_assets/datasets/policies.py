@@ -1,11 +1,20 @@
-"""What a validation demands and allows."""
+"""What a validation demands and allows: one setting for each check, given with the upload."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, get_args, get_type_hints
 
-from ft_assets.datasets.containers import MAX_BYTES
+from ft_assets.datasets.readers.containers import MAX_BYTES
+from ft_assets.errors import InvalidRequest
+
+Verdict = Literal["fail", "drop", "warn", "review"]
+"""fail: refuse the file. drop: leave the rows out and count them. warn: keep them and say so. review: keep them, but no job
+trains on the dataset until its tenant has approved it."""
+
+OPERATORS = frozenset(("min_examples", "max_examples", "max_bytes"))
+"""Settings that a tenant does not choose: they come from the tier and from what the file is for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,15 +23,54 @@ class Policies:
     """Good examples that training needs at least."""
     max_examples: int | None = None
     """Of the tenant's tier; None: no limit."""
-    bad_rows: Literal["reject", "drop"] = "reject"
-    """reject: one bad row refuses the file. drop: bad rows are reported and left out."""
-    over_long: Literal["reject", "truncate"] = "truncate"
-    """Of examples over `max_seq_len`, when it and the tokenizer are known; they are counted either way."""
-    deduplicate: bool = True
-    """Keep only the first of rows whose normalised text is equal."""
     max_bytes: int = MAX_BYTES
     """Of the decompressed file."""
+    bad_rows: Literal["fail", "drop"] = "fail"
+    """fail: one bad row refuses the file. drop: bad rows are reported and left out."""
+    exact_duplicates: Literal["drop", "warn"] = "drop"
+    """Rows whose normalised text is equal; the first is kept."""
+    near_duplicates: Literal["off", "fail", "drop", "warn", "review"] = "drop"
+    """Rows whose text (all but system messages) shares 90 % of its character 5-grams with an earlier row's."""
+    contamination: Literal["off", "fail", "drop", "warn", "review"] = "drop"
+    """Rows that repeat a registered evaluation suite."""
+    contamination_threshold: float = 0.5
+    """Share of a row's 13-grams found in a suite from which it counts as contaminated (GPT-3's and Llama 2's measure)."""
+    pii: Literal["off", "warn", "redact", "reject"] = "off"
+    """Personal data and secrets. redact: replaced by ``[EMAIL]`` and the like. reject: the row is a bad row."""
+    toxicity: Literal["off", "fail", "drop", "warn", "review"] = "off"
+    toxicity_threshold: float = 0.9
+    """Score of the classifier, 0 to 1, from which a row counts."""
+    control_tokens: Literal["reject", "drop", "escape"] = "reject"
+    """Control tokens of the base model inside content. escape: split, so that they are tokenized as plain text."""
+    over_long: Literal["reject", "truncate", "drop"] = "truncate"
+    """Of examples over `max_seq_len`, when it and the tokenizer are known; they are counted either way."""
+
+    def __post_init__(self) -> None:
+        for name in ("contamination_threshold", "toxicity_threshold"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise InvalidRequest(
+                    f"policy {name} {getattr(self, name)} is outside of 0 < t <= 1", code="invalid_policy", param=f"policies.{name}"
+                )
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that decide which rows a dataset holds: part of its id."""
-        return {"bad_rows": self.bad_rows, "over_long": self.over_long, "deduplicate": self.deduplicate}
+        """The settings that decide which rows a dataset holds and how they read: part of its id."""
+        return {name: value for name, value in asdict(self).items() if name not in OPERATORS}
+
+    @classmethod
+    def from_request(cls, given: Mapping[str, Any], **limits: Any) -> Self:
+        """What a tenant asks for, over the operator's `limits`; ``InvalidRequest`` names the first setting or value that is not known."""
+        types = get_type_hints(cls)
+        known = [f.name for f in fields(cls) if f.name not in OPERATORS]
+        for name, value in given.items():
+            if name not in known:
+                raise InvalidRequest(
+                    f"policy {str(name)[:60]!r} is not known; there are {', '.join(known)}", code="invalid_policy", param="policies"
+                )
+            choices = get_args(types[name])
+            number = not choices and isinstance(value, int | float) and not isinstance(value, bool)
+            if not number and value not in choices:
+                wanted = ", ".join(choices) or "a number above 0 and at most 1"
+                raise InvalidRequest(
+                    f"policy {name} {str(value)[:60]!r} is not one of: {wanted}", code="invalid_policy", param=f"policies.{name}"
+                )
+        return cls(**{**dict(given), **limits})

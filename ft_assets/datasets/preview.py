@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ft_assets.datasets.json_rows import parse_json
 from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.schema import ROLES, Example, Format, Message, Role, ToolCall
 
 USED: Mapping[Format, frozenset[str]] = {

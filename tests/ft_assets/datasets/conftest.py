@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ft_assets.datasets.tokens import ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from tests.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
 
 CORPUS = [

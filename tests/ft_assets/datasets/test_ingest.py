@@ -15,10 +15,10 @@ import pytest
 import zstandard
 
 from ft_assets.datasets.ingest import Policies, load_rows, load_stored, validate_file
-from ft_assets.datasets.readers import parse_column_map
+from ft_assets.datasets.readers.opening import parse_column_map
 from ft_assets.datasets.report import DatasetReport
 from ft_assets.datasets.schema import Example, Message, ToolCall, canonical, parse_canonical
-from ft_assets.datasets.tokens import ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from tests.ft_assets.datasets.examples_of import chat, shared_file
 
 FEW = Policies(min_examples=1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_assets.datasets.packing import best_fit_decreasing, fill
+from ft_assets.datasets.packs.packing import best_fit_decreasing, fill
 
 
 @given(st.lists(st.integers(1, 50), max_size=200), st.integers(50, 90))

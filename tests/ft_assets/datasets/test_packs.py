@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ft_assets.datasets.histogram import histogram, histogram_svg, length_stats
-from ft_assets.datasets.packs import PackManifest, PackProgress, PackSettings, build_pack, pack_fingerprint, verify
+from ft_assets.datasets.packs.build import PackManifest, PackProgress, PackSettings, build_pack, pack_fingerprint, verify
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 from ft_assets.errors import IntegrityError, InvalidDataset, InvalidRequest
 from tests.ft_assets.datasets.examples_of import chat_example, varied_chats
 

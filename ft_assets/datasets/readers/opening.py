@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ft_assets.datasets.containers import MAX_BYTES, UTF8_BOM, Sniffed, chunks, refuse, sniff
-from ft_assets.datasets.json_rows import array_rows, jsonl_rows
 from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.rows import Row
-from ft_assets.datasets.tabular_rows import csv_rows, decode_cells, parquet_rows
+from ft_assets.datasets.readers.containers import MAX_BYTES, UTF8_BOM, Sniffed, chunks, refuse, sniff
+from ft_assets.datasets.readers.json_rows import array_rows, jsonl_rows
+from ft_assets.datasets.readers.rows import Row
+from ft_assets.datasets.readers.tabular_rows import csv_rows, decode_cells, parquet_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ft_assets.datasets.durable import write_durable
 from ft_assets.datasets.histogram import histogram
-from ft_assets.datasets.packing import best_fit_decreasing, fill
-from ft_assets.datasets.token_shards import TokenShard
-from ft_assets.datasets.tokens import IGNORE
+from ft_assets.datasets.packs.packing import best_fit_decreasing, fill
+from ft_assets.datasets.tokens.chat_tokenizer import IGNORE
+from ft_assets.datasets.tokens.token_shards import TokenShard
 
 SCHEMA = pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")])
 SHARD_TOKENS = 1 << 24

@@ -22,11 +22,11 @@ from typing import Any, Literal, Self
 
 from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.identity import content_hash
+from ft_assets.datasets.packs.windows import PartManifest, write_windows
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import Part, part_of
-from ft_assets.datasets.token_shards import Tally, TokenShard, open_shard, write_shard
-from ft_assets.datasets.tokens import ChatTokenizer
-from ft_assets.datasets.windows import PartManifest, write_windows
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.token_shards import Tally, TokenShard, open_shard, write_shard
 from ft_assets.errors import IntegrityError, InvalidDataset
 
 PACK_FORMAT = 1

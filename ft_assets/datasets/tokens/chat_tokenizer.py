@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from ft_assets.base_models import read_template, template_digest, tokenizer_digest
-from ft_assets.datasets.checks import control_token_pattern, control_token_problems
+from ft_assets.datasets.checks.content import control_token_pattern, control_token_problems
 from ft_assets.datasets.schema import Example, Message
-from ft_assets.datasets.templates import ChatTemplate, Rendered, Span
+from ft_assets.datasets.tokens.templates import ChatTemplate, Rendered, Span
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
 
 IGNORE = -100

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.checks import control_token_problems
+from ft_assets.datasets.checks.content import control_token_problems
 from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 
 ENCODE_BATCH = 256
 """Examples handed to the tokenizer at once."""

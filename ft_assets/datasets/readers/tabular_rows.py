@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ft_assets.datasets.containers import refuse
-from ft_assets.datasets.json_rows import parse_json
 from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.rows import MAX_ROW_BYTES, Row, text_problems
+from ft_assets.datasets.readers.containers import refuse
+from ft_assets.datasets.readers.json_rows import parse_json
+from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 
 STRUCTURED = frozenset(("messages", "tools", "chosen", "rejected", "input", "preferred_output", "non_preferred_output"))
 """Fields whose CSV cell may hold JSON."""

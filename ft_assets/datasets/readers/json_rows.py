@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.rows import MAX_ROW_BYTES, Row, text_problems
+from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 
 MAX_DEPTH = 64
 """Nesting of one row at most; a conversation with tools needs about 10."""

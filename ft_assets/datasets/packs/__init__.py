@@ -1,0 +1,1 @@
+"""Tokenized datasets packed into windows, built once under a fingerprint."""

@@ -1,0 +1,1 @@
+"""Files as streams of rows: what a container holds, whatever it holds."""
