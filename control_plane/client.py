@@ -38,6 +38,8 @@ Json = dict[str, Any]
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
 GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+IMPORT_TIMEOUT = httpx.Timeout(3600.0, connect=5.0)
+"""The Hub is read before the answer: 10 GiB at 3 MB/s take an hour."""
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 """Between two bytes of a stream of events; the server says something at least every 15 s."""
 NUM_RETRIES = 2
@@ -65,11 +67,36 @@ class FtClient:
     def close(self) -> None:
         self._http.close()
 
-    def upload_file(self, path: Path, *, column_map: Mapping[str, str] | None = None, purpose: str = "fine-tune") -> Json:
+    def upload_file(
+        self,
+        path: Path,
+        *,
+        column_map: Mapping[str, str] | None = None,
+        policies: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        purpose: str = "fine-tune",
+    ) -> Json:
         """Upload a dataset; a small one comes back validated, with status ``processed`` or ``error``."""
-        data = {"purpose": purpose} | ({"column_map": json.dumps(column_map)} if column_map else {})
-        with path.open("rb") as stream:
-            return self._json("POST", "/v1/files", data=data, files={"file": (path.name, stream, "application/octet-stream")})
+        data = {"purpose": purpose} | _json_fields(column_map=column_map, policies=policies) | ({"model": model} if model else {})
+        return self._send_file("/v1/files", path, data)
+
+    def import_dataset(self, hub_id: str, **fields: Any) -> Json:
+        """A file made from a dataset of the Hub; `fields` are ``column_map``, ``policies`` and ``model``."""
+        body = {"hub_id": hub_id} | {k: v for k, v in fields.items() if v is not None}
+        return self._json("POST", "/v1/datasets/import", json=body, timeout=IMPORT_TIMEOUT)
+
+    def file_events(self, file_id: str) -> Iterator[Json]:
+        """Changes of a file as they happen, until it is validated; the last one tells how it ended."""
+        with self._http.stream("GET", _path("/v1/files", file_id, "events"), timeout=STREAM_TIMEOUT) as answer:
+            _raise_for_error(answer)
+            for _, data in _server_sent(answer):
+                if data == "[DONE]":
+                    return
+                yield json.loads(data)
+
+    def validate_again(self, file_id: str) -> Json:
+        """Have a file that the platform failed on validated once more."""
+        return self._json("POST", _path("/v1/files", file_id, "validate"))
 
     def files(self, *, limit: int = 100) -> list[Json]:
         return self._list("/v1/files", limit=limit)
@@ -83,6 +110,36 @@ class FtClient:
     def dataset_report(self, dataset_or_file_id: str) -> Json:
         """The validation report; a refused file has one, too."""
         return self._json("GET", _path("/v1/datasets", dataset_or_file_id, "report"))
+
+    def datasets(self, *, limit: int = 20) -> list[Json]:
+        """The newest dataset versions."""
+        return self._list("/v1/datasets", limit=limit)
+
+    def dataset(self, dataset_id: str) -> Json:
+        return self._json("GET", _path("/v1/datasets", dataset_id))
+
+    def approve_dataset(self, dataset_id: str) -> Json:
+        """Let jobs train on a dataset that waits for review."""
+        return self._json("POST", _path("/v1/datasets", dataset_id, "approve"), repeatable=True)
+
+    def preview(self, dataset_or_file_id: str, *, model: str, num_examples: int = 5, max_seq_len: int | None = None) -> Json:
+        """The first examples exactly as they are trained."""
+        params = {"model": model, "num_examples": num_examples} | ({"max_seq_len": max_seq_len} if max_seq_len else {})
+        return self._json("GET", _path("/v1/datasets", dataset_or_file_id, "preview"), params=params)
+
+    def suites(self) -> list[Json]:
+        """The evaluation suites that uploads are held against: the operator's, then the tenant's own."""
+        return list(self._json("GET", "/v1/suites")["data"])
+
+    def add_suite(self, name: str, path: Path, *, field: str, column_map: Mapping[str, str] | None = None) -> Json:
+        return self._send_file("/v1/suites", path, {"name": name, "field": field} | _json_fields(column_map=column_map))
+
+    def remove_suite(self, name: str) -> Json:
+        return self._json("DELETE", _path("/v1/suites", name))
+
+    def estimate(self, *, model: str, training_file: str, **fields: Any) -> Json:
+        """What a job with this body would take and cost; see its ``assumptions``."""
+        return self._json("POST", "/v1/fine_tuning/jobs/estimate", json={"model": model, "training_file": training_file, **fields})
 
     def create_job(self, *, model: str, training_file: str, idempotency_key: str | None = None, **fields: Any) -> Json:
         """Submit a job; `fields` are those of the API's body."""
@@ -196,6 +253,10 @@ class FtClient:
     def _list(self, path: str, **params: Any) -> list[Json]:
         return list(self._json("GET", path, params=params)["data"])
 
+    def _send_file(self, path: str, file: Path, data: Mapping[str, str]) -> Json:
+        with file.open("rb") as stream:
+            return self._json("POST", path, data=dict(data), files={"file": (file.name, stream, "application/octet-stream")})
+
     def _json(self, method: str, path: str, *, repeatable: bool = False, **options: Any) -> Json:
         """The answer's body. A call that may be repeated is, twice, with a pause before each."""
         num_retries = NUM_RETRIES if repeatable or method == "GET" else 0
@@ -213,6 +274,11 @@ class FtClient:
         _raise_for_error(answer)
         body: Json = answer.json()
         return body
+
+
+def _json_fields(**objects: Mapping[str, Any] | None) -> dict[str, str]:
+    """Form fields of the objects that are given."""
+    return {name: json.dumps(value) for name, value in objects.items() if value}
 
 
 def _path(root: str, *segments: str) -> str:

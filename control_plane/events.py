@@ -34,3 +34,9 @@ def metrics_event(metrics: Mapping[str, Any]) -> Event:
     progress = f"Step {step}/{total}" if total else f"Step {step}"
     said = f"{progress}: training loss={loss:.4f}" if isinstance(loss, float) else progress
     return Event(code="metrics", type="metrics", message=said, data=metrics)
+
+
+def progress_event(progress: Mapping[str, Any]) -> Event:
+    """The event of a dataset that is being validated or packed: stage, rows, and the share where it is known."""
+    share = f", {100 * progress['bytes'] / progress['total_bytes']:.0f} %" if progress["total_bytes"] else ""
+    return Event(code="dataset_progress", message=f"Dataset: {progress['stage']}, {progress['rows']:,} rows{share}.", data=progress)

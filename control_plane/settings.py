@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -31,6 +31,10 @@ class Settings:
     """``FT_BASE_MODELS``: further catalogue files (YAML), separated by ``:``."""
     local_gpus: int
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
+    hub_endpoint: str
+    """``FT_HUB_ENDPOINT``: where ``hf://`` ids are fetched from. Default https://huggingface.co."""
+    hub_token: str = field(repr=False)
+    """``FT_HUB_TOKEN``: for datasets that are not public. Default: none."""
 
     @property
     def work_dir(self) -> Path:
@@ -72,4 +76,6 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         inference_urls=tuple(u.strip().rstrip("/") for u in urls.split(",")),
         base_models=tuple(Path(p) for p in (e.get("FT_BASE_MODELS") or "").split(":") if p),
         local_gpus=int(e.get("FT_LOCAL_GPUS") or 1),
+        hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "https://huggingface.co").rstrip("/"),
+        hub_token=e.get("FT_HUB_TOKEN") or "",
     )

@@ -53,8 +53,13 @@ files = sa.Table(
     sa.Column("sha256", sa.Text, nullable=False),
     sa.Column("object_key", sa.Text, nullable=False),
     sa.Column("column_map", JSONB, nullable=False, server_default="{}"),
+    sa.Column("policies", JSONB, nullable=False, server_default="{}"),  # as asked for with the upload
+    sa.Column("model", sa.Text),  # base model whose tokenizer counts, if one was named
+    sa.Column("source", sa.Text),  # hf://... of an import
     sa.Column("status", sa.Text, nullable=False),  # uploaded | processed | error
     sa.Column("status_details", sa.Text),
+    sa.Column("status_code", sa.Text),  # of a refusal
+    sa.Column("progress", JSONB),  # of a validation that runs: stage, rows, bytes, total_bytes, at
     sa.Column("dataset_id", sa.Text),
     sa.Column("report", JSONB),  # of a refused file too
     _time("created_at"), _time("deleted_at", nullable=True),
@@ -72,8 +77,24 @@ datasets = sa.Table(
     sa.Column("row_count", sa.BigInteger, nullable=False),
     sa.Column("uri", sa.Text, nullable=False),
     sa.Column("report", JSONB, nullable=False),
+    sa.Column("review", sa.Text, nullable=False, server_default="none"),  # none | pending | approved
+    _time("approved_at", nullable=True),
+    sa.Column("approved_by", sa.Text),  # id of the key that approved it
     _time("created_at"),
     sa.UniqueConstraint("tenant_id", "name", "version"),
+)  # fmt: skip
+
+eval_suites = sa.Table(
+    "eval_suites", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id")),  # null: the operator's, which every dataset is held against
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("field", sa.Text, nullable=False),
+    sa.Column("num_items", sa.Integer, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),  # of its items
+    sa.Column("object_key", sa.Text, nullable=False),
+    _time("created_at"),
+    sa.UniqueConstraint("tenant_id", "name", postgresql_nulls_not_distinct=True),
 )  # fmt: skip
 
 jobs = sa.Table(

@@ -26,19 +26,22 @@ class Tier:
     max_jobs_in_flight: int
     """Jobs that are not final, paused ones included."""
     max_file_bytes: int
+    max_examples: int
+    """Of one dataset, after duplicates are gone."""
     may_train_full: bool
     """Full-parameter and 70B jobs."""
 
 
 GIB = 1 << 30
+MILLION = 1_000_000
 
 TIERS: Mapping[str, Tier] = {
     # 50 jobs at once among 500 tenants is the planned peak, so a fair share is far below one job each: 5 in flight lets a
     # standard tenant queue a small sweep, 20 a premium one a large sweep; free is best effort and gets one beside one.
     # 10 GiB is the largest dataset planned for (10M examples of 1 KiB); free covers the usual 1M examples.
-    "free": Tier(name="free", max_jobs_in_flight=2, max_file_bytes=1 * GIB, may_train_full=False),
-    "standard": Tier(name="standard", max_jobs_in_flight=5, max_file_bytes=10 * GIB, may_train_full=False),
-    "premium": Tier(name="premium", max_jobs_in_flight=20, max_file_bytes=10 * GIB, may_train_full=True),
+    "free": Tier(name="free", max_jobs_in_flight=2, max_file_bytes=1 * GIB, max_examples=1 * MILLION, may_train_full=False),
+    "standard": Tier(name="standard", max_jobs_in_flight=5, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=False),
+    "premium": Tier(name="premium", max_jobs_in_flight=20, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=True),
 }
 
 

@@ -8,6 +8,9 @@
     tenants/<t>/jobs/<job>/final/...                           the finished adapter, until it is registered
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
+    tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's own evaluation suite
+    tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are held against
+    suites/<suite_id>.jsonl                                    items of an operator's suite; no tenant's
 
 Identifiers are validated here, before they reach a path: a key made by this module cannot leave its prefix.
 """
@@ -50,6 +53,16 @@ def file_key(tenant: str, file_id: str, filename: str) -> str:
 
 def dataset_prefix(tenant: str, dataset_id: str) -> str:
     return f"{tenant_prefix(tenant)}/datasets/{checked_id(dataset_id)}"
+
+
+def suite_key(tenant: str | None, suite_id: str) -> str:
+    """Items of a suite; without a tenant it is the operator's."""
+    root = "suites" if tenant is None else f"{tenant_prefix(tenant)}/suites"
+    return f"{root}/{checked_id(suite_id)}.jsonl"
+
+
+def suite_index_prefix(tenant: str, digest: str) -> str:
+    return f"{tenant_prefix(tenant)}/suite_indexes/{checked_id(digest)}"
 
 
 def pack_prefix(tenant: str, fingerprint: str) -> str:

@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 
 from control_plane.api import deps, errors, gateway
 from control_plane.api.middleware import RequestIds
-from control_plane.api.routes import adapters, api_keys, completions, datasets, files, health, jobs, models
+from control_plane.api.routes import adapters, api_keys, completions, datasets, files, health, jobs, models, suites
 from control_plane.api.validation import ValidationWorker
 from control_plane.service.platform import Platform
 
@@ -43,7 +43,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.platform = platform
     for path in JOB_PATHS:
         app.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
-    for routes in (files, datasets, models, adapters, completions, api_keys, health):
+    for routes in (files, datasets, suites, models, adapters, completions, api_keys, health):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(RequestIds)

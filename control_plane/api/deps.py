@@ -10,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from control_plane.service import tenants
 from control_plane.service.platform import Platform
-from control_plane.tenants import Scope
+from control_plane.tenants import Principal, Scope
 from ft_assets.errors import InvalidRequest, Unauthenticated
 
 bearer = HTTPBearer(auto_error=False, description="An API key: ft-sk-...")
@@ -30,12 +30,19 @@ def storable_url(request: Request) -> None:
         raise InvalidRequest("the URL holds a NUL character (%00); remove it", code="invalid_id")
 
 
-def _tenant_with(scope: Scope) -> Callable[..., str]:
-    def tenant(platform: PlatformDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]) -> str:
+def _principal_with(scope: Scope) -> Callable[..., Principal]:
+    def principal(platform: PlatformDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]) -> Principal:
         if credentials is None or not credentials.credentials:
             raise Unauthenticated("no API key was sent; send the header Authorization: Bearer ft-sk-...", code="missing_api_key")
-        principal = tenants.authenticate(platform, credentials.credentials)
-        principal.require(scope)
+        found = tenants.authenticate(platform, credentials.credentials)
+        found.require(scope)
+        return found
+
+    return principal
+
+
+def _tenant_with(scope: Scope) -> Callable[..., str]:
+    def tenant(principal: Principal = Depends(_principal_with(scope))) -> str:
         return principal.tenant.id
 
     return tenant
@@ -45,3 +52,5 @@ Reader = Annotated[str, Depends(_tenant_with(Scope.READ))]
 """Id of the tenant whose key may read."""
 Writer = Annotated[str, Depends(_tenant_with(Scope.WRITE))]
 Admin = Annotated[str, Depends(_tenant_with(Scope.ADMIN))]
+Approver = Annotated[Principal, Depends(_principal_with(Scope.WRITE))]
+"""Who writes, with the key: for what is kept with a name under it."""

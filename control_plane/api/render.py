@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy.engine import RowMapping
 from control_plane.api import schemas
 from control_plane.jobs import JobState, openai_status
 from control_plane.service import adapters, models
+from control_plane.service.file_progress import progress_of
 from control_plane.service.jobs import JobView
 from control_plane.service.tenants import NewKey
 from ft_assets.training.hyperparameters import openai_hyperparameters
@@ -131,7 +133,54 @@ def file(row: RowMapping) -> schemas.File:
         sha256=row["sha256"],
         dataset_id=row["dataset_id"],
         report_url=None if row["status"] == "uploaded" else f"/v1/datasets/{row['id']}/report",
+        status_code=row["status_code"],
+        policies=row["policies"],
+        model=row["model"],
+        source=row["source"],
+        progress=_progress(row),
     )
+
+
+def file_event(row: RowMapping) -> schemas.FileEvent:
+    return schemas.FileEvent(
+        file_id=row["id"],
+        status=row["status"],
+        status_details=row["status_details"],
+        dataset_id=row["dataset_id"],
+        progress=_progress(row),
+    )
+
+
+def _progress(row: RowMapping) -> schemas.Progress | None:
+    found = progress_of(row)
+    return None if found is None else schemas.Progress(**asdict(found))
+
+
+def dataset(row: RowMapping) -> schemas.Dataset:
+    stats = row["stats"] or {}
+    tokens = stats.get("tokens")
+    return schemas.Dataset(
+        id=row["id"],
+        name=row["name"],
+        version=row["version"],
+        format=row["format"],
+        row_count=row["row_count"],
+        token_count=tokens["total"] if tokens else None,
+        dedup_removed=stats.get("dedup_removed") or 0,
+        contamination_flagged=stats.get("contamination_flagged") or 0,
+        uri=row["uri"],
+        review=row["review"],
+        approved_at=seconds(row["approved_at"]),
+        approved_by=row["approved_by"],
+        report_url=f"/v1/datasets/{row['id']}/report",
+        created_at=_at(row["created_at"]),
+    )
+
+
+def suite(row: RowMapping) -> schemas.Suite:
+    owner = "operator" if row["tenant_id"] is None else "tenant"
+    shown = {name: row[name] for name in ("id", "name", "field", "num_items", "sha256")}
+    return schemas.Suite(**shown, owner=owner, created_at=_at(row["created_at"]))
 
 
 def model(found: models.Model) -> schemas.Model:

@@ -1,4 +1,8 @@
-"""Validation of large uploads after their answer, one at a time, and of those that another process left undone."""
+"""Validation of large uploads after their answer, one at a time, and of those that another process left undone.
+
+The bytes are read by a child process (``control_plane.service.isolation``): what it needs of memory, and how it dies, is
+not the API's concern.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ class ValidationWorker:
 
     def _validate(self, file_id: str) -> None:
         try:
-            files.validate(self._platform, file_id)
+            files.validate(self._platform, file_id, wait=False)
         except FtError as error:
             log.warning("validation of %s waits: %s", file_id, error.message)
         except Exception:

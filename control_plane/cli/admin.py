@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane.cli.datasets import Map, parse_map
 from control_plane.cli.output import Json, print_json, say, table
+from control_plane.cli.suites import Field, File, Name, listed, told
 from ft_assets.errors import Unavailable
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import RowMapping
+
     from control_plane.service.platform import Platform
 
 
 def register(app: typer.Typer) -> None:
-    admin = typer.Typer(help="Operators: tenants and their keys.", no_args_is_help=True)
+    admin = typer.Typer(help="Operators: tenants, their keys, evaluation suites.", no_args_is_help=True)
     tenants = typer.Typer(help="Make and list tenants.", no_args_is_help=True)
     tenants.command("create")(create_tenant)
     tenants.command("list")(list_tenants)
     admin.add_typer(tenants, name="tenants")
+    suites = typer.Typer(help="Evaluation suites that every tenant's datasets are searched for.", no_args_is_help=True)
+    for name, command in (("add", add_suite), ("list", list_suites), ("remove", remove_suite)):
+        suites.command(name)(command)
+    admin.add_typer(suites, name="suites")
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 
 
@@ -71,3 +79,34 @@ def list_tenants(as_json: Json = False) -> None:
         print_json([{"id": t.id, "name": t.name, "tier": t.tier, "max_jobs_in_flight": t.max_jobs_in_flight} for t in found])
         return
     table(("ID", "NAME", "TIER", "JOBS IN FLIGHT, AT MOST"), [(t.id, t.name, t.tier, str(t.max_jobs_in_flight)) for t in found])
+
+
+def add_suite(name: Name, file: File, field: Field = "question", column_map: Map = None, as_json: Json = False) -> None:
+    """Register a suite for every tenant; uploads from now on are searched for its items."""
+    from control_plane.service import suites
+
+    with open_local() as platform, file.open("rb") as stream:
+        made = suites.add(platform, None, stream, name=name, filename=file.name, field=field, column_map=parse_map(column_map))
+    told(_suite(made), as_json=as_json)
+
+
+def list_suites(as_json: Json = False) -> None:
+    """List the operator's suites."""
+    from control_plane.service import suites
+
+    with open_local() as platform:
+        listed([_suite(row) for row in suites.list_suites(platform, None)], as_json=as_json)
+
+
+def remove_suite(name: Name) -> None:
+    """Take an operator's suite out."""
+    from control_plane.service import suites
+
+    with open_local() as platform:
+        suites.remove(platform, None, name)
+    say(f"suite {name} is removed")
+
+
+def _suite(row: RowMapping) -> dict[str, Any]:
+    shown = {name: row[name] for name in ("id", "name", "field", "num_items", "sha256")}
+    return {**shown, "owner": "operator", "created_at": row["created_at"].timestamp()}

@@ -1,32 +1,43 @@
-"""``ft check`` (offline) and ``ft upload``."""
+"""``ft check`` (offline), ``ft upload`` and ``ft datasets``."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, fields, print_json, say
-from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
+from control_plane.cli.exits import Exit, show_error
+from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
-    from ft_assets.datasets.ingest import IngestResult
+    from ft_assets.base_models import BaseModel
 
 Map = Annotated[
     str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (theirs=ours).")
 ]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Base model: counts tokens and finds its control tokens.")]
+Policy = Annotated[
+    list[str] | None,
+    typer.Option("--policy", metavar="CHECK=VERDICT", help="What a check demands, as `pii=redact`; may be repeated."),
+]
+HUB = "hf://"
 
 
 def register(app: typer.Typer) -> None:
     panel = "Data"
     app.command(rich_help_panel=panel)(check)
     app.command(rich_help_panel=panel)(upload)
+    versions = typer.Typer(help="Validated, immutable dataset versions.", no_args_is_help=True)
+    for name, command in (("list", list_versions), ("show", show), ("approve", approve)):
+        versions.command(name)(command)
+    app.add_typer(versions, name="datasets", rich_help_panel=panel)
 
 
 def parse_map(text: str | None) -> dict[str, str] | None:
@@ -40,42 +51,94 @@ def parse_map(text: str | None) -> dict[str, str] | None:
     return {a.strip(): b.strip() for a, _, b in pairs}
 
 
+def parse_policies(pairs: list[str] | None) -> dict[str, Any] | None:
+    """``{"pii": "redact"}`` for ``pii=redact``; numbers are numbers; a usage error for what is no pair."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, sep, value = pair.partition("=")
+        if not (name.strip() and sep and value.strip()):
+            raise typer.BadParameter(f"{pair!r} is not CHECK=VERDICT; write --policy pii=redact")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found or None
+
+
 def check(
-    file: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV or Parquet; .gz and .zst too.")],
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://owner/name@revision.")],
     column_map: Map = None,
     model: Model = None,
+    policy: Policy = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check a dataset here, without uploading it: the same report that the platform makes. Exit code 0 valid, 1 not, 2 unreadable."""
-    mapping = parse_map(column_map)
-    if not file.is_file() or not os.access(file, os.R_OK):
-        say(f"ft: {file} can not be read: {'it is no file' if file.exists() else 'there is no such file'} [unreadable_file]")
-        raise typer.Exit(Exit.USAGE)
-    report = _validate(file, mapping, model).report.to_dict()
+    mapping, policies = parse_map(column_map), parse_policies(policy)
+    with local_file(file) as path:
+        report = _validate(path, mapping, model, policies)
+    if html is not None:
+        from control_plane.console.report_page import report_page
+
+        html.write_text(report_page(report, name=file))
+        say(f"the report is in {html}")
     if as_json:
         print_json(report)
-    else:
-        show_report(report, name=str(file))
+    elif html is None:
+        show_report(report, name=file)
     if not report["valid"]:
         raise typer.Exit(Exit.FAILED)
 
 
-def _validate(file: Path, mapping: Mapping[str, str] | None, model: str | None) -> IngestResult:
-    from ft_assets.datasets.ingest import validate_file
+@contextmanager
+def local_file(given: str) -> Iterator[Path]:
+    """The file that is meant; one of the Hub is fetched for as long as this context lasts. Exit code 2 if it cannot be read."""
+    if given.startswith(HUB):
+        from control_plane.settings import load
+        from ft_assets.datasets.readers import hub
 
-    if model is None:
-        return validate_file(file, filename=file.name, column_map=mapping)
+        settings = load()
+        with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
+            try:
+                fetched = hub.fetch(given, Path(directory), endpoint=settings.hub_endpoint, token=settings.hub_token or None)
+            except FtError as error:
+                show_error(error, as_json=False)
+                raise typer.Exit(Exit.USAGE) from error
+            yield fetched
+        return
+    file = Path(given)
+    if not file.is_file() or not os.access(file, os.R_OK):
+        say(f"ft: {file} can not be read: {'it is no file' if file.exists() else 'there is no such file'} [unreadable_file]")
+        raise typer.Exit(Exit.USAGE)
+    yield file
+
+
+def _validate(file: Path, mapping: Mapping[str, str] | None, model: str | None, policies: Mapping[str, Any] | None) -> dict[str, Any]:
+    from ft_assets.datasets.ingest import Policies, validate_file
+
+    base = None if model is None else local_model(model)
+    result = validate_file(
+        file,
+        filename=file.name,
+        column_map=mapping,
+        policies=Policies.from_request(policies or {}),
+        model_dir=base.directory if base else None,
+        max_seq_len=base.context_length if base else None,
+    )
+    return result.report.to_dict()
+
+
+def local_model(model: str) -> BaseModel:
+    """A base model whose files are on this machine."""
     from control_plane.settings import load
     from ft_assets.base_models import Catalogue
-    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
     base = Catalogue.load(load().base_models).get(model)
     if base.directory is None:
         raise InvalidRequest(
             f"base model {model} has no files on this machine; leave out --model, or upload the file to check it there", param="model"
         )
-    tokenizer = ChatTokenizer.load(base.directory)
-    return validate_file(file, filename=file.name, column_map=mapping, tokenizer=tokenizer, max_seq_len=base.context_length)
+    return base
 
 
 def show_report(report: Mapping[str, Any], *, name: str) -> None:
@@ -89,6 +152,8 @@ def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
     yield f"{name}: {'valid' if report['valid'] else 'NOT VALID'}"
     container = report.get("container") or {}
     kind = " ".join(str(v) for v in (container.get("format"), container.get("compression")) if v)
+    if report.get("review"):
+        yield f"  waits for review ({', '.join(report['review'])}): `ft datasets approve {report['dataset_id']}`"
     yield f"  {kind or 'unknown container'}; {report.get('format_reason') or 'no row could be read'}"
     removed = stats.get("dedup_removed") or 0
     yield f"  {report['rows']} rows, {report['examples']} kept, {stats.get('bad_rows') or 0} bad, {removed} duplicates removed"
@@ -118,23 +183,99 @@ def _place(error: Mapping[str, Any]) -> str:
 
 
 def upload(
-    file: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV or Parquet; .gz and .zst too.")],
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://owner/name@revision.")],
     column_map: Map = None,
+    model: Model = None,
+    policy: Policy = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until a large file is validated, with progress.")] = True,
     as_json: Json = False,
 ) -> None:
     """Upload a dataset; it is validated there. Exit code 1 when it is not valid, with every bad row."""
     from control_plane.cli.remote import connect
 
+    options = {"column_map": parse_map(column_map), "policies": parse_policies(policy), "model": model}
+    if not file.startswith(HUB) and not Path(file).is_file():
+        raise typer.BadParameter(f"{file!r} is no file here")
     with connect() as client:
-        made = client.upload_file(file, column_map=parse_map(column_map))
+        made = send(client, file, options, wait=wait)
         if as_json:
             print_json(made)
         else:
             accepted(client, made)
             print(made["id"])
-            fields({"file": made["filename"], "bytes": made["bytes"], "status": made["status"]})
+            fields({"file": made["filename"], "bytes": made["bytes"], "status": made["status"], "dataset": made["dataset_id"]})
     if made["status"] == "error":
         raise typer.Exit(Exit.FAILED)
+
+
+def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool = True) -> Mapping[str, Any]:
+    """Upload a file, or have the platform import it; with `wait`, it comes back validated."""
+    made = client.import_dataset(given, **options) if given.startswith(HUB) else client.upload_file(Path(given), **options)
+    if made["status"] == "uploaded" and wait:
+        from control_plane.cli.progress import follow_validation
+
+        return follow_validation(client, made["id"])
+    return made
+
+
+def list_versions(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20,
+    as_json: Json = False,
+) -> None:
+    """List dataset versions, newest first."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.datasets(limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [_row(d) for d in found]
+    table(("ID", "NAME", "FORMAT", "ROWS", "TOKENS", "REVIEW", "CREATED"), rows)
+
+
+def _row(d: Mapping[str, Any]) -> tuple[str, ...]:
+    named = f"{d['name']} v{d['version']}"
+    return d["id"], named, d["format"], f"{d['row_count']:,}", _or_dash(d["token_count"]), d["review"], ago(d["created_at"])
+
+
+def _or_dash(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def show(
+    dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id (`ft datasets list`), or a file's for its report.")],
+    as_json: Json = False,
+) -> None:
+    """Show a dataset version and its report."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        version = client.dataset(dataset) if dataset.startswith("ds_") else None
+        report = client.dataset_report(dataset)
+    if as_json:
+        print_json({"dataset": version, "report": report})
+        return
+    if version is not None:
+        fields(_shown(version))
+    show_report(report, name=dataset)
+
+
+def _shown(version: Mapping[str, Any]) -> dict[str, Any]:
+    hidden = ("object", "report_url")
+    return {k.replace("_", " "): ago(v) if k.endswith("_at") else v for k, v in version.items() if k not in hidden}
+
+
+def approve(dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id.")], as_json: Json = False) -> None:
+    """Let jobs train on a dataset that its policies hold back for review."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        changed = client.approve_dataset(dataset)
+    if as_json:
+        print_json(changed)
+        return
+    say(f"dataset {dataset}: review {changed['review']}")
 
 
 def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.datasets import Map, accepted, parse_map
+from control_plane.cli.datasets import HUB, Map, Policy, accepted, parse_map, parse_policies, send
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from control_plane.cli.progress import events_of, reason, waiting
@@ -48,6 +49,7 @@ def submit(
     method: Annotated[str | None, typer.Option("--method", help="supervised, lora, ...")] = None,
     hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
     column_map: Map = None,
+    policy: Policy = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code tells how.")] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
     as_json: Json = False,
@@ -55,16 +57,17 @@ def submit(
     """Submit a fine-tuning job; a file is uploaded first. With --wait: exit code 0 succeeded, 1 failed, 3 cancelled."""
     from control_plane.cli.remote import connect
 
-    mapping, hyperparameters = parse_map(column_map), parse_hyperparameters(hp or [])
+    hyperparameters = parse_hyperparameters(hp or [])
+    options = {"column_map": parse_map(column_map), "policies": parse_policies(policy), "model": None}
     for given in (file, validation_file):
         check_given(given)
     with connect() as client:
         body: dict[str, Any] = {
-            "model": model, "training_file": _file_id(client, file, mapping), "suffix": suffix, "seed": seed, "method": method,
+            "model": model, "training_file": file_id_of(client, file, options), "suffix": suffix, "seed": seed, "method": method,
             "hyperparameters": hyperparameters or None, "auto_promote": None if promote else False,
         }  # fmt: skip
         if validation_file is not None:
-            body["validation_file"] = _file_id(client, validation_file, mapping)
+            body["validation_file"] = file_id_of(client, validation_file, options)
         made = client.create_job(**{k: v for k, v in body.items() if v is not None})
         if wait:
             say(f"job {made['id']}")
@@ -77,18 +80,17 @@ def submit(
 
 
 def check_given(given: str | None) -> None:
-    """A usage error for what is neither a file here nor looks like the id of one."""
-    if given is not None and not Path(given).is_file() and not given.startswith("file-"):
+    """A usage error for what is neither a file here, nor of the Hub, nor looks like the id of one."""
+    if given is not None and not Path(given).is_file() and not given.startswith(("file-", HUB)):
         raise typer.BadParameter(f"{given!r} is neither a file here nor the id of an uploaded one (file-...)")
 
 
-def _file_id(client: FtClient, given: str, mapping: dict[str, str] | None) -> str:
-    """The id of an uploaded file; a path that exists is uploaded first."""
-    path = Path(given)
-    if not path.is_file():
+def file_id_of(client: FtClient, given: str, options: Mapping[str, Any]) -> str:
+    """The id of an uploaded file; a path that exists, or a dataset of the Hub, is uploaded first."""
+    if not Path(given).is_file() and not given.startswith(HUB):
         return given
-    say(f"uploading {path}")
-    return str(accepted(client, client.upload_file(path, column_map=mapping))["id"])
+    say(f"uploading {given}")
+    return str(accepted(client, send(client, given, options))["id"])
 
 
 def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+import httpx
 
 from control_plane.cli.output import console, escape, say
 
@@ -35,6 +38,55 @@ def follow(client: FtClient, job_id: str) -> dict[str, Any]:
             if job["status"] in FINAL:
                 return dict(job)
             time.sleep(POLL_S)
+
+
+def follow_validation(client: FtClient, file_id: str) -> dict[str, Any]:
+    """Show how far the validation of a large file is until it has ended, and return the file."""
+    with ValidationView() as view:
+        while True:
+            with contextlib.suppress(httpx.TransportError):  # a stream that breaks off is opened again
+                for event in client.file_events(file_id):
+                    view.show(event)
+            file = client.file(file_id)
+            if file["status"] != "uploaded":
+                return file
+            time.sleep(POLL_S)
+
+
+class ValidationView:
+    """A bar on a terminal, elsewhere a line for each stage; a context, because a live display has to be closed."""
+
+    def __init__(self) -> None:
+        self._bars: Progress | None = None
+        self._stage = ""
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bars = Progress(
+                TextColumn("{task.description:<12}"), BarColumn(bar_width=30), DownloadColumn(), TimeElapsedColumn(),
+                TextColumn("{task.fields[rows]:,} rows"), console=console(stderr=True),
+            )  # fmt: skip
+            self._bars.add_task("waiting", total=None, rows=0)
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        """One event of the file's stream."""
+        found = event["progress"]
+        if found is None:
+            return
+        if self._bars is not None:
+            total = found["total_bytes"] or None
+            self._bars.update(self._bars.task_ids[0], description=found["stage"], total=total, completed=found["bytes"], rows=found["rows"])
+        elif found["stage"] != self._stage:
+            say(f"validating: {found['stage']}")
+        self._stage = found["stage"]
 
 
 def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[dict[str, Any]]:

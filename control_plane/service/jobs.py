@@ -16,7 +16,7 @@ from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.quotas import Ask, Refusal, Usage, admit
 from control_plane.service import idempotency
-from control_plane.service.datasets import check_enough_to_train
+from control_plane.service.datasets import check_enough_to_train, check_reviewed
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -224,9 +224,12 @@ def _trainable(conn: Connection, tenant: str, file_id: str, *, param: str) -> st
             f"{param} {file_id} ({file['filename']}) cannot be trained on: {file['status_details']}", code=f"invalid_{param}", param=param
         )
     dataset_id: str | None = file["dataset_id"]
-    if dataset_id is not None and param == "training_file":
-        rows = sa.select(datasets_table.c.row_count).where(datasets_table.c.tenant_id == tenant, datasets_table.c.id == dataset_id)
-        check_enough_to_train(conn.execute(rows).scalar_one(), training_file=file_id)
+    if dataset_id is not None:
+        this = (datasets_table.c.tenant_id == tenant) & (datasets_table.c.id == dataset_id)
+        version = conn.execute(sa.select(datasets_table.c.row_count, datasets_table.c.review).where(this)).one()
+        check_reviewed(version.review, dataset_id, param=param)
+        if param == "training_file":
+            check_enough_to_train(version.row_count, training_file=file_id)
     return dataset_id
 
 

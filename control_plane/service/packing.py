@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from control_plane.service.building import Say, one_anywhere, one_on_this_machine
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
 from control_plane.service.training import fetch_pack, upload
 from control_plane.tables import datasets, files
 from ft_assets import layout, provenance
 from ft_assets.base_models import BaseModel
-from ft_assets.datasets.histogram import histogram
-from ft_assets.datasets.packs.build import PackManifest, PackSettings, build_pack, pack_fingerprint, verify
+from ft_assets.datasets.packs.build import (
+    PackManifest,
+    PackProgress,
+    PackSettings,
+    build_pack,
+    build_preference_pack,
+    pack_fingerprint,
+    suitable_workers,
+)
+from ft_assets.datasets.packs.source import has_own_split
+from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.progress import Progress
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import part_of
 from ft_assets.datasets.stored import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.errors import Unavailable
+from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training import hyperparameters
+
+log = logging.getLogger(__name__)
 
 EVAL_ITEMS = 200
 """Items that an evaluation asks at most by default: what an automatic split tries to hold out."""
@@ -36,6 +47,8 @@ FLOPS_PER_TOKEN_FACTOR = 6.0
 DEVICE_FLOPS = {"fp32": 1.0e11, "bf16": 4.0e14, "fp16": 4.0e14}
 """Sustained operations a second: two CPU cores in fp32 (8,500 tokens/s on 1.3M parameters); an H100 at 40 % of its
 989 TFLOP/s dense bf16 peak. First estimates of a duration; history corrects them."""
+PREFERENCE_METHODS = frozenset(("dpo", "orpo"))
+"""Methods that train on pairs of answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +63,13 @@ class Packed:
     uri: str
 
 
-def pack(platform: Platform, tenant: str, job_id: str) -> Packed:
-    """Build or reuse the job's pack, freeze its spec, and queue it. Run again, it finds everything done."""
+def pack(
+    platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None, say: Say = log.info
+) -> Packed:
+    """Build or reuse the job's pack, freeze its spec, and queue it. Run again, it finds everything done.
+
+    `progress` is told of each shard; `say` of waiting for another builder, and for whom.
+    """
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
     model = platform.models.get(job.model)
@@ -59,8 +77,8 @@ def pack(platform: Platform, tenant: str, job_id: str) -> Packed:
         id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest
     )
     plan = hyperparameters.plan(job.hyperparameters, facts, method=job.method, recipe=(job.request or {}).get("recipe"))
-    settings = PackSettings(max_seq_len=plan.max_seq_len, **_split(platform, tenant, job))
-    manifest, directory, reused = _stored_pack(platform, tenant, job, model, settings)
+    settings = PackSettings(max_seq_len=plan.max_seq_len, **_policies(platform, tenant, job), **_split(platform, tenant, job))
+    manifest, reused = _stored_pack(platform, tenant, job, model, settings, progress=progress, say=say)
     spec = hyperparameters.resolve(
         plan,
         hyperparameters.PackFacts(**{k: getattr(manifest, k) for k in hyperparameters.PackFacts.__slots__}),
@@ -75,26 +93,31 @@ def pack(platform: Platform, tenant: str, job_id: str) -> Packed:
     return Packed(
         manifest=manifest,
         reused=reused,
-        lengths=histogram(_example_lengths(directory, manifest)),
+        lengths=manifest.lengths,
         total_steps=steps,
         spec_sha256=spec.sha256,
         uri=platform.objects.uri(layout.pack_prefix(tenant, manifest.fingerprint)),
     )
 
 
-def _example_lengths(directory: Path, manifest: PackManifest) -> list[int]:
-    shards = (pq.read_table(directory / shard["name"], columns=["seq_lengths"]) for shard in manifest.shards)
-    return [n for shard in shards for window in shard.column("seq_lengths").to_pylist() for n in window]
-
-
 def _expected_s(num_parameters: int, tokens: float, precision: str) -> float:
     return SETUP_S + FLOPS_PER_TOKEN_FACTOR * num_parameters * tokens / DEVICE_FLOPS[precision]
 
 
+def _policies(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
+    """What the upload asked for rows that do not fit the base model."""
+    query = sa.select(files.c.policies).where(files.c.id == job.training_file, files.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        policies = Policies.from_request(conn.execute(query).scalar_one() or {})
+    return {"control_tokens": policies.control_tokens, "over_long": policies.over_long}
+
+
 def _split(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
-    """The tenant's own validation file, or the share that an automatic split holds out."""
+    """What is held out, in this order: the tenant's own validation file, the dataset's own split, a share split off automatically."""
     if job.validation_file:
         return {"validation_dataset_id": _dataset_of(platform, tenant, job.validation_file).id}
+    if has_own_split(_rows_file(platform, tenant, job.dataset_id)):
+        return {"validation_fraction": 0.0}
     rows = _dataset_of(platform, tenant, job.training_file).row_count
     return {"validation_fraction": min(MOST_SHARE, max(LEAST_SHARE, EVAL_ITEMS / rows))}
 
@@ -106,33 +129,69 @@ def _dataset_of(platform: Platform, tenant: str, file_id: str) -> sa.Row[Any]:
 
 
 def _stored_pack(
-    platform: Platform, tenant: str, job: sa.Row[Any], model: BaseModel, settings: PackSettings
-) -> tuple[PackManifest, Path, bool]:
-    """The pack on this machine and in the object store, and whether it was there before."""
+    platform: Platform,
+    tenant: str,
+    job: sa.Row[Any],
+    model: BaseModel,
+    settings: PackSettings,
+    *,
+    progress: Callable[[Progress], None] | None,
+    say: Say,
+) -> tuple[PackManifest, bool]:
+    """The pack, on this machine and in the object store, and whether it was there before.
+
+    Built by one process at a time, wherever the others are; those wait and then take what is stored.
+    """
     if model.directory is None:
         raise Unavailable(f"base model {model.id} is not on this machine", code="base_model_unavailable")
     tokenizer = ChatTokenizer.load(model.directory)
-    fingerprint = pack_fingerprint(job.dataset_id, tokenizer.tokenizer_digest, tokenizer.template_digest, settings)
-    prefix = layout.pack_prefix(tenant, fingerprint)
+    pairs = job.method in PREFERENCE_METHODS
+    digests = (tokenizer.tokenizer_digest, tokenizer.template_digest)
+    fingerprint = pack_fingerprint(job.dataset_id, *digests, settings, kind="pairs" if pairs else "windows")
     directory = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / fingerprint
-    with _one_builder(directory):
-        if platform.objects.exists(f"{prefix}/manifest.json"):
-            fetch_pack(platform, tenant, fingerprint)
-            return verify(directory), directory, True
-        rows = _rows_file(platform, tenant, job.dataset_id)
-        held_out = load_rows(_rows_file(platform, tenant, settings.validation_dataset_id)) if settings.validation_dataset_id else iter(())
-        manifest = build_pack(load_rows(rows), tokenizer, settings, directory, dataset_id=job.dataset_id, validation=held_out)
-        upload(platform.objects, directory, prefix)
-        return manifest, directory, False
+    with one_on_this_machine(directory, who=job.id, say=say):
+        if (found := _stored(platform, tenant, fingerprint)) is not None:
+            return found, True
+        with one_anywhere(platform.engine, tenant, fingerprint, who=job.id, say=say):
+            if (found := _stored(platform, tenant, fingerprint)) is not None:
+                return found, True
+            own = settings.validation_dataset_id
+            manifest = (build_preference_pack if pairs else build_pack)(
+                _rows_file(platform, tenant, job.dataset_id),
+                tokenizer,
+                settings,
+                directory,
+                dataset_id=job.dataset_id,
+                validation=_rows_file(platform, tenant, own) if own else (),
+                workers=suitable_workers(_dataset_of(platform, tenant, job.training_file).row_count),
+                model_dir=model.directory,
+                progress=_relay(progress) if progress else None,
+            )
+            upload(platform.objects, directory, layout.pack_prefix(tenant, fingerprint))
+            return manifest, False
 
 
-@contextmanager
-def _one_builder(directory: Path) -> Iterator[None]:
-    """On one machine, one process builds a pack and the others wait for it and reuse it."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with (directory.parent / f".{directory.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _stored(platform: Platform, tenant: str, fingerprint: str) -> PackManifest | None:
+    """The pack from the object store, in this machine's cache and verified; None where it is absent, or damaged there too."""
+    if not platform.objects.exists(f"{layout.pack_prefix(tenant, fingerprint)}/manifest.json"):
+        return None
+    try:
+        return PackManifest.read(fetch_pack(platform, tenant, fingerprint))
+    except IntegrityError as damage:
+        log.warning("the stored pack %s is damaged and is built again: %s", fingerprint, damage)
+        return None
+
+
+def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], None]:
+    """Tell `progress` the examples of both parts together."""
+    done: dict[tuple[str, str], int] = {}
+
+    def report(seen: PackProgress) -> None:
+        done[seen.stage, seen.part] = seen.num_examples
+        rows = sum(count for (stage, _), count in done.items() if stage == seen.stage)
+        progress(Progress(stage="tokenizing" if seen.stage == "tokenize" else "packing", rows=rows, bytes=0, total_bytes=0))
+
+    return report
 
 
 def _rows_file(platform: Platform, tenant: str, dataset_id: str) -> Path:
@@ -150,7 +209,7 @@ def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterat
         return (_as_row(e) for e in load_rows(_rows_file(platform, tenant, own)))
     fraction = held_out["validation_fraction"]
     stored = load_stored(_rows_file(platform, tenant, job.dataset_id))
-    return (_as_row(s.example) for s in stored if part_of(s.content_sha256, validation_fraction=fraction) == "validation")
+    return (_as_row(s.example) for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
 
 
 def _as_row(example: Example) -> dict[str, Any]:

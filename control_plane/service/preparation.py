@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.service import files
-from control_plane.service.datasets import check_enough_to_train
+from control_plane.service.datasets import check_enough_to_train, check_reviewed
 from control_plane.service.platform import Platform
-from control_plane.service.transition import locked, transition
+from control_plane.service.transition import locked, record, transition
 from control_plane.tables import datasets, jobs
 from control_plane.tables import files as files_table
-from ft_assets.errors import FtError, InvalidDataset, NotFound
+from ft_assets.datasets.progress import Progress
+from ft_assets.errors import FtError, InvalidDataset, NotFound, Unavailable
 from ft_assets.training.spec import TrainingSpec
 
+ANNOUNCE_EVERY_S = 5.0
+"""Seconds between two events about one stage of a dataset: what a person waits for a sign of life, and a row each."""
 SETUP_S = 30.0
 """Seconds that a training process needs before its first step (imports, weights, self-test)."""
 
@@ -44,12 +52,14 @@ def job_row(conn: Connection, tenant: str, job_id: str) -> sa.Row[Any]:
     return row
 
 
-def pin_dataset(platform: Platform, tenant: str, job_id: str) -> PinnedDataset:
+def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None) -> PinnedDataset:
     """Resolve the job's files to dataset versions, validating a file that nobody validated yet; a second call changes nothing."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    training = _version(platform, tenant, job.training_file, param="training_file")
-    validation = _version(platform, tenant, job.validation_file, param="validation_file") if job.validation_file else None
+    training = _version(platform, tenant, job.training_file, param="training_file", progress=progress)
+    validation = None
+    if job.validation_file:
+        validation = _version(platform, tenant, job.validation_file, param="validation_file", progress=progress)
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(dataset_id=training.id, heartbeat_at=platform.clock()))
     return PinnedDataset(
@@ -62,10 +72,32 @@ def pin_dataset(platform: Platform, tenant: str, job_id: str) -> PinnedDataset:
     )
 
 
-def _version(platform: Platform, tenant: str, file_id: str, *, param: str) -> sa.Row[Any]:
-    files.validate(platform, file_id)
+def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
+    """A sink for progress that tells the job's tenant (an event) and `say` at most every five seconds, and at each new stage."""
+    told: dict[str, Any] = {"at": -math.inf, "stage": None}
+
+    def tell(progress: Progress) -> None:
+        if time.monotonic() - told["at"] < ANNOUNCE_EVERY_S and progress.stage == told["stage"]:
+            return
+        told.update(at=time.monotonic(), stage=progress.stage)
+        event = events.progress_event(asdict(progress))
+        if say is not None:
+            say(event.message)
+        with contextlib.suppress(SQLAlchemyError), platform.engine.begin() as conn:  # news are not worth a failed step
+            record(conn, job_id, event, now=platform.clock())
+
+    return tell
+
+
+def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
+    found = files.validate(platform, file_id, progress=progress)
+    if found["status_code"] in files.PLATFORM_FAILURES:  # an earlier attempt died: this run is the next one
+        files.validate_again(platform, tenant, file_id)
+        files.validate(platform, file_id, progress=progress)
     with platform.engine.connect() as conn:
         file = conn.execute(sa.select(files_table).where(files_table.c.id == file_id, files_table.c.tenant_id == tenant)).one()
+        if file.status_code in files.PLATFORM_FAILURES:
+            raise Unavailable(f"{file.filename} ({file_id}) could not be validated: {file.status_details}", code="validation_crashed")
         if file.dataset_id is None:
             raise InvalidDataset(
                 f"{file.filename} ({file_id}) cannot be trained on: {file.status_details}. "
@@ -74,6 +106,7 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str) -> sa
                 param=param,
             )
         version = conn.execute(sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)).one()
+    check_reviewed(version.review, version.id, param=param)
     if param == "training_file":
         check_enough_to_train(version.row_count, training_file=file_id)
     return version

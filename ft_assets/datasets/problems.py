@@ -34,6 +34,7 @@ CODES: Mapping[str, str] = {
     "column_count": "a CSV record with more or fewer fields than the header",
     "not_an_object": "a row that is not a JSON object",
     "unknown_row_shape": "a row of none of the shapes that are read",
+    "transcript_text": "a whole conversation written as one text, without the mapping that splits it",
     "mixed_formats": "a row of another shape than the rows before it",
     "missing_field": "a required field is missing or null",
     "wrong_type": "a field holds a value of the wrong type",

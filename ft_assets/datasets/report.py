@@ -8,9 +8,15 @@
  "errors": [{"row","byte_offset","path","code","message","fix"}],    in file order, at most 1,000; row null: the whole file
  "error_counts": {code: int},     complete, also beyond the stored errors
  "warnings": [{"code","message"}],
- "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "characters": lengths, "tokens": lengths|null,
-           "histogram": {"unit","counts","edges"}},     lengths = {"min","max","mean","p50","p95","p99","total"}
- "policies": {...}}
+ "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "duplicates": {"exact","near"},
+           "contamination": {"flagged","suites": {name: rows},"checked": [name]}, "personal_data": {"rows","kinds": {kind: rows}},
+           "toxicity": {"flagged"}, "characters": lengths, "tokens": lengths|null, "histogram": {"unit","counts","edges"},
+           "splits": {"by","fraction"?,"train","validation"}, "quality": {...}},
+                                  lengths = {"min","max","mean","p50","p95","p99","total"}
+ "policies": {...},
+ "flagged": [{"row","code","action",...}],   duplicates ("of_row"), contaminated ("suite","share"), toxic ("score"): at most 1,000
+ "review": [code],                what the policies hold back until the tenant approves; empty: nothing
+ "model": {"id","tokenizer_digest","template_digest","max_seq_len"}|null}      whose tokens were counted
 """
 
 from __future__ import annotations
@@ -37,6 +43,9 @@ class DatasetReport:
     warnings: list[dict[str, str]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, Any] = field(default_factory=dict)
+    flagged: list[dict[str, Any]] = field(default_factory=list)
+    review: list[str] = field(default_factory=list)
+    model: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,7 @@
 """The internal form of a training example: what every accepted row becomes and every later stage reads.
 
 Prompt/completion rows become a user and an assistant message, so that training sees exactly what chat completions will
-send; prompts that hold assistant turns give them weight 0. There are three kinds: ``chat``, ``preference``, ``text``.
+send; prompts that hold assistant turns give them weight 0. There are four kinds: ``chat``, ``preference``, ``kto``, ``text``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
-Kind = Literal["chat", "preference", "text"]
-Format = Literal["chat", "prompt_completion", "preference", "text"]
+Kind = Literal["chat", "preference", "kto", "text"]
+Format = Literal["chat", "prompt_completion", "preference", "kto", "text"]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,7 +53,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One training example.
 
     chat: `messages`, ending with the assistant. preference: `messages` is the prompt, `chosen` and `rejected` continue it.
-    text: `text`. `row` is the row of the uploaded file, for messages about it; it is no part of the content.
+    kto: a chat whose answer `label` calls good or bad. text: `text`. `row` is the row of the uploaded file, for messages about it; it is no part of the content.
     """
 
     kind: Kind
@@ -62,12 +62,13 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chosen: tuple[Message, ...] = ()
     rejected: tuple[Message, ...] = ()
     text: str | None = None
+    label: bool | None = None
     row: int = 0
 
     @property
     def prompt(self) -> tuple[Message, ...]:
         """The messages before the last answer of a chat, or the whole prompt of a preference: what a model is asked."""
-        return self.messages[:-1] if self.kind == "chat" else self.messages
+        return self.messages if self.kind == "preference" else self.messages[:-1]
 
     @property
     def answer(self) -> str:

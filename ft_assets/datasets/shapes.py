@@ -1,245 +1,256 @@
 """Recognises the accepted row shapes and converts each to an :class:`Example`, reporting every field that is wrong.
 
 chat               {"messages": [...], "tools"?: [...]}
+                   {"conversations": [{"from": "human", "value": "..."}, ...]} (ShareGPT)
 prompt_completion  {"prompt": text or messages, "completion": text or messages}
-preference         {"prompt": text or messages, "chosen", "rejected"}; without prompt, messages (or transcripts of "Human:"
-                   and "Assistant:") in chosen and rejected that share their first turns;
+                   {"instruction": "...", "input"?: "...", "output": "..."} (Alpaca)
+preference         {"prompt": text or messages, "chosen", "rejected"}; without prompt, messages in chosen and rejected that
+                   share their first turns;
                    or {"input": {"messages"}, "preferred_output", "non_preferred_output"}
+kto                {"prompt", "completion", "label": true or false}
 text               {"text": "..."}
+
+A text that holds a whole conversation is refused, with the column map that splits it: guessing would train on the marks.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ft_assets.datasets.fields import MESSAGE_FIELDS, SHAREGPT_FIELDS, Reading
 from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers.json_rows import parse_json
-from ft_assets.datasets.schema import ROLES, Example, Format, Message, Role, ToolCall
+from ft_assets.datasets.readers.column_map import Mapped
+from ft_assets.datasets.readers.transcripts import START, transcript_marks
+from ft_assets.datasets.schema import Example, Format, Message, Role
 
+TOOLS = ("tools", "functions", "parallel_tool_calls")
 USED: Mapping[Format, frozenset[str]] = {
-    "chat": frozenset(("messages", "tools", "parallel_tool_calls")),
-    "prompt_completion": frozenset(("prompt", "completion", "tools")),
-    "preference": frozenset(("prompt", "chosen", "rejected", "input", "preferred_output", "non_preferred_output", "tools")),
+    "chat": frozenset(("messages", "conversations", "system", *TOOLS)),
+    "prompt_completion": frozenset(("prompt", "completion", "instruction", "input", "output", "history", "system", *TOOLS)),
+    "preference": frozenset(("prompt", "chosen", "rejected", "input", "preferred_output", "non_preferred_output", *TOOLS)),
+    "kto": frozenset(("prompt", "completion", "label", *TOOLS)),
     "text": frozenset(("text",)),
 }
-ADVICE = {
-    frozenset(("instruction", "output")): "map the columns: instruction=prompt,output=completion",
-    frozenset(("question", "answer")): "map the columns: question=prompt,answer=completion",
-    frozenset(("conversations",)): 'rename "conversations" to "messages", "from" to "role", "value" to "content"',
+TEXTS: Mapping[Format, tuple[str, ...]] = {
+    "chat": (),
+    "prompt_completion": ("prompt", "completion"),
+    "preference": ("prompt", "chosen", "rejected", "preferred_output", "non_preferred_output"),
+    "kto": ("prompt", "completion"),
+    "text": ("text",),
 }
-TURN = re.compile(r"\n\n(Human|Assistant):")
-MESSAGE_FIELDS = frozenset(("role", "content", "name", "weight", "tool_calls", "tool_call_id"))
+"""Fields that may be a text, and so may hold a transcript."""
+ASKING = ("question", "query", "instruction", "prompt", "input", "source", "utterance", "text")
+ANSWERING = ("answer", "response", "output", "completion", "reply", "target", "label", "category", "intent")
+"""Names of columns, in order of preference, that the advice to map takes for prompt and completion."""
+LABELS = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
+"""Of KTO rows; as text, for CSV."""
+FROM_OPENAI = ("preferred_output", "non_preferred_output")
 
 
 def detect(value: Mapping[str, Any]) -> tuple[Format, str] | None:
     """The format of a row and the reason in words; None for a shape that is not known."""
-    keys = {k for k, v in value.items() if v is not None}
-    if "messages" in keys:
-        return "chat", "rows have 'messages'"
-    if {"preferred_output", "non_preferred_output"} & keys:
-        return "preference", "rows have 'preferred_output' and 'non_preferred_output'"
-    if {"chosen", "rejected"} <= keys:
+
+    def has(*names: str) -> bool:
+        return all(value.get(name) is not None for name in names)
+
+    if has("chosen", "rejected"):
         return "preference", "rows have 'chosen' and 'rejected'"
-    if {"prompt", "completion"} <= keys:
+    if has("messages"):
+        return "chat", "rows have 'messages'"
+    if has("preferred_output") or has("non_preferred_output"):
+        return "preference", "rows have 'preferred_output' and 'non_preferred_output'"
+    if has("conversations"):
+        return "chat", "rows have 'conversations' (ShareGPT): 'from' is the role, 'value' the content"
+    if has("prompt", "completion"):
+        if _label(value) is not None:
+            return "kto", "rows have 'prompt' and 'completion', and 'label' says true or false of the completion"
         return "prompt_completion", "rows have 'prompt' and 'completion'"
-    if "text" in keys:
-        return "text", "rows have 'text'"
+    if has("instruction", "output"):
+        with_input = ", followed by an empty line and 'input' where there is one"
+        return "prompt_completion", f"rows have 'instruction' and 'output' (Alpaca): the prompt is 'instruction'{with_input}"
+    if has("text"):
+        others = _other_texts(value)
+        return "text", "rows have 'text'" + (f", and {', '.join(map(ascii, others[:3]))} is read by nothing" if others else "")
     return None
 
 
+def advice(value: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(code, message) of a warning for a row that reads as text, but whose one other text column looks like its answer."""
+    if isinstance(value, Mapped) or "text" not in value:
+        return None
+    found = detect(value)
+    others = _other_texts(value) if found is not None and found[0] == "text" else []
+    if len(others) != 1:
+        return None
+    name = others[0][:80]
+    message = f"{ascii(name)} is read by nothing; to train it as the answer: --map text=prompt,{name}=completion"
+    return "unread_text_column", f"{message}; to train on the text alone: --map text=text"
+
+
 def unknown_shape(value: Mapping[str, Any]) -> Problem:
-    keys = {str(k) for k in value}
-    fix = next((advice for wanted, advice in ADVICE.items() if wanted <= keys), None)
-    have = ", ".join(sorted(ascii(k)[1:-1][:40] for k in keys)[:12]) or "no fields"
-    return Problem(
-        path="",
-        code="unknown_row_shape",
-        message=f"has {have}; rows need 'messages', 'prompt' and 'completion', 'chosen' and 'rejected', or 'text'",
-        fix=fix or "rename the fields, or map columns as in text=prompt,category=completion",
-    )
+    have = ", ".join(sorted(ascii(str(k))[1:-1][:40] for k in value)[:12]) or "no fields"
+    asking = next((name for name in ASKING if isinstance(value.get(name), str)), None)
+    answering = next((name for name in ANSWERING if isinstance(value.get(name), str)), None)
+    fix = "rename the fields, or map columns as in --map text=prompt,category=completion"
+    if asking and answering:
+        fix = f"map the columns: --map {asking}=prompt,{answering}=completion"
+    message = f"has {have}; rows need 'messages', 'prompt' and 'completion', 'chosen' and 'rejected', or 'text'"
+    return Problem(path="", code="unknown_row_shape", message=message, fix=fix)
 
 
 def to_example(value: Mapping[str, Any], fmt: Format, *, row: int) -> tuple[Example | None, list[Problem]]:
     """The example that `value` spells in format `fmt`, or None with every problem that stands in the way."""
-    reading = _Reading()
-    example = {"chat": _chat, "prompt_completion": _completion, "preference": _preference, "text": _text}[fmt](reading, value, row)
+    if (problem := _transcript_problem(value, fmt)) is not None:
+        return None, [problem]
+    reading = Reading()
+    example = CONVERT[fmt](reading, value, row)
     return (None, reading.problems) if reading.problems else (example, [])
 
 
-class _Reading:
-    """Collects the problems of one row while its fields are read."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def add(self, path: str, code: str, message: str, fix: str) -> None:
-        self.problems.append(Problem(path=path, code=code, message=message, fix=fix))
-
-    def text(self, value: Any, path: str) -> str:
-        if isinstance(value, str):
-            return value
-        if value is None:
-            self.add(path, "missing_field", f"{path} is missing or null", "give it a text")
-        else:
-            self.add(path, "wrong_type", f"{path} is {_kind(value)}, not text", "write it as a string")
-        return ""
-
-    def content(self, value: Any, path: str) -> str | None:
-        """Text, or a list of text parts joined; None stays None (an assistant that only calls tools)."""
-        if value is None or isinstance(value, str):
-            return value
-        if not isinstance(value, list):
-            self.add(path, "wrong_type", f"{path} is {_kind(value)}, not text", "write the content as a string")
-            return None
-        texts = []
-        for index, part in enumerate(value):
-            if isinstance(part, dict) and part.get("type", "text") == "text":
-                texts.append(self.text(part.get("text"), f"{path}[{index}].text"))
-            else:
-                kind = str(part.get("type"))[:40] if isinstance(part, dict) else _kind(part)
-                self.add(f"{path}[{index}]", "unsupported_content", f"content part of type {kind!r}", "keep text parts only")
-        return "".join(texts)
-
-    def messages(self, value: Any, path: str) -> tuple[Message, ...]:
-        if not isinstance(value, list):
-            code = "missing_field" if value is None else "wrong_type"
-            self.add(path, code, f"{path} is {_kind(value)}, not a list of messages", 'write [{"role": ..., "content": ...}, ...]')
-            return ()
-        if not value:
-            self.add(path, "empty_messages", f"{path} is empty", "write at least a user and an assistant message")
-        return tuple(m for i, item in enumerate(value) if (m := self.message(item, f"{path}[{i}]")) is not None)
-
-    def message(self, value: Any, path: str) -> Message | None:
-        if not isinstance(value, dict):
-            self.add(path, "wrong_type", f"{path} is {_kind(value)}, not an object", 'write {"role": ..., "content": ...}')
-            return None
-        role: Role | None = next((r for r in ROLES if r == value.get("role")), "system" if value.get("role") == "developer" else None)
-        if role is None:
-            code = "missing_field" if value.get("role") is None else "invalid_role"
-            self.add(f"{path}.role", code, f"role is {ascii(value.get('role'))[:60]}", f"use one of {', '.join(ROLES)}")
-        weight = 1 if value.get("weight") is None else value["weight"]
-        if isinstance(weight, bool) or weight not in (0, 1):
-            self.add(f"{path}.weight", "invalid_weight", f"weight is {ascii(weight)[:60]}", "use 0 (no loss) or 1")
-            weight = 1
-        calls = self.tool_calls(value.get("tool_calls"), f"{path}.tool_calls")
-        content = self.content(value.get("content"), f"{path}.content")
-        if content is None and value.get("content") is None and not (calls and role == "assistant"):
-            self.add(f"{path}.content", "missing_field", "content is missing or null", "give it a text; only tool calls go without")
-        optional = {k: self.text(v, f"{path}.{k}") for k in ("name", "tool_call_id") if (v := value.get(k)) is not None}
-        return None if role is None else Message(role=role, content=content, weight=int(weight), tool_calls=calls, **optional)
-
-    def tool_calls(self, value: Any, path: str) -> tuple[ToolCall, ...]:
-        if value is None:
-            return ()
-        if not isinstance(value, list):
-            self.add(path, "wrong_type", f"{path} is {_kind(value)}, not a list", 'write [{"type": "function", "function": {...}}]')
-            return ()
-        return tuple(c for i, item in enumerate(value) if (c := self.tool_call(item, f"{path}[{i}]")) is not None)
-
-    def tool_call(self, value: Any, path: str) -> ToolCall | None:
-        function = value.get("function") if isinstance(value, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        arguments = _arguments(function.get("arguments")) if isinstance(function, dict) else None
-        if not isinstance(name, str) or not name or arguments is None:
-            fix = 'write {"type": "function", "function": {"name": ..., "arguments": "{...}"}}'
-            self.add(path, "invalid_tool_call", "needs function.name, and function.arguments that are a JSON object", fix)
-            return None
-        call_id = value.get("id")
-        return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
-
-    def tools(self, value: Any, path: str) -> tuple[dict[str, Any], ...]:
-        if value is None or value == []:
-            return ()
-        if not isinstance(value, list) or not all(isinstance(t, dict) for t in value):
-            self.add(path, "wrong_type", f"{path} must be a list of objects", 'write [{"type": "function", "function": {...}}]')
-            return ()
-        return tuple(value)
-
-    def turns(self, value: Any, path: str, role: Role) -> tuple[Message, ...]:
-        """A text as one message of `role`, or messages as they are (one alone may stand without its list)."""
-        if isinstance(value, str):
-            return (Message(role=role, content=value),)
-        return self.messages([value] if isinstance(value, dict) else value, path)
+def _chat(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+    name = "messages" if value.get("messages") is not None else "conversations"
+    messages = _system(reading, value) + reading.messages(value.get(name), name)
+    return Example(kind="chat", messages=messages, tools=reading.tools(value), row=row)
 
 
-def _chat(reading: _Reading, value: Mapping[str, Any], row: int) -> Example:
-    messages = reading.messages(value.get("messages"), "messages")
-    return Example(kind="chat", messages=messages, tools=reading.tools(value.get("tools"), "tools"), row=row)
-
-
-def _completion(reading: _Reading, value: Mapping[str, Any], row: int) -> Example:
-    prompt = tuple(_unweighted(m) for m in reading.turns(value.get("prompt"), "prompt", "user"))
+def _completion(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+    if value.get("prompt") is None and value.get("instruction") is not None:
+        return _alpaca(reading, value, row)
+    prompt = _system(reading, value) + tuple([_unweighted(m) for m in reading.turns(value.get("prompt"), "prompt", "user")])
     completion = reading.turns(value.get("completion"), "completion", "assistant")
-    return Example(kind="chat", messages=prompt + completion, tools=reading.tools(value.get("tools"), "tools"), row=row)
+    return Example(kind="chat", messages=prompt + completion, tools=reading.tools(value), row=row)
 
 
-def _preference(reading: _Reading, value: Mapping[str, Any], row: int) -> Example:
-    tools = value.get("tools")
-    if value.get("preferred_output") is not None or value.get("non_preferred_output") is not None:
+def _alpaca(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+    asked = reading.text(value["instruction"], "instruction")
+    more = reading.text(value["input"], "input") if value.get("input") is not None else ""
+    turns = [*_system(reading, value), *_history(reading, value.get("history"))]
+    turns.append(Message(role="user", content=f"{asked}\n\n{more}" if more.strip() else asked))
+    turns.append(Message(role="assistant", content=reading.text(value.get("output"), "output")))
+    return Example(kind="chat", messages=tuple(turns), tools=reading.tools(value), row=row)
+
+
+def _history(reading: Reading, value: Any) -> list[Message]:
+    """Earlier pairs of question and answer, as LLaMA-Factory writes them; the answers carry no loss, as in any prompt."""
+    out: list[Message] = []
+    for index, pair in enumerate(value if isinstance(value, list) else [value] if value is not None else []):
+        if not isinstance(pair, list) or len(pair) != 2:
+            reading.add(f"history[{index}]", "wrong_type", "a turn of history is no pair of texts", 'write [["question", "answer"], ...]')
+            continue
+        out.append(Message(role="user", content=reading.text(pair[0], f"history[{index}][0]")))
+        out.append(Message(role="assistant", content=reading.text(pair[1], f"history[{index}][1]"), weight=0))
+    return out
+
+
+def _kto(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+    example = _completion(reading, value, row)
+    return Example(kind="kto", messages=example.messages, tools=example.tools, label=_label(value), row=row)
+
+
+def _preference(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+    names, tools, path = ("chosen", "rejected"), value, ""
+    if not all(value.get(n) is not None for n in names):
         given = value.get("input")
+        names, path = FROM_OPENAI, "input."
+        tools = given if isinstance(given, dict) else value
         prompt = reading.messages(given.get("messages") if isinstance(given, dict) else given, "input.messages")
-        tools = given.get("tools") if isinstance(given, dict) else tools
-        names = ("preferred_output", "non_preferred_output")
     else:
         prompt = reading.turns(value["prompt"], "prompt", "user") if value.get("prompt") is not None else ()
-        names = ("chosen", "rejected")
-    chosen, rejected = (_transcript(value.get(n)) or reading.turns(value.get(n), n, "assistant") for n in names)
+    chosen, rejected = (reading.turns(value.get(n), n, "assistant") for n in names)
+    if prompt and len(chosen) > len(prompt) and chosen[: len(prompt)] == rejected[: len(prompt)] == prompt:
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]  # both repeat the prompt
     if not prompt and not reading.problems:
         shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         if not prompt:
-            reading.add("prompt", "missing_field", "there is no prompt, and chosen and rejected share no first messages", "add 'prompt'")
-    return Example(kind="preference", messages=prompt, chosen=chosen, rejected=rejected, tools=reading.tools(tools, "tools"), row=row)
+            _report_no_prompt(reading, value)
+    return Example(
+        kind="preference",
+        messages=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        tools=reading.tools(tools, path if tools is not value else ""),
+        row=row,
+    )
 
 
-def _transcript(value: Any) -> tuple[Message, ...]:
-    """The turns of a text that is written as a transcript from its first line on; none for any other."""
-    if not isinstance(value, str) or not TURN.match(value):
-        return ()
-    _, *parts = TURN.split(value)
-    roles: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
-    return tuple(Message(role=roles[who], content=said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True))
+def _report_no_prompt(reading: Reading, value: Mapping[str, Any]) -> None:
+    asking = next((name for name in ASKING if isinstance(value.get(name), str)), None)
+    fix = f"map it: --map {asking}=prompt,chosen=chosen,rejected=rejected" if asking else "add 'prompt'"
+    reading.add("prompt", "missing_field", "there is no prompt, and chosen and rejected share no first messages", fix)
 
 
-def _text(reading: _Reading, value: Mapping[str, Any], row: int) -> Example:
+def _text(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
     return Example(kind="text", text=reading.text(value.get("text"), "text"), row=row)
+
+
+CONVERT: Mapping[Format, Callable[[Reading, Mapping[str, Any], int], Example]] = {
+    "chat": _chat,
+    "prompt_completion": _completion,
+    "preference": _preference,
+    "kto": _kto,
+    "text": _text,
+}
+
+
+def _system(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The first message, where `system` stands beside the conversation."""
+    system = value.get("system")
+    return () if system is None or system == "" else (Message(role="system", content=reading.text(system, "system")),)
+
+
+def _label(value: Mapping[str, Any]) -> bool | None:
+    label = value.get("label")
+    return LABELS.get(label) if isinstance(label, bool | str) else None
 
 
 def _unweighted(message: Message) -> Message:
     """An assistant turn inside a prompt carries no loss."""
     if message.role != "assistant":
         return message
-    return Message(
-        role="assistant",
-        content=message.content,
-        name=message.name,
-        weight=0,
-        tool_calls=message.tool_calls,
-        tool_call_id=message.tool_call_id,
-    )
+    role: Role = "assistant"
+    calls, call_id = message.tool_calls, message.tool_call_id
+    return Message(role=role, content=message.content, name=message.name, weight=0, tool_calls=calls, tool_call_id=call_id)
 
 
-def _arguments(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, str):
-        value = parse_json((value or "{}").encode("utf-8", "surrogatepass"))
-    return value if isinstance(value, dict) else None
+def _other_texts(value: Mapping[str, Any]) -> list[str]:
+    return [str(k) for k, v in value.items() if k not in ("text", "split", "id") and isinstance(v, str)]
 
 
-def _kind(value: Any) -> str:
-    if value is None:
-        return "missing"
-    names = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names.get(type(value), type(value).__name__)
+def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None:
+    """The refusal of a row one of whose texts is a whole conversation, with the map that splits them all."""
+    marks: dict[str, str] = {}
+    for name in TEXTS[fmt]:
+        text = value.get(name)
+        if isinstance(text, str) and START.match(text) and (found := transcript_marks(text)) is not None:
+            marks[name] = found
+    if not marks or (fmt == "text" and isinstance(value, Mapped)):
+        return None
+    name, found = next(iter(marks.items()))
+    if fmt == "text":
+        source = _source(value, "text")
+        fix = f"split it with --map {source}=messages:transcript, or train on the text as it stands with --map {source}=text"
+    else:
+        kept = (n for n in (*TEXTS[fmt], "label", *TOOLS, "input") if value.get(n) is not None and n in USED[fmt])
+        fix = "split it with --map " + ",".join(f"{_source(value, n)}={n}{':transcript' if n in marks else ''}" for n in kept)
+    message = f"'{name}' holds a whole conversation written as text with {found} turns"
+    return Problem(path=name, code="transcript_text", message=message, fix=fix)
+
+
+def _source(value: Mapping[str, Any], field: str) -> str:
+    """The column of the file that `field` came from."""
+    return value.sources.get(field, field) if isinstance(value, Mapped) else field
 
 
 def unknown_fields(value: Mapping[str, Any], fmt: Format) -> list[str]:
-    """Fields of the row, and of its messages, that are read by nothing."""
-    found = [str(k) for k in value if k not in USED[fmt]]
-    messages = value.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict):
-            found += [f"messages[].{k}" for k in message if k not in MESSAGE_FIELDS]
+    """Fields of the row, and of its messages, that hold something and are read by nothing."""
+    found = [str(k) for k, v in value.items() if k not in USED[fmt] and v is not None]
+    for name in ("messages", "conversations") if fmt == "chat" else ():
+        messages = value.get(name)
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict):
+                known = SHAREGPT_FIELDS if message.get("role") is None and "from" in message else MESSAGE_FIELDS
+                found += [f"{name}[].{k}" for k, v in message.items() if k not in known and v is not None]
     return found

@@ -1,31 +1,62 @@
-"""Train or validation by the hash of an example's content: reproducible, and duplicates never straddle."""
+"""Train or validation by the hash of an example's split key: reproducible, and duplicates, near ones too, never straddle.
+
+The split key is equal for all members of a near-duplicate cluster; without clusters it is the hash of the content.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ft_assets.datasets.identity import content_hash
 from ft_assets.datasets.schema import Example
 
 Part = Literal["train", "validation"]
 
+EVAL_ITEMS = 200
+"""Items that an evaluation asks at most by default: what an automatic split tries to hold out."""
+LEAST_SHARE, MOST_SHARE = 0.02, 0.10
+"""Bounds of an automatic split: a small dataset gives up a tenth, a huge one a fiftieth."""
 
-def part_of(content_sha256: str, *, validation_fraction: float, seed: int = 0) -> Part:
-    """The part of the example with that content hash.
+
+def part_of(split_key: str, *, validation_fraction: float, seed: int = 0) -> Part:
+    """The part of every example with that key (hex digits, 16 at least).
 
     Depends on nothing but its arguments: rows added or removed elsewhere move no other row, and a larger fraction only adds
     rows to the validation part.
     """
-    if not 0.0 <= validation_fraction < 1.0:
-        raise ValueError(f"validation_fraction {validation_fraction} is outside of 0 <= f < 1")
-    digest = hashlib.sha256(f"{seed}:{content_sha256}".encode()).digest()
-    return "validation" if int.from_bytes(digest[:8], "big") < validation_fraction * 2.0**64 else "train"
+    keys = np.array([int(split_key[:16], 16)], np.uint64)
+    return "validation" if _held_out(keys, validation_fraction, seed)[0] else "train"
+
+
+def part_counts(keys: NDArray[np.uint64], *, validation_fraction: float, seed: int = 0) -> tuple[int, int]:
+    """(train, validation) rows among those whose split keys start with these 64 bits: :func:`part_of` of each, counted."""
+    held_out = int(_held_out(keys, validation_fraction, seed).sum())
+    return len(keys) - held_out, held_out
+
+
+def automatic_fraction(num_rows: int) -> float:
+    """Share that an automatic split holds out: enough for an evaluation, within bounds."""
+    return min(MOST_SHARE, max(LEAST_SHARE, EVAL_ITEMS / max(num_rows, 1)))
+
+
+def _held_out(keys: NDArray[np.uint64], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Keys are hashes already; another seed needs other bits, so they are mixed with it (splitmix64, Vigna 2015)."""
+    if not 0.0 <= fraction < 1.0:
+        raise ValueError(f"validation_fraction {fraction} is outside of 0 <= f < 1")
+    with np.errstate(over="ignore"):
+        mixed = keys + np.uint64(0x9E3779B97F4A7C15) * np.uint64(seed + 1)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return np.asarray(mixed.astype(np.float64) < fraction * 2.0**64)
 
 
 def split(examples: Iterable[Example], *, validation_fraction: float, seed: int = 0) -> tuple[list[Example], list[Example]]:
-    """Both parts of `examples` as lists, in their order: (train, validation)."""
+    """Both parts of `examples` as lists, in their order: (train, validation). Each goes by its own content."""
     parts: dict[Part, list[Example]] = {"train": [], "validation": []}
     for example in examples:
         parts[part_of(content_hash(example), validation_fraction=validation_fraction, seed=seed)].append(example)

@@ -1,18 +1,54 @@
-"""``/v1/datasets``: validation reports."""
+"""``/v1/datasets``: versions, their reports, approval, previews, and imports from the Hub."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from control_plane.api.deps import PlatformDep, Reader
-from control_plane.service import datasets
+from control_plane.api import render, schemas
+from control_plane.api.deps import Approver, PlatformDep, Reader, Writer
+from control_plane.console.report_page import report_page
+from control_plane.service import datasets, hub
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 
-@router.get("/{dataset_id}/report")
-def report(platform: PlatformDep, tenant: Reader, dataset_id: str) -> dict[str, Any]:
-    """The report of a dataset version, or of a file by its id: a refused file has a report, too."""
-    return dict(datasets.report(platform, tenant, dataset_id))
+@router.get("")
+def list_datasets(platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20) -> schemas.ListOf[schemas.Dataset]:
+    """Dataset versions, newest first."""
+    found = datasets.list_datasets(platform, tenant, after=after, limit=limit)
+    return schemas.ListOf(data=[render.dataset(r) for r in found.items], has_more=found.has_more)
+
+
+@router.post("/import")
+def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
+    """Make a file from a dataset of the Hub, at a pinned revision; it is validated as an upload is."""
+    row = hub.import_dataset(platform, tenant, hub_id=body.hub_id, column_map=body.column_map, policies=body.policies, model=body.model)
+    if row["status"] == "uploaded":
+        request.app.state.validation.enqueue(row["id"])
+    return render.file(row)
+
+
+@router.get("/{dataset_id}")
+def retrieve(platform: PlatformDep, tenant: Reader, dataset_id: str) -> schemas.Dataset:
+    """One dataset version."""
+    return render.dataset(datasets.get(platform, tenant, dataset_id))
+
+
+@router.post("/{dataset_id}/approve")
+def approve(platform: PlatformDep, principal: Approver, dataset_id: str) -> schemas.Dataset:
+    """Let jobs train on a dataset that its policies hold back for review; approving again changes nothing."""
+    return render.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, key_id=principal.key_id))
+
+
+@router.get("/{dataset_id}/report", response_model=dict[str, Any], responses={200: {"content": {"text/html": {}}}})
+def report(platform: PlatformDep, tenant: Reader, dataset_id: str, accept: str = Header("application/json")) -> Response:
+    """The report of a dataset version, or of a file by its id: a refused file has a report, too. As a page for `Accept: text/html`."""
+    found = datasets.report(platform, tenant, dataset_id)
+    if "text/html" in accept:
+        return HTMLResponse(
+            report_page(found, name=dataset_id), headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        )
+    return JSONResponse(dict(found))

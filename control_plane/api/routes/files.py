@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Form, Request, UploadFile
 from fastapi.responses import StreamingResponse
 
-from control_plane.api import render, schemas
+from control_plane.api import forms, render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
+from control_plane.api.streams import server_sent
 from control_plane.service import files
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable import check_storable
+from control_plane.service.platform import Platform
 
 CHUNK_BYTES = 1 << 20
 
@@ -26,12 +25,25 @@ def upload(
     platform: PlatformDep,
     tenant: Writer,
     file: UploadFile,
+    fields: forms.Fields,
     purpose: Annotated[str, Form()],
     column_map: Annotated[str | None, Form(description='For CSV and Parquet: JSON as {"text": "prompt"}, theirs to ours.')] = None,
+    policies: Annotated[str | None, Form(description='Checks and what follows from them: JSON as {"pii": "redact"}.')] = None,
+    model: Annotated[str | None, Form(description="Base model: counts tokens and finds its control tokens.")] = None,
 ) -> schemas.File:
-    """Upload a dataset. Below 32 MiB it is validated before this answers; above, `status` is `uploaded` until it is."""
+    """Upload a dataset. Below 32 MiB it is validated before this answers; above, `status` is `uploaded` until it is.
+
+    The client's `extra_body={"policies": {"pii": "redact"}}` arrives as `policies[pii]`, and is read, too.
+    """
     row = files.create(
-        platform, tenant, file.file, filename=file.filename or "upload.jsonl", purpose=purpose, column_map=_column_map(column_map)
+        platform,
+        tenant,
+        file.file,
+        filename=file.filename or "upload.jsonl",
+        purpose=purpose,
+        column_map=forms.column_map(column_map, fields),
+        policies=forms.policies(policies, fields),
+        model=model,
     )
     if row["status"] == "uploaded":
         request.app.state.validation.enqueue(row["id"])
@@ -58,6 +70,21 @@ def retrieve(platform: PlatformDep, tenant: Reader, file_id: str) -> schemas.Fil
     return render.file(files.get(platform, tenant, file_id))
 
 
+@router.get("/{file_id}/events", response_class=StreamingResponse)
+def events(platform: PlatformDep, tenant: Reader, file_id: str) -> StreamingResponse:
+    """Server-sent events of a validation: one for each change of its progress, at most one a second, until it has ended."""
+    files.get(platform, tenant, file_id)  # a stream that cannot begin is an error, not an empty stream
+    return server_sent(_Changes(platform, tenant, file_id))
+
+
+@router.post("/{file_id}/validate")
+def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: str) -> schemas.File:
+    """Validate again what the platform failed on; a file that was validated is refused, for the same bytes give the same."""
+    row = files.validate_again(platform, tenant, file_id)
+    request.app.state.validation.enqueue(file_id)
+    return render.file(row)
+
+
 @router.delete("/{file_id}")
 def delete(platform: PlatformDep, tenant: Writer, file_id: str) -> schemas.Deleted:
     """Delete the bytes; refused while a job that has not ended names the file."""
@@ -73,24 +100,23 @@ def content(platform: PlatformDep, tenant: Reader, file_id: str) -> StreamingRes
     return StreamingResponse(_chunks(stream), media_type="application/octet-stream", headers=headers)
 
 
+class _Changes:
+    """What one listener has not heard of a file yet."""
+
+    def __init__(self, platform: Platform, tenant: str, file_id: str) -> None:
+        self._platform, self._tenant, self._file_id = platform, tenant, file_id
+        self._said = ""
+
+    def __call__(self, since: int) -> tuple[list[tuple[int, str]], bool]:
+        row = files.get(self._platform, self._tenant, self._file_id)
+        said, over = render.file_event(row).model_dump_json(), row["status"] != "uploaded"
+        if said == self._said:
+            return [], over
+        self._said = said
+        return [(since + 1, said)], over
+
+
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:
     with stream:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
-
-
-def _column_map(text: str | None) -> dict[str, str] | None:
-    if not text:
-        return None
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict) or not all(isinstance(v, str) for v in parsed.values()):
-        raise InvalidRequest(
-            f'column_map {text[:80]!r} is not a JSON object of texts; write {{"their column": "prompt"}}',
-            code="invalid_column_map",
-            param="column_map",
-        )
-    check_storable(parsed, "column_map")
-    return parsed

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-import anyio
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
-from starlette.concurrency import run_in_threadpool
+from fastapi.responses import PlainTextResponse
 
 from control_plane.api import render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
+from control_plane.api.streams import last_seen, server_sent
 from control_plane.service import jobs, logs
 from control_plane.service.idempotency import Attempt
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from ft_assets.errors import InvalidRequest
 
-POLL_S = 0.5
-KEEP_ALIVE_S = 15.0
-"""Seconds without an event after which a comment is sent: proxies cut silent connections after 30 to 60."""
 METADATA = re.compile(r"metadata\[(.+)\]")
 
 router = APIRouter(tags=["fine_tuning"])
@@ -95,10 +91,7 @@ def events(
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
         return schemas.ListOf(data=[render.event(r) for r in found.items], has_more=found.has_more)
     jobs.get(platform, tenant, job_id)  # a stream that cannot begin is an error, not an empty stream
-    since = int(last_event_id) if last_event_id and last_event_id.isdecimal() else 0
-    return StreamingResponse(
-        _follow(platform, tenant, job_id, since), media_type="text/event-stream", headers={"cache-control": "no-cache"}
-    )
+    return server_sent(lambda since: _events_since(platform, tenant, job_id, since), last_seen(last_event_id))
 
 
 @router.get("/{job_id}/checkpoints")
@@ -122,23 +115,9 @@ def read_logs(platform: PlatformDep, tenant: Reader, job_id: str, attempt: int |
     return PlainTextResponse(logs.read(platform, tenant, job_id, attempt=attempt))
 
 
-async def _follow(platform: Platform, tenant: str, job_id: str, since: int) -> AsyncIterator[str]:
-    silent_s = 0.0
-    while True:
-        rows, final = await run_in_threadpool(jobs.events_since, platform, tenant, job_id, since)
-        for row in rows:
-            since, silent_s = row["seq"], 0.0
-            yield f"id: {since}\ndata: {render.event(row).model_dump_json()}\n\n"
-        if final and not rows:
-            yield "data: [DONE]\n\n"
-            return
-        if rows:
-            continue
-        await anyio.sleep(POLL_S)
-        silent_s += POLL_S
-        if silent_s >= KEEP_ALIVE_S:
-            silent_s = 0.0
-            yield ": waiting\n\n"
+def _events_since(platform: Platform, tenant: str, job_id: str, since: int) -> tuple[list[tuple[int, str]], bool]:
+    rows, final = jobs.events_since(platform, tenant, job_id, since)
+    return [(row["seq"], render.event(row).model_dump_json()) for row in rows], final
 
 
 def _one_key(header: str | None, field: str | None) -> str | None:

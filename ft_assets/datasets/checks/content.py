@@ -27,7 +27,7 @@ def order_problems(example: Example) -> Iterator[Problem]:
     if example.kind == "text":
         if not (example.text or "").strip():
             yield Problem(path="text", code="empty_content", message="the text is empty", fix="remove the row")
-    elif example.kind == "chat":
+    elif example.kind != "preference":
         yield from _turns(example.messages, "messages")
         yield from _ending(example.messages, "messages")
         if all(m.weight == 0 for m in example.messages if m.role == "assistant") and any(m.role == "assistant" for m in example.messages):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,10 @@ from numpy.typing import NDArray
 
 from ft_assets.datasets.durable import write_durable
 from ft_assets.datasets.histogram import histogram
-from ft_assets.datasets.packs.packing import best_fit_decreasing, fill
+from ft_assets.datasets.packs.manifest import file_sha256
+from ft_assets.datasets.packs.packing import Windows, best_fit_decreasing, fill, one_each
+from ft_assets.datasets.packs.source import MAX_SHARDS
+from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE
 from ft_assets.datasets.tokens.token_shards import TokenShard
 
@@ -43,105 +48,130 @@ class PartManifest:
         return {name: getattr(self, name) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class _Examples:
-    """Random access to the examples of several token shards, mapped from disk."""
-
-    ids: list[NDArray[np.int32]]
-    loss: list[NDArray[np.bool_]]
-    shard: NDArray[np.int32]
-    start: NDArray[np.int64]
-    lengths: NDArray[np.int32]
-    rows: NDArray[np.int64]
-
-    def window(self, indexes: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """(input_ids, labels) of the examples one after the other."""
-        places = [(int(self.shard[i]), slice(int(self.start[i]), int(self.start[i]) + int(self.lengths[i]))) for i in indexes]
-        ids = np.concatenate([self.ids[shard][where] for shard, where in places])
-        loss = np.concatenate([self.loss[shard][where] for shard, where in places])
-        return ids, np.where(loss, ids, np.int32(IGNORE)).astype(np.int32)
+Written = Callable[[int, int], None]
+"""Told the examples and tokens that were written after each file."""
 
 
 def write_windows(
-    shards: Sequence[TokenShard], out_dir: Path, *, part: Literal["train", "validation"], capacity: int, pack: bool, key: str
+    shards: Sequence[TokenShard], out_dir: Path, *, part: Part, capacity: int, pack: bool, key: str, threads: int = 1, written: Written
 ) -> PartManifest:
     """Pack the examples of `shards` into windows of `capacity` and write them below `out_dir`.
 
     The order of windows is a permutation that depends on `key` and the contents' order only: files are often sorted by class, and
     best-fit decreasing sorts by length.
     """
-    examples = _load(shards)
-    windows = best_fit_decreasing(examples.lengths, capacity) if pack else [[i] for i in range(len(examples.lengths))]
-    for window in windows:
-        window.sort()
-    windows.sort(key=lambda w: hashlib.blake2b(f"{key}:{w[0]}".encode(), digest_size=8).digest())
+    examples = _Examples(shards)
+    windows = best_fit_decreasing(examples.lengths, capacity) if pack else one_each(len(examples.lengths))
+    windows = windows.rearranged(_permutation(windows, key))
+    size = max(1, SHARD_TOKENS // capacity)
     prefix = "shard" if part == "train" else "val"
-    files, num_trained = [], 0
-    for number, group in enumerate(_groups(windows, capacity)):
-        entry, trained = _write_shard(out_dir / f"{prefix}-{number:05d}.parquet", group, examples)
-        files.append(entry)
-        num_trained += trained
-    num_tokens = int(examples.lengths.sum())
-    rows = _write_rows(out_dir / "rows.parquet", windows, examples) if part == "train" else {}
+    starts = range(0, len(windows), size)
+    files: list[dict[str, Any]] = []
+    num_trained = num_examples = num_tokens = 0
+
+    def write(number: int) -> _File:
+        cut = Windows(order=windows.order, offsets=windows.offsets[starts[number] : starts[number] + size + 1])
+        return _write_shard(out_dir / f"{prefix}-{number:05d}.parquet", cut, examples)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for file in pool.map(write, range(len(starts))):
+            files.append(file.entry)
+            num_trained, num_examples, num_tokens = (
+                num_trained + file.num_trained,
+                num_examples + file.num_examples,
+                num_tokens + file.num_tokens,
+            )
+            written(num_examples, num_tokens)
     return PartManifest(
-        num_examples=len(examples.lengths),
+        num_examples=num_examples,
         num_windows=len(windows),
         num_tokens=num_tokens,
         num_trained_tokens=num_trained,
         fill=round(fill(num_tokens, len(windows), capacity), 6),
         shards=files,
         lengths=histogram(examples.lengths),
-        rows=rows,
+        rows=_write_rows(out_dir / "rows.parquet", windows, examples) if part == "train" else {},
     )
 
 
-def _load(shards: Sequence[TokenShard]) -> _Examples:
-    lengths = [s.array("lengths") for s in shards]
-    return _Examples(
-        ids=[s.array("ids") for s in shards],
-        loss=[s.array("loss") for s in shards],
-        shard=np.repeat(np.arange(len(shards), dtype=np.int32), [len(n) for n in lengths]),
-        start=np.concatenate([np.cumsum(n, dtype=np.int64) - n for n in lengths]),
-        lengths=np.concatenate(lengths),
-        rows=np.concatenate([s.array("rows") for s in shards]),
-    )
+class _Examples:
+    """The examples of several token shards: lengths and rows in memory, tokens mapped from disk."""
+
+    def __init__(self, shards: Sequence[TokenShard]) -> None:
+        lengths = [np.asarray(s.array("lengths")) for s in shards]
+        self.lengths: NDArray[np.int32] = np.concatenate(lengths)
+        self.rows: NDArray[np.int64] = np.concatenate([np.asarray(s.array("rows")) for s in shards])
+        self._starts: NDArray[np.int64] = np.concatenate([np.cumsum(n, dtype=np.int64) - n for n in lengths])
+        self._first = np.cumsum([0, *(len(n) for n in lengths)])
+        """Index of the first example of each shard, and of none after the last."""
+        self._shards = shards
+        self._tokens = [self._open(s) for s in shards] if len(shards) <= MAX_SHARDS else None
+
+    def _open(self, shard: TokenShard) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        return np.asarray(shard.array("ids")), np.asarray(shard.array("loss"))
+
+    def gather(self, members: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+        """(input_ids, labels) of `members` one after the other, and how many of the labels are no -100."""
+        from ft_assets.datasets.packs.kernels_packing import gather
+
+        lengths = self.lengths[members]
+        targets = np.cumsum(lengths, dtype=np.int64) - lengths
+        ids, labels = np.empty((2, int(lengths.sum(dtype=np.int64))), np.int32)
+        by_place = np.argsort(members)
+        bounds = np.searchsorted(members[by_place], self._first)
+        trained = 0
+        for shard, (low, high) in enumerate(pairwise(bounds.tolist())):
+            if low < high:
+                chosen = by_place[low:high]
+                source = self._tokens[shard] if self._tokens else self._open(self._shards[shard])
+                trained += gather(*source, self._starts[members[chosen]], lengths[chosen], targets[chosen], IGNORE, ids, labels)
+        return ids, labels, int(trained)
 
 
-def _groups(windows: Sequence[list[int]], capacity: int) -> Iterator[Sequence[list[int]]]:
-    """Windows of one Parquet shard each."""
-    size = max(1, SHARD_TOKENS // capacity)
-    return (windows[i : i + size] for i in range(0, len(windows), size))
+def _permutation(windows: Windows, key: str) -> NDArray[np.int64]:
+    """An order of windows that `key` decides: sorted by a hash (the finalizer of SplitMix64) of each window's first example."""
+    x = windows.order[windows.offsets[:-1]].astype(np.uint64)
+    x ^= np.uint64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return np.argsort(x, kind="stable").astype(np.int64)
 
 
-def _write_shard(path: Path, windows: Sequence[list[int]], examples: _Examples) -> tuple[dict[str, Any], int]:
-    """(manifest entry, trained tokens) of the shard written at `path`."""
-    built = [examples.window(w) for w in windows]
-    lengths = [examples.lengths[w].astype(np.int32) for w in windows]
-    columns = [_lists([ids for ids, _ in built]), _lists([labels for _, labels in built]), _lists(lengths)]
-    trained = sum(int(np.count_nonzero(labels != IGNORE)) for _, labels in built)
-    _write_table(path, pa.table(columns, schema=SCHEMA))
-    return {"name": path.name, "sha256": _sha256(path), "num_windows": len(windows)}, trained
+@dataclass(frozen=True, slots=True)
+class _File:
+    entry: dict[str, Any]
+    num_examples: int
+    num_tokens: int
+    num_trained: int
 
 
-def _write_rows(path: Path, windows: Sequence[list[int]], examples: _Examples) -> dict[str, str]:
-    column = _lists([examples.rows[w] for w in windows])
-    _write_table(path, pa.table([column], names=["rows"]))
-    return {"name": path.name, "sha256": _sha256(path)}
+def _write_shard(path: Path, windows: Windows, examples: _Examples) -> _File:
+    """Write the windows that the offsets of `windows` name."""
+    members = windows.order[windows.offsets[0] : windows.offsets[-1]]
+    ids, labels, trained = examples.gather(members)
+    lengths = examples.lengths[members]
+    of_examples = windows.offsets - windows.offsets[0]
+    of_tokens = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))[of_examples]
+    columns = [_lists(ids, of_tokens), _lists(labels, of_tokens), _lists(lengths, of_examples)]
+    write_table(path, pa.table(columns, schema=SCHEMA))
+    entry = {"name": path.name, "sha256": file_sha256(path), "num_windows": len(windows)}
+    return _File(entry, len(members), len(ids), trained)
 
 
-def _lists(arrays: Sequence[NDArray[Any]]) -> pa.ListArray:
-    offsets = np.concatenate(([0], np.cumsum([len(a) for a in arrays]))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(arrays)))
+def _write_rows(path: Path, windows: Windows, examples: _Examples) -> dict[str, str]:
+    column = pa.LargeListArray.from_arrays(pa.array(windows.offsets), pa.array(examples.rows[windows.order]))
+    write_table(path, pa.table([column], names=["rows"]))
+    return {"name": path.name, "sha256": file_sha256(path)}
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
+def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write `table` whole or not at all; on disk when this returns."""
     partial = path.with_name(f".{path.name}.tmp")
     with partial.open("wb") as stream:
         pq.write_table(table, stream, compression="zstd", compression_level=1, use_dictionary=False, store_schema=False)
         write_durable(stream)
     partial.replace(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

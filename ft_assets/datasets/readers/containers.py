@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import zstandard
 
@@ -33,6 +33,8 @@ KINDS = {
     b"\x7fELF": "a program", b"MZ\x90": "a program", b"RIFF": "audio or video", b"OggS": "audio", b"ARROW1": "an Arrow file",
     b"SQLite format 3": "a SQLite database", b"\x93NUMPY": "a NumPy array", b"\x80\x02": "a pickle", b"\x80\x04": "a pickle",
 }  # fmt: skip
+MAX_RATIO, RATIO_FLOOR_BYTES = 500, 256 << 20
+"""Decompressed over stored bytes at most, once past the floor: rows of text reach 5 to 20, and only copies of one row over 100."""
 UTF16 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
@@ -51,6 +53,15 @@ class Sniffed:
     def extension_agrees(self) -> bool:
         named = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}.get(self.extension)
         return named is None or named == self.format or (named == "json" and self.format in ("json_array", "jsonl"))
+
+
+@dataclass(kw_only=True, slots=True)
+class Meter:
+    """How far a file has been read; the reader moves it, whoever shows progress looks at it."""
+
+    total_bytes: int
+    consumed: int = 0
+    """Stored bytes, before decompression."""
 
 
 def refuse(code: str, message: str) -> InvalidDataset:
@@ -92,48 +103,59 @@ def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES) -> Sniffed:
     return Sniffed(format=fmt, compression=compression, bom=bom, extension=extension, delimiter=_delimiter(text) or ",")
 
 
-def chunks(path: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
-    """The bytes of `path`, decompressed; refuses a damaged container and whatever is longer than `max_bytes`."""
+def chunks(path: Path, *, max_bytes: int = MAX_BYTES, meter: Meter | None = None) -> Iterator[bytes]:
+    """The bytes of `path`, decompressed; refuses a damaged container, a bomb, and whatever is longer than `max_bytes`."""
+    total = 0
     with path.open("rb") as stream:
         compression = _compression(stream.read(16))
-    total = 0
-    source = {"gzip": _gzip, "zstd": _zstd, None: _plain}[compression](path)
-    try:
-        for chunk in source:
-            total += len(chunk)
-            if total > max_bytes:
-                raise refuse("file_too_large", f"the file is longer than {max_bytes} bytes decompressed; split it into several files")
+        stored = stream.seek(0, 2)
+        stream.seek(0)
+        try:
+            for chunk in {"gzip": _gzip, "zstd": _zstd, None: _plain}[compression](stream):
+                total += len(chunk)
+                _refuse_bomb(total, stored, max_bytes)
+                if meter is not None:
+                    meter.consumed = stream.tell()
+                yield chunk
+        except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            raise refuse(
+                "truncated_container",
+                f"the {compression} stream is damaged or ends early after {total} bytes; compress and upload it again",
+            ) from error
+
+
+def _refuse_bomb(total: int, stored: int, max_bytes: int) -> None:
+    ratio = total // max(1, stored)
+    if total > max_bytes:
+        grown = f" ({ratio} times its {stored} bytes)" if ratio > 1 else ""
+        raise refuse("file_too_large", f"the file is longer than {max_bytes} bytes decompressed{grown}; split it into several files")
+    if total > RATIO_FLOOR_BYTES and ratio > MAX_RATIO:
+        message = f"the file's {stored} bytes unpack to over {MAX_RATIO} times as much, as those of a decompression bomb do"
+        raise refuse("file_too_large", f"{message}; remove repeated rows, or upload it without compression")
+
+
+def _plain(stream: BinaryIO) -> Iterator[bytes]:
+    while chunk := stream.read(CHUNK_BYTES):
+        yield chunk
+
+
+def _gzip(stream: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=stream, mode="rb") as unpacked:
+        while chunk := unpacked.read(CHUNK_BYTES):
             yield chunk
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise refuse(
-            "truncated_container", f"the {compression} stream is damaged or ends early after {total} bytes; compress and upload it again"
-        ) from error
 
 
-def _plain(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk
-
-
-def _gzip(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk
-
-
-def _zstd(path: Path) -> Iterator[bytes]:
+def _zstd(stream: BinaryIO) -> Iterator[bytes]:
     decoder = zstandard.ZstdDecompressor().decompressobj()
     fresh = True
-    with path.open("rb") as stream:
-        while data := stream.read(ZSTD_INPUT_BYTES):
-            while data:
-                if decoder.eof:
-                    decoder, fresh = zstandard.ZstdDecompressor().decompressobj(), True
-                if chunk := decoder.decompress(data):
-                    yield chunk
-                fresh = False
-                data = decoder.unused_data if decoder.eof else b""
+    while data := stream.read(ZSTD_INPUT_BYTES):
+        while data:
+            if decoder.eof:
+                decoder, fresh = zstandard.ZstdDecompressor().decompressobj(), True
+            if chunk := decoder.decompress(data):
+                yield chunk
+            fresh = False
+            data = decoder.unused_data if decoder.eof else b""
     if not fresh and not decoder.eof:
         raise EOFError("zstd frame is not complete")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.blocks import line_blocks
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 
 MAX_DEPTH = 64
@@ -59,21 +60,21 @@ def parse_json(raw: bytes) -> Any | Problem:
 
 def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
     """One row per line that is not blank; the row number is the line number. `skip`: bytes of a byte order mark."""
-    for number, offset, raw in _lines(chunks):
-        if raw is None:
-            yield Row(number=number, byte_offset=offset, value=_too_long())
-            continue
-        if offset == 0 and skip:
-            raw, offset = raw[skip:], skip
-        if raw.strip():
-            yield Row(number=number, byte_offset=offset, value=parse_json(raw.strip()))
+    for block in line_blocks(chunks, skip=skip):
+        offset = block.offset
+        for number, raw in enumerate(block.data.removesuffix(b"\n").split(b"\n") if block.data else (), block.first_line):
+            if raw.strip():
+                yield Row(number=number, byte_offset=offset, value=parse_json(raw.strip()))
+            offset += len(raw) + 1
+        for number, offset in block.oversized:
+            yield Row(number=number, byte_offset=offset, value=too_long())
 
 
 def array_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
     """The elements of one top-level array, each parsed alone; the array is never held whole."""
     for number, (offset, raw, closed) in enumerate(_elements(chunks, skip), 1):
         if raw is None:
-            yield Row(number=number, byte_offset=offset, value=_too_long())
+            yield Row(number=number, byte_offset=offset, value=too_long())
         elif not closed:
             problem = Problem(
                 path="", code="truncated_json", message="the array ends early, inside or after this element", fix="export the file again"
@@ -84,29 +85,6 @@ def array_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
         else:
             problem = Problem(path="", code="invalid_json", message="nothing between two commas", fix="remove the extra comma")
             yield Row(number=number, byte_offset=offset, value=problem)
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, bytes | None]]:
-    """(line number, offset, bytes) of each line; None for the bytes of a line over the limit, which is skipped unread."""
-    number, start, position = 1, 0, 0
-    held: list[bytes] = []
-    held_bytes = 0
-    for chunk in chunks:
-        begin = 0
-        while (end := chunk.find(b"\n", begin)) >= 0:
-            size = held_bytes + end - begin
-            yield number, start, None if size > MAX_ROW_BYTES else b"".join((*held, chunk[begin:end]))
-            held, held_bytes = [], 0
-            begin = end + 1
-            number, start = number + 1, position + begin
-        held_bytes += len(chunk) - begin
-        if held_bytes <= MAX_ROW_BYTES:
-            held.append(chunk[begin:])
-        else:
-            held = []
-        position += len(chunk)
-    if held_bytes:
-        yield number, start, None if held_bytes > MAX_ROW_BYTES else b"".join(held)
 
 
 def _elements(chunks: Iterable[bytes], skip: int) -> Iterator[tuple[int, bytes | None, bool]]:
@@ -204,7 +182,7 @@ def _depth(raw: bytes) -> int:
     return deepest
 
 
-def _too_long() -> Problem:
+def too_long() -> Problem:
     return Problem(
         path="", code="line_too_long", message=f"longer than {MAX_ROW_BYTES} bytes", fix="split the row; one example is at most 16 MiB"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,11 +12,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers.containers import refuse
+from ft_assets.datasets.readers.containers import Meter, refuse
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
+from ft_assets.datasets.readers.transcripts import LLAMA_START
 
-STRUCTURED = frozenset(("messages", "tools", "chosen", "rejected", "input", "preferred_output", "non_preferred_output"))
+STRUCTURED = frozenset(
+    (
+        "messages",
+        "conversations",
+        "history",
+        "tools",
+        "functions",
+        "chosen",
+        "rejected",
+        "input",
+        "preferred_output",
+        "non_preferred_output",
+    )
+)
 """Fields whose CSV cell may hold JSON."""
 PARQUET_BATCH = 512
 """Rows decoded at once; pages bound the memory below that."""
@@ -94,10 +109,10 @@ def _record(header: list[str], fields: list[str]) -> Any | Problem:
 
 def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:
     """`value` with the JSON inside structured cells parsed; a cell that is no JSON stays text."""
-    out = dict(value)
+    out = copy.copy(value)  # a mapped row stays one
     for name in STRUCTURED & set(value):
         cell = value[name]
-        if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{"):
+        if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{") and not LLAMA_START.match(cell):
             parsed = parse_json(cell.strip().encode("utf-8", "surrogatepass"))
             if isinstance(parsed, Problem):
                 return Problem(path=name, code=parsed.code, message=parsed.message, fix=parsed.fix)
@@ -105,7 +120,7 @@ def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:
     return out
 
 
-def parquet_rows(path: Path, *, max_bytes: int) -> tuple[list[str], Iterator[Row]]:
+def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> tuple[list[str], Iterator[Row]]:
     """The columns and rows of a Parquet file, a batch at a time."""
     try:
         file = pq.ParquetFile(path)
@@ -118,13 +133,15 @@ def parquet_rows(path: Path, *, max_bytes: int) -> tuple[list[str], Iterator[Row
         raise refuse("file_too_large", f"the file holds {size} bytes decompressed, more than {max_bytes}; split it into several files")
     if len(set(columns)) != len(columns):
         raise refuse("invalid_csv", f"the columns {columns[:20]} have a repeated name; give each column a name of its own")
-    return columns, _parquet_records(file)
+    return columns, _parquet_records(file, meter)
 
 
-def _parquet_records(file: pq.ParquetFile) -> Iterator[Row]:
-    number = 0
+def _parquet_records(file: pq.ParquetFile, meter: Meter | None) -> Iterator[Row]:
+    number, num_rows = 0, max(1, file.metadata.num_rows)
     try:
         for batch in file.iter_batches(batch_size=PARQUET_BATCH):
+            if meter is not None:  # by rows: the file is read in jumps
+                meter.consumed = meter.total_bytes * min(num_rows, number + batch.num_rows) // num_rows
             for index in range(batch.num_rows):
                 number += 1
                 yield Row(number=number, byte_offset=None, value=_parquet_value(batch, index))

@@ -3,37 +3,46 @@
 Ids and assistant masks equal those of ``apply_chat_template(..., return_assistant_tokens_mask=True)`` of the transformers library,
 without importing it. The rules:
 
-1. Chat: loss on what the template marks with ``{% generation %}``; a template without marks is rendered turn by turn and the
-   difference is the assistant's turn. The end-of-turn token is always inside.
-2. A message of weight 0 carries no loss. With `train_on_inputs` everything else does.
+1. Chat: loss on the assistant's turns (see ``turns``), each with the token that ends it.
+2. A message of weight 0 carries no loss. With `train_on_inputs` everything else does; ``"auto"`` is no for conversations.
 3. Text: every token, and the end-of-sequence token after it.
-4. The first token of an example never carries loss: nothing predicts it, and in a packed window its neighbour must not.
-5. Content that holds a control token is refused: it would become the real one.
+4. A preference: loss on the answers of each side, none on the prompt, whatever its weights.
+5. The first token of an example never carries loss: nothing predicts it, and in a packed window its neighbour must not.
+6. What lies past `max_seq_len` is cut, of both sides of a preference alike: the start is kept (TRL's ``keep_start``).
+7. Content that holds a control token is refused, because it would become the real one; with `escape_control_tokens` it is tokenized as
+   the plain text it is, and decodes to the same characters.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from ft_assets.base_models import read_template, template_digest, tokenizer_digest
 from ft_assets.datasets.checks.content import control_token_pattern, control_token_problems
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example, Message
-from ft_assets.datasets.tokens.templates import ChatTemplate, Rendered, Span
+from ft_assets.datasets.tokens.encoders import Encoder, Job, Mark, Plan, Segments, encoder_for, spell_out
+from ft_assets.datasets.tokens.escapes import Escapes
+from ft_assets.datasets.tokens.patterns import Pattern, Patterns, literal_pieces, plain_contents
+from ft_assets.datasets.tokens.templates import ChatTemplate
+from ft_assets.datasets.tokens.turns import Turns
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
 
 IGNORE = -100
 """The label that carries no loss."""
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TrainOnInputs = bool | Literal["auto"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,16 +62,37 @@ class TokenizedExample:
         return int(np.count_nonzero(self.labels != IGNORE))
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """One example, ready to be tokenized."""
+
+    job: Job
+    text: str
+    weights: tuple[bool, ...]
+    """Whether each turn carries loss."""
+    is_text: bool
+
+
 class ChatTokenizer:
     """A tokenizer with its chat template. Not safe to share between threads."""
 
-    def __init__(self, tokenizer: Tokenizer, *, template: str | None, config: Mapping[str, Any], digests: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: str | None,
+        config: Mapping[str, Any],
+        digests: tuple[str, str],
+        stop_ids: Sequence[int] = (),
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.tokenizer_digest, self.template_digest = digests
         self.special = {name: _token_text(config[name]) for name in SPECIAL_NAMES if config.get(name)}
+        self._stop_ids = tuple(stop_ids)
         self._template = None if template is None else ChatTemplate(template, variables=self.special)
+        self._plans: dict[int, tuple[Pattern, Plan]] = {}
 
     @classmethod
     def load(cls, model_dir: Path) -> Self:
@@ -75,18 +105,32 @@ class ChatTokenizer:
             template=read_template(model_dir),
             config=json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {},
             digests=(tokenizer_digest(model_dir), template_digest(model_dir)),
+            stop_ids=_read_stop_ids(model_dir / "generation_config.json"),
         )
 
     @cached_property
     def control_tokens(self) -> frozenset[str]:
-        """Special tokens, and the added tokens that the template writes itself."""
-        literals = self._template.literal_text if self._template else ""
+        """Special tokens, and the added tokens that the template writes but does not look for in contents (as ``</think>``)."""
+        literals, read = (self._template.literal_text, self._template.read_literals) if self._template else ("", frozenset())
         added = self._tokenizer.get_added_tokens_decoder().values()
-        return frozenset(t.content for t in added if t.special or (t.content in literals and not t.content.isspace()))
+        written = (t for t in added if t.content in literals and t.content not in read and not t.content.isspace())
+        return frozenset((*(t.content for t in added if t.special), *(t.content for t in written)))
 
     @cached_property
     def control_token_pattern(self) -> re.Pattern[str]:
         return control_token_pattern(self.control_tokens)
+
+    @cached_property
+    def _openings(self) -> tuple[str, ...]:
+        """First characters of every control token: a text that holds none of them holds no control token."""
+        return tuple({token[:2] for token in self.control_tokens})
+
+    def control_token_problem(self, example: Example) -> Problem | None:
+        """The first control token inside content, if any."""
+        contents = plain_contents(example) if example.kind == "chat" else None
+        if contents is not None and not any(opening in text for text in contents for opening in self._openings):
+            return None
+        return next(control_token_problems(example, self.control_token_pattern), None)
 
     @property
     def eos_token_id(self) -> int:
@@ -98,39 +142,95 @@ class ChatTokenizer:
             raise InvalidRequest(message, code="no_eos_token")
         return int(found)
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids at which an inference server stops: those of ``generation_config.json``, else ``eos_token``."""
+        return frozenset(self._stop_ids or (self.eos_token_id,))
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def encode(self, example: Example, *, max_seq_len: int, train_on_inputs: bool = False) -> TokenizedExample:
+    def encode(
+        self, example: Example, *, max_seq_len: int, train_on_inputs: TrainOnInputs = False, escape_control_tokens: bool = False
+    ) -> TokenizedExample:
         """Ids and labels of one example; what lies past `max_seq_len` is cut and `truncated` says so."""
-        return self.encode_batch([example], max_seq_len=max_seq_len, train_on_inputs=train_on_inputs)[0]
+        return self.encode_batch(
+            [example], max_seq_len=max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens
+        )[0]
 
-    def encode_batch(self, examples: Sequence[Example], *, max_seq_len: int, train_on_inputs: bool = False) -> list[TokenizedExample]:
+    def encode_batch(
+        self,
+        examples: Sequence[Example],
+        *,
+        max_seq_len: int,
+        train_on_inputs: TrainOnInputs = False,
+        escape_control_tokens: bool = False,
+    ) -> list[TokenizedExample]:
         """:meth:`encode` for many, tokenized together."""
-        layouts = [self._layout(e, train_on_inputs=train_on_inputs) for e in examples]
-        texts = [e.kind == "text" for e in examples]
-        encoded: list[Encoding | None] = [None] * len(examples)
-        for special in (False, True):
-            indexes = [i for i, is_text in enumerate(texts) if is_text == special]
-            batch = self._tokenizer.encode_batch([layouts[i].text for i in indexes], add_special_tokens=special) if indexes else []
-            for index, encoding in zip(indexes, batch, strict=True):
-                encoded[index] = encoding
-        return [
-            self._label(layout, encoding, max_seq_len) for layout, encoding in zip(layouts, encoded, strict=True) if encoding is not None
-        ]
+        layouts = [self._layout(e, escape=escape_control_tokens, check=True) for e in examples]
+        encoded = self._encoder.encode([layout.job for layout in layouts])
+        everywhere = train_on_inputs is True
+        return [self._label(lay, *found, max_seq_len, everywhere) for lay, found in zip(layouts, encoded, strict=True)]
+
+    def encode_preference(
+        self, example: Example, *, max_seq_len: int, escape_control_tokens: bool = False
+    ) -> tuple[TokenizedExample, TokenizedExample]:
+        """(chosen, rejected) of a preference; a side whose prompt fills `max_seq_len` alone has no trained token."""
+        return self.encode_preference_batch([example], max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)[0]
+
+    def encode_preference_batch(
+        self, examples: Sequence[Example], *, max_seq_len: int, escape_control_tokens: bool = False
+    ) -> list[tuple[TokenizedExample, TokenizedExample]]:
+        """:meth:`encode_preference` for many, tokenized together."""
+        sides = [side for e in examples for side in preference_sides(e)]
+        encoded = self.encode_batch(sides, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
+        return list(zip(encoded[::2], encoded[1::2], strict=True))
 
     def count_tokens(self, example: Example) -> int:
         """Tokens of an example before any cut; of a preference, those of its longer side."""
-        if example.kind == "text":
-            return self.encode(example, max_seq_len=1).num_tokens
-        sides = (example.chosen, example.rejected) if example.kind == "preference" else ((),)
-        texts = [self._render((*example.messages, *side), example.tools).text for side in sides]
-        return max(len(e.ids) for e in self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        sides = preference_sides(example) if example.kind == "preference" else (example,)
+        layouts = [self._layout(side, escape=False, check=False) for side in sides]
+        return max(self._lengths(layouts))
+
+    def count_tokens_batch(self, examples: Sequence[Example]) -> NDArray[np.int64]:
+        """:meth:`count_tokens` of each of `examples`, counted together; -1 where it raises (a template that refuses the row)."""
+        out = np.full(len(examples), -1, dtype=np.int64)
+        layouts: list[_Layout] = []
+        owners: list[int] = []
+        for index, example in enumerate(examples):
+            try:
+                sides = preference_sides(example) if example.kind == "preference" else (example,)
+                made = [self._layout(side, escape=False, check=False) for side in sides]
+            except InvalidRequest:
+                continue
+            layouts += made
+            owners += [index] * len(made)
+        np.maximum.at(out, owners, np.asarray(self._lengths(layouts), dtype=np.int64)) if owners else None
+        return out
 
     def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of `messages` followed by the start of the assistant's turn: what a model is given to answer."""
         text = self._chat_template().render([m.as_template() for m in messages], tools=tools, add_generation_prompt=True).text
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def check_stop_token(self) -> None:
+        """Refuses a template whose trained turns do not end in a token at which the inference server stops.
+
+        A model trained so answers without end. Called once per pack; of a model without a template, texts end with ``eos_token``.
+        """
+        if self._template is None:
+            return
+        asked = Example(kind="chat", messages=(Message(role="user", content="Hi?"), Message(role="assistant", content="Yes.")))
+        encoded = self.encode(asked, max_seq_len=1 << 20)
+        trained = {int(t) for t in encoded.labels if t != IGNORE}
+        if not trained & self.stop_ids:
+            ends = self.decode([t for t in encoded.labels.tolist() if t != IGNORE])[-40:]
+            wanted = ", ".join(repr(self._tokenizer.id_to_token(t)) for t in sorted(self.stop_ids))
+            raise InvalidRequest(
+                f"the base model's answers are trained to end with {ends!r}, but its inference stops at {wanted}: it would answer without "
+                "end; correct eos_token in tokenizer_config.json, eos_token_id in generation_config.json, or the chat template",
+                code="stop_token_not_trained",
+            )
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -138,90 +238,114 @@ class ChatTokenizer:
             raise InvalidRequest(message, code="no_chat_template")
         return self._template
 
-    def _layout(self, example: Example, *, train_on_inputs: bool) -> _Layout:
-        """The text of an example and which of its characters carry loss."""
-        problem = next(control_token_problems(example, self.control_token_pattern), None)
+    @cached_property
+    def _turns(self) -> Turns:
+        return Turns(self._chat_template(), self.control_token_pattern)
+
+    @cached_property
+    def _patterns(self) -> Patterns:
+        return Patterns(self._chat_template(), self._turns)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return encoder_for(self._tokenizer, self.control_tokens)
+
+    @cached_property
+    def _around_text(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Ids that the tokenizer puts before and after a text."""
+        bare, whole = (self._tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+        at = next(i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
+        return np.asarray(whole[:at], dtype=np.int32), np.asarray(whole[at + len(bare) :], dtype=np.int32)
+
+    def _layout(self, example: Example, *, escape: bool, check: bool) -> _Layout:
+        """The text of an example in pieces, and which of them carry loss."""
+        problem = self.control_token_problem(example) if check else None
+        spelled: dict[str, str] | None = None
         if problem is not None:
-            raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
-        if example.kind == "text":
-            text = example.text or ""
-            return _Layout(text=text, loss=((0, len(text)),), quiet=(), end_of_text=True)
+            if not escape or not isinstance(self._encoder, Segments):
+                raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
+            example, spelled = Escapes(self.control_tokens, self.control_token_pattern).escape(example)
         if example.kind == "preference":
             message = "a preference has two answers and is trained with a preference method; choose method 'dpo' or rows of chat"
             raise InvalidRequest(message, code="preference_rows")
-        rendered = self._render(example.messages, example.tools)
-        weights = [m.weight for m in example.messages if m.role == "assistant"]
-        spans = rendered.spans
-        if len(spans) != len(weights) and not all(weights):
-            spans, rendered = self._by_prefix(example.messages, example.tools)
-        spans = tuple(self._with_end_of_turn(rendered.text, span) for span in spans)
-        quiet = tuple(s for s, w in zip(spans, weights, strict=True) if not w) if len(spans) == len(weights) else ()
-        loss = ((0, len(rendered.text)),) if train_on_inputs else spans
-        return _Layout(text=rendered.text, loss=loss, quiet=quiet, end_of_text=False)
+        if example.kind == "text":
+            text = example.text or ""
+            plan = self._encoder.plan([(text, 0)] if text else [], reused=False)
+            return _Layout(Job(plan, (), spelled), spell_out(text, spelled or {}), (True,), True)
+        try:
+            return self._chat_layout(example, spelled)
+        except InvalidDataset as error:
+            raise InvalidDataset(f"row {example.row}: {error.message}", code=error.code) from error
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Rendered:
-        template = self._chat_template()
-        if not template.marks_generation:
-            spans, rendered = self._by_prefix(messages, tools)
-            return Rendered(text=rendered.text, spans=spans)
-        return template.render([m.as_template() for m in messages], tools=tools)
+    def _chat_layout(self, example: Example, spelled: dict[str, str] | None) -> _Layout:
+        weights = tuple(m.weight != 0 for m in example.messages if m.role == "assistant")
+        self._chat_template()
+        contents = plain_contents(example)
+        pattern = None if contents is None else self._patterns.find(tuple(m.role for m in example.messages))
+        if pattern is not None and contents is not None and pattern.holds(contents) and (pattern.num_turns == len(weights) or all(weights)):
+            text, plan = pattern.text(contents), self._plan_of(pattern)
+        else:
+            rendered = self._turns.render(example.messages, example.tools, weighted=not all(weights))
+            text, contents = rendered.text, []
+            plan = self._encoder.plan(literal_pieces(text, rendered.spans), reused=False)
+            if len(rendered.spans) != len(weights):
+                weights = (True,) * len(rendered.spans)
+            if spelled and sum(text.count(mark) for mark in spelled) < sum(_count(example, mark) for mark in spelled):
+                message = f"row {example.row}: the chat template rewrites content that holds a control token; remove the token"
+                raise InvalidDataset(message, code="control_token_in_content")
+        if pattern is not None and contents and pattern.num_turns != len(weights):
+            weights = (True,) * pattern.num_turns
+        return _Layout(Job(plan, contents or (), spelled), spell_out(text, spelled or {}), weights, False)
 
-    def _by_prefix(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Span, ...], Rendered]:
-        """Spans of the assistant's turns without marks: what a turn adds to the prompt before it."""
-        template = self._chat_template()
-        dicts = [m.as_template() for m in messages]
-        whole = template.render(dicts, tools=tools)
-        spans: list[Span] = []
-        for index, message in enumerate(messages):
-            if message.role != "assistant":
-                continue
-            before = template.render(dicts[:index], tools=tools, add_generation_prompt=True).text
-            upto = template.render(dicts[: index + 1], tools=tools).text
-            if not upto.startswith(before) or not whole.text.startswith(upto):
-                raise InvalidRequest(
-                    f"the base model's chat template writes message {index + 1} differently once more messages follow, and marks no "
-                    "{% generation %}; add the marks to the template or train on single answers",
-                    code="template_unstable",
-                )
-            spans.append((len(before), max(len(before), len(upto.rstrip("\n")))))
-        return tuple(spans), whole
+    def _plan_of(self, pattern: Pattern) -> Plan:
+        """The plan of `pattern`, made once."""
+        known = self._plans.get(id(pattern))
+        if known is None:
+            known = self._plans[id(pattern)] = (pattern, self._encoder.plan(pattern.pieces, reused=True))
+        return known[1]
 
-    def _with_end_of_turn(self, text: str, span: Span) -> Span:
-        """`span` with the control token right after it, unless it ends with one already: a model must learn to stop."""
-        start, end = span
-        said = text[start:end].rstrip()
-        if any(said.endswith(token) for token in self.control_tokens):
-            return span
-        match = self.control_token_pattern.match(text, end)
-        return (start, match.end()) if match else span
+    def _lengths(self, layouts: Sequence[_Layout]) -> list[int]:
+        """Tokens of each, with what is put around a text."""
+        counts = self._encoder.count([layout.job for layout in layouts])
+        if not any(layout.is_text for layout in layouts):
+            return counts
+        before, after = self._around_text
+        around = len(before) + len(after) + (not (len(after) and after[-1] == self.eos_token_id))
+        return [count + around * layout.is_text for count, layout in zip(counts, layouts, strict=True)]
 
-    def _label(self, layout: _Layout, encoding: Encoding, max_seq_len: int) -> TokenizedExample:
-        ids = np.asarray(encoding.ids, dtype=np.int32)
-        mask = np.zeros(len(ids), dtype=bool)
-        offsets = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        for spans, value in ((layout.loss, True), (layout.quiet, False)):
-            for start, end in spans:
-                if end > start:
-                    first = np.searchsorted(offsets[:, 1], start, side="right")
-                    mask[first : np.searchsorted(offsets[:, 0], end, side="left")] = value
-        if layout.end_of_text:
-            mask[:] = True
+    def _label(self, layout: _Layout, ids: NDArray[np.int32], marks: Sequence[Mark], max_seq_len: int, everywhere: bool) -> TokenizedExample:
+        if layout.is_text:
+            before, after = self._around_text
+            ids = np.concatenate((before, ids, after))
             if not len(ids) or ids[-1] != self.eos_token_id:
-                ids, mask = np.append(ids, np.int32(self.eos_token_id)), np.append(mask, True)
+                ids = np.append(ids, np.int32(self.eos_token_id))
+            everywhere, marks = True, ()
         num_tokens = len(ids)
-        ids, mask = ids[:max_seq_len], mask[:max_seq_len]
-        mask[:1] = False
-        labels = np.where(mask, ids, np.int32(IGNORE)).astype(np.int32)
+        ids = ids[:max_seq_len]
+        labels = ids.copy() if everywhere else np.full(len(ids), IGNORE, dtype=np.int32)
+        for turn, start, end in marks:
+            if turn >= 0 and layout.weights[turn] != everywhere:
+                labels[start:end] = IGNORE if everywhere else ids[start:end]
+        labels[:1] = IGNORE
         return TokenizedExample(input_ids=ids, labels=labels, truncated=num_tokens > max_seq_len, num_tokens=num_tokens, text=layout.text)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Layout:
-    text: str
-    loss: tuple[Span, ...]
-    quiet: tuple[Span, ...]
-    """Taken out of `loss` again: messages of weight 0."""
-    end_of_text: bool
+def preference_sides(example: Example) -> tuple[Example, Example]:
+    """The chosen and the rejected conversation as chats of which only the answer carries loss."""
+    prompt = tuple(msgspec.structs.replace(m, weight=0) for m in example.messages)
+    turns: Callable[[tuple[Message, ...]], Example] = lambda side: Example(  # noqa: E731 - used twice, right below
+        kind="chat", messages=(*prompt, *side), tools=example.tools, row=example.row
+    )
+    return turns(example.chosen), turns(example.rejected)
+
+
+def _count(example: Example, mark: str) -> int:
+    return str(msgspec.to_builtins(example)).count(mark)
+
+
+def _read_stop_ids(file: Path) -> tuple[int, ...]:
+    found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return () if found is None else tuple(found) if isinstance(found, list) else (int(found),)
 
 
 def _token_text(value: Any) -> str:

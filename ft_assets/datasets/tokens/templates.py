@@ -2,6 +2,8 @@
 
 The dialect is the one that model authors write for: ``trim_blocks``, ``lstrip_blocks``, loop controls, ``tojson`` that escapes no
 HTML, ``raise_exception``, ``strftime_now``, and ``{% generation %}`` around what the assistant generates.
+
+``strftime_now`` answers :data:`TODAY`, never the clock: the same rows must give the same ids tomorrow, or no pack could be found again.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,8 +21,15 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from ft_assets.datasets.tokens.probes import OPEN, Opaque, Probe
 from ft_assets.errors import InvalidDataset, InvalidRequest
 
+TODAY = dt.datetime(2024, 7, 26)
+"""The day that templates see: the one that Llama 3.1 to 3.3 write themselves where no clock is offered ("26 Jul 2024")."""
+TRACKED_FILTERS = frozenset(
+    ("trim", "tojson", "length", "count", "default", "d", "string", "list", "first", "last", "reverse", "selectattr", "rejectattr", "items")
+)
+"""Filters under which a probe stays a probe, or says that it was looked at."""
 Span = tuple[int, int]
 """Characters from ... up to (not with) ... of the rendered text."""
 
@@ -81,6 +91,25 @@ class ChatTemplate:
         data += [n.value for n in self._ast.find_all(jinja2.nodes.Const) if isinstance(n.value, str)]
         return "\0".join(data)
 
+    @cached_property
+    def read_literals(self) -> frozenset[str]:
+        """Literals that the template looks for (in comparisons and arguments of calls), not those that it only writes."""
+        readers = self._ast.find_all((jinja2.nodes.Compare, jinja2.nodes.Call))
+        return frozenset(c.value for r in readers for c in r.find_all(jinja2.nodes.Const) if isinstance(c.value, str))
+
+    @cached_property
+    def can_be_watched(self) -> bool:
+        """Whether content stays a probe on every way through the template: nothing copies it into text before it is written."""
+        nodes = jinja2.nodes
+        calls = [c for c in self._ast.find_all(nodes.CallBlock) if not isinstance(c.call.node, nodes.ExtensionAttribute)]
+        joined = {id(n) for out in self._ast.find_all(nodes.Output) for n in out.nodes if isinstance(n, nodes.Concat)}
+        return not (
+            calls
+            or any(True for _ in self._ast.find_all((nodes.Macro, nodes.AssignBlock, nodes.FilterBlock, nodes.Mod, nodes.Import)))
+            or any(id(n) not in joined for n in self._ast.find_all(nodes.Concat))
+            or any(n.name not in TRACKED_FILTERS for n in self._ast.find_all(nodes.Filter))
+        )
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), add_generation_prompt: bool = False
     ) -> Rendered:
@@ -105,12 +134,21 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: dt.datetime.now().strftime(form)
+    environment.globals["strftime_now"] = TODAY.strftime
     return environment
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if OPEN in text and _holds_probe(value):
+        raise Opaque("tojson")
+    return text
+
+
+def _holds_probe(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_probe(v) for v in value.values())
+    return isinstance(value, Probe) or (isinstance(value, list | tuple) and any(_holds_probe(v) for v in value))
 
 
 def _raise_exception(message: str) -> NoReturn:

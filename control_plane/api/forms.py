@@ -1,0 +1,67 @@
+"""Form fields that hold an object: as JSON, or spread over fields as OpenAI's client sends them (``policies[pii]=redact``)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.storable import check_storable
+
+SPREAD = re.compile(r"([a-z_]+)\[([^\[\]]+)\]")
+
+
+async def _text_fields(request: Request) -> dict[str, str]:
+    """Every field of the form that is no file; FastAPI has parsed it already."""
+    return {name: value for name, value in (await request.form()).multi_items() if isinstance(value, str)}
+
+
+Fields = Annotated[dict[str, str], Depends(_text_fields)]
+
+
+def column_map(text: str | None, fields: Mapping[str, str]) -> dict[str, str] | None:
+    """Theirs to ours, or None if it is not given."""
+    found = _object(text, fields, "column_map", hint='write {"their column": "prompt"}')
+    if found is not None and not all(isinstance(v, str) for v in found.values()):
+        raise InvalidRequest(
+            f'column_map {str(found)[:80]!r} is not a JSON object of texts; write {{"their column": "prompt"}}',
+            code="invalid_column_map",
+            param="column_map",
+        )
+    return found
+
+
+def policies(text: str | None, fields: Mapping[str, str]) -> dict[str, Any] | None:
+    """Settings by name as asked for, not yet checked; None if none is given."""
+    found = _object(text, fields, "policies", hint='write {"pii": "redact"}')
+    if text is None and found is not None:
+        return {name: _number(value) for name, value in found.items()}
+    return found
+
+
+def _object(text: str | None, fields: Mapping[str, str], name: str, *, hint: str) -> dict[str, Any] | None:
+    if not text:
+        spread = {m[2]: value for key, value in fields.items() if (m := SPREAD.fullmatch(key)) and m[1] == name}
+        check_storable(spread, name)
+        return spread or None
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        code = {"column_map": "invalid_column_map", "policies": "invalid_policy"}[name]
+        raise InvalidRequest(f"{name} {text[:80]!r} is not a JSON object; {hint}", code=code, param=name)
+    check_storable(parsed, name)
+    return parsed
+
+
+def _number(text: str) -> str | float:
+    """A form has texts only: a number where it reads as one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,218 @@
+"""What validation makes of an upload: an immutable dataset version, or a refusal with its report."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.service import suites
+from control_plane.service.datasets import dataset_name, shortage, too_few_to_train
+from control_plane.service.isolation import carry_out_apart
+from control_plane.service.platform import Platform
+from control_plane.service.tenants import get as get_tenant
+from control_plane.service.validate_file import Order, Validated, carry_out
+from control_plane.tables import datasets, tenants
+from control_plane.tenants import tier_named
+from ft_assets.base_models import BaseModel
+from ft_assets.datasets.ingest import Policies
+from ft_assets.datasets.progress import Progress
+from ft_assets.errors import InvalidRequest
+from ft_assets.layout import dataset_prefix
+
+ROWS, REPORT, DATASET = "rows.parquet", "report.json", "dataset.json"
+MIN_EXAMPLES = 1
+"""What a file is for is known only when a job names it: a validation file may be small, a training file may not."""
+NUM_SUMMARISED = 3
+"""Problems named in one line; the report holds the others."""
+LARGE_BYTES = 32 << 20
+"""From here on a file is validated in the background, by a process of its own: below it takes a second or two at the
+validator's speed."""
+LARGE_COMPRESSED_BYTES = 2 << 20
+"""The same of a compressed file: chat rows shrink to a fifth to a twentieth."""
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1")
+"""First bytes of gzip, zstd, Parquet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """Rows that can be trained on; their objects are stored."""
+
+    dataset_id: str
+    content_sha256: str
+    num_rows: int
+    uri: str
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    details: str
+    report: Mapping[str, Any] | None
+    """None where not even a report could be made."""
+    code: str = "invalid_training_file"
+
+
+Outcome = Accepted | Refused
+
+
+def is_large(num_bytes: int, head: bytes) -> bool:
+    """Whether a file of that size, which begins with `head`, takes long to validate."""
+    return num_bytes >= (LARGE_COMPRESSED_BYTES if head.startswith(COMPRESSED) else LARGE_BYTES)
+
+
+def limits(platform: Platform, tenant: str) -> dict[str, int]:
+    """The operator's part of the policies: that of the tenant's tier."""
+    tier = tier_named(get_tenant(platform, tenant).tier)
+    return {"min_examples": MIN_EXAMPLES, "max_examples": tier.max_examples}
+
+
+def examine(platform: Platform, file: RowMapping, *, apart: bool = False, progress: Callable[[Progress], None] | None = None) -> Outcome:
+    """Validate the bytes of `file` and store what came of it under the tenant's prefix; doing it again writes the same.
+
+    `apart`: in a process of its own.
+    """
+    model = _model(platform, file["model"])
+    with _scratch(platform) as directory:
+        order = _order(platform, file, directory, model)
+        platform.objects.get_file(file["object_key"], order.path)
+        validated = carry_out_apart(order, directory, progress=progress) if apart else carry_out(order, progress=progress, workers=1)
+        report = validated.report | {"model": None if model is None else _model_record(model)}
+        if not report["valid"]:
+            return Refused(details=summary(report, file["id"]), report=report)
+        prefix = dataset_prefix(file["tenant_id"], str(report["dataset_id"]))
+        platform.objects.put_file(f"{prefix}/{ROWS}", order.output)
+    return _store(platform, file, validated, report, prefix)
+
+
+@contextmanager
+def _scratch(platform: Platform) -> Iterator[Path]:
+    scratch = platform.settings.work_dir / "validation"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        yield Path(directory)
+
+
+def _order(platform: Platform, file: RowMapping, directory: Path, model: BaseModel | None) -> Order:
+    tenant = file["tenant_id"]
+    policies = Policies.from_request(file["policies"], **limits(platform, tenant))
+    return Order(
+        path=directory / "upload",
+        filename=file["filename"],
+        output=directory / ROWS,
+        column_map=file["column_map"],
+        policies=policies,
+        model_dir=model.directory if model else None,
+        max_seq_len=model.context_length if model else None,
+        suites=None if policies.contamination == "off" else suites.index_directory(platform, tenant),
+    )
+
+
+def _model(platform: Platform, model_id: str | None) -> BaseModel | None:
+    if model_id is None:
+        return None
+    model = platform.models.get(model_id)
+    if model.directory is None:
+        raise InvalidRequest(
+            f"base model {model_id} has no files on this platform, so it cannot count tokens; upload the file without a model",
+            code="base_model_unavailable",
+            param="model",
+        )
+    return model
+
+
+def _model_record(model: BaseModel) -> dict[str, Any]:
+    """Whose tokens the report counts: an estimate for another tokenizer must not rest on them."""
+    return {
+        "id": model.id,
+        "tokenizer_digest": model.tokenizer_digest,
+        "template_digest": model.template_digest,
+        "max_seq_len": model.context_length,
+    }
+
+
+def _store(platform: Platform, file: RowMapping, validated: Validated, report: dict[str, Any], prefix: str) -> Accepted:
+    if too_few_to_train(validated.num_rows):
+        message = f"{shortage(validated.num_rows)}; it can be a validation file"
+        report["warnings"] = [*report["warnings"], {"code": "too_few_to_train", "message": message}]
+    platform.objects.put_bytes(f"{prefix}/{REPORT}", _json(report))
+    accepted = Accepted(
+        dataset_id=str(report["dataset_id"]),
+        content_sha256=validated.content_sha256,
+        num_rows=validated.num_rows,
+        uri=platform.objects.uri(f"{prefix}/{ROWS}"),
+        report=report,
+    )
+    platform.objects.put_bytes(f"{prefix}/{DATASET}", _json(_record(file, accepted)))
+    return accepted
+
+
+def register(conn: Connection, file: RowMapping, accepted: Accepted, *, now: datetime) -> None:
+    """Enter the dataset version of `file`; content that the tenant has already keeps its name, version and approval.
+
+    A dataset is named after its file; another content under the same name is its next version.
+    """
+    tenant = file["tenant_id"]
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # one version number each
+    name = dataset_name(file["filename"])
+    newest = sa.select(sa.func.coalesce(sa.func.max(datasets.c.version), 0)).where(datasets.c.tenant_id == tenant, datasets.c.name == name)
+    conn.execute(
+        insert(datasets)
+        .values(
+            tenant_id=tenant,
+            id=accepted.dataset_id,
+            name=name,
+            version=newest.scalar_subquery() + 1,
+            format=accepted.report["format"],
+            content_sha256=accepted.content_sha256,
+            row_count=accepted.num_rows,
+            uri=accepted.uri,
+            report=accepted.report,
+            review="pending" if accepted.report.get("review") else "none",
+            created_at=now,
+        )
+        .on_conflict_do_nothing(index_elements=["tenant_id", "id"])
+    )
+
+
+def summary(report: Mapping[str, Any], file_id: str) -> str:
+    """One line about a refused file: how much is wrong, the first problems, and where the others are."""
+    total = sum(report["error_counts"].values())
+    named = "; ".join(_place(e) for e in report["errors"][:NUM_SUMMARISED])
+    more = f"; and {total - NUM_SUMMARISED} more" if total > NUM_SUMMARISED else ""
+    return f"{total} problem{'s' if total != 1 else ''}: {named}{more}. Full report: GET /v1/datasets/{file_id}/report"
+
+
+def _place(error: Mapping[str, Any]) -> str:
+    where = f"row {error['row']}" if error.get("row") is not None else "file"
+    if error.get("path"):
+        where += f", {error['path']}"
+    return f"{where}: {error['message']} ({error['code']})"
+
+
+def _record(file: RowMapping, accepted: Accepted) -> dict[str, Any]:
+    return {
+        "id": accepted.dataset_id,
+        "name": dataset_name(file["filename"]),
+        "format": accepted.report["format"],
+        "row_count": accepted.num_rows,
+        "content_sha256": accepted.content_sha256,
+        "uri": accepted.uri,
+        "source": file["source"],
+        "source_sha256": file["sha256"],
+        "column_map": file["column_map"],
+        "policies": file["policies"],
+    }
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).encode()

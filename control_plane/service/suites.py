@@ -1,0 +1,187 @@
+"""Evaluation suites that datasets are held against: the operator's, and each tenant's own; and the index over a set of them.
+
+The index is built once per set, stored by the set's digest, and kept on this machine's disk for the next validation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import IntegrityError as DuplicateRow
+
+from control_plane.service.platform import Platform
+from control_plane.tables import eval_suites
+from ft_assets import layout
+from ft_assets.datasets.readers.opening import open_rows
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
+
+MAX_FILE_BYTES = 256 << 20
+"""Of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""
+MAX_ITEMS = 200_000
+CHUNK_BYTES = 1 << 20
+DONE = "complete"
+"""A file that is stored after all others of an index: one without it was torn."""
+
+
+def add(
+    platform: Platform, tenant: str | None, stream: BinaryIO, *, name: str, filename: str, field: str,
+    column_map: Mapping[str, str] | None = None,
+) -> RowMapping:  # fmt: skip
+    """Register the texts in `field` (several joined by ``,``) of a file's rows as a suite; without a tenant, the operator's.
+
+    The suite counts for uploads that are validated from now on.
+    """
+    layout.checked_id(name, what="name")
+    suite_id = f"suite-{uuid.uuid4().hex[:24]}"
+    with tempfile.TemporaryDirectory(dir=_scratch(platform)) as directory:
+        received, items = Path(directory) / "received", Path(directory) / "items.jsonl"
+        _receive(stream, received)
+        num_items = _write_items(_texts(received, filename, field, column_map), items)
+        key, digest = layout.suite_key(tenant, suite_id), hashlib.sha256(items.read_bytes()).hexdigest()
+        platform.objects.put_file(key, items)
+    values = {
+        "id": suite_id, "tenant_id": tenant, "name": name, "field": field, "num_items": num_items, "sha256": digest, "object_key": key,
+        "created_at": platform.clock(),
+    }  # fmt: skip
+    try:
+        with platform.engine.begin() as conn:
+            return conn.execute(sa.insert(eval_suites).values(**values).returning(eval_suites)).mappings().one()
+    except DuplicateRow:
+        platform.objects.delete(key)
+        raise Conflict(f"a suite {name!r} is there already; remove it first, or choose another name", code="suite_exists") from None
+
+
+def list_suites(platform: Platform, tenant: str | None) -> Sequence[RowMapping]:
+    """The suites that the tenant's datasets are held against: the operator's, then its own; without a tenant, the operator's."""
+    with platform.engine.connect() as conn:
+        return _of(conn, tenant)
+
+
+def remove(platform: Platform, tenant: str | None, name: str) -> None:
+    """Take a suite out; datasets that were held against it keep saying so."""
+    owner = eval_suites.c.tenant_id.is_(None) if tenant is None else eval_suites.c.tenant_id == tenant
+    with platform.engine.begin() as conn:
+        query = sa.delete(eval_suites).where(owner, eval_suites.c.name == name).returning(eval_suites.c.object_key)
+        key: str | None = conn.execute(query).scalar_one_or_none()
+    if key is None:
+        raise NotFound(f"no suite {name[:80]!r} of yours; list them with `ft suites list`", code="suite_not_found", param="name")
+    platform.objects.delete(key)
+
+
+def index_directory(platform: Platform, tenant: str) -> Path | None:
+    """The index over the suites that count for `tenant`, on this machine; None where there are none."""
+    from control_plane.service.training import download, upload  # which imports what imports this module
+
+    rows = list_suites(platform, tenant)
+    if not rows:
+        return None
+    digest = _digest(rows)
+    target = platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
+    if (target / DONE).exists():
+        return target
+    prefix = layout.suite_index_prefix(tenant, digest)
+    if platform.objects.exists(f"{prefix}/{DONE}"):
+        download(platform.objects, prefix, target, last=DONE)
+    else:
+        _build(platform, rows, target)
+        upload(platform.objects, target, prefix, last=DONE)
+    return target
+
+
+def _build(platform: Platform, rows: Sequence[RowMapping], target: Path) -> None:
+    """Build beside and rename: two who build at once make the same, and one of them is kept."""
+    from ft_assets.datasets.checks.contamination import SuiteIndex
+
+    with tempfile.TemporaryDirectory(dir=_scratch(platform)) as directory:
+        made = Path(directory) / target.name
+        made.mkdir()
+        SuiteIndex.build({_label(row): _items(platform, row) for row in rows}).save(made)
+        (made / DONE).touch()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            made.rename(target)
+        except OSError:
+            if not (target / DONE).exists():
+                raise
+
+
+def _label(row: RowMapping) -> str:
+    """Its name in reports; a tenant's own may be called as one of the operator's."""
+    return str(row["name"]) if row["tenant_id"] is None else f"own/{row['name']}"
+
+
+def _digest(rows: Sequence[RowMapping]) -> str:
+    spelled = json.dumps(sorted((_label(row), row["sha256"]) for row in rows))
+    return hashlib.sha256(spelled.encode()).hexdigest()
+
+
+def _of(conn: Connection, tenant: str | None) -> Sequence[RowMapping]:
+    table = eval_suites
+    owned = table.c.tenant_id.is_(None) if tenant is None else table.c.tenant_id.is_(None) | (table.c.tenant_id == tenant)
+    return conn.execute(sa.select(table).where(owned).order_by(table.c.tenant_id.nulls_first(), table.c.name)).mappings().all()
+
+
+def _items(platform: Platform, row: RowMapping) -> Iterator[str]:
+    with contextlib.closing(platform.objects.open(row["object_key"])) as stream:
+        for line in stream.read().splitlines():
+            yield json.loads(line)
+
+
+def _texts(path: Path, filename: str, field: str, column_map: Mapping[str, str] | None) -> Iterator[str]:
+    wanted = [name.strip() for name in field.split(",") if name.strip()]
+    if not wanted:
+        raise InvalidRequest("field is empty; name the field that holds the question", code="invalid_suite", param="field")
+    for row in open_rows(path, filename=filename, column_map=column_map, max_bytes=MAX_FILE_BYTES).rows:
+        value: Any = row.value
+        found = [_flat(value.get(name)) for name in wanted] if isinstance(value, dict) else [""]
+        if not all(found):
+            raise InvalidRequest(
+                f"row {row.number} of {filename} has no text in {' and '.join(wanted)}; every row of a suite needs it",
+                code="invalid_suite",
+                param="field",
+            )
+        yield "\n".join(found)
+
+
+def _flat(value: Any) -> str:
+    """A text, or the texts of a list (answers to choose from) one a line; empty for anything else."""
+    if isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return "\n".join(value)
+    return value if isinstance(value, str) else ""
+
+
+def _write_items(texts: Iterator[str], path: Path) -> int:
+    num_items = 0
+    with path.open("w") as out:
+        for num_items, text in enumerate(texts, start=1):
+            if num_items > MAX_ITEMS:
+                raise InvalidRequest(f"a suite has at most {MAX_ITEMS} items; give a part of it", code="invalid_suite", param="file")
+            out.write(json.dumps(text) + "\n")
+    if not num_items:
+        raise InvalidRequest("the suite's file holds no rows; write one item a line", code="invalid_suite", param="file")
+    return num_items
+
+
+def _receive(stream: BinaryIO, path: Path) -> None:
+    num_bytes = 0
+    with path.open("wb") as out:
+        while chunk := stream.read(CHUNK_BYTES):
+            num_bytes += len(chunk)
+            if num_bytes > MAX_FILE_BYTES:
+                raise InvalidRequest(f"a suite's file has at most {MAX_FILE_BYTES >> 20} MiB", code="file_too_large", param="file")
+            out.write(chunk)
+
+
+def _scratch(platform: Platform) -> Path:
+    scratch = platform.settings.work_dir / "tmp"
+    scratch.mkdir(parents=True, exist_ok=True)
+    return scratch

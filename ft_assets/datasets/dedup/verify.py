@@ -1,0 +1,25 @@
+"""True likeness of candidate pairs: MinHash only proposes, so that no row is dropped on an estimate."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ft_assets.datasets.dedup.normal import CodePoints
+
+THRESHOLD = 0.9
+"""Jaccard index of 5-gram sets from which two rows are near duplicates."""
+
+
+def jaccard(a: CodePoints, ia: ArrayLike, b: CodePoints, ib: ArrayLike) -> NDArray[np.float32]:
+    """Jaccard index of the 5-gram sets of text ``ia[q]`` of `a` and text ``ib[q]`` of `b`, for every q.
+
+    Grams are known by 62 bits of hash: two texts of 1,000 characters are misjudged by one gram with odds of 4e-13. A text
+    without characters is like nothing, not even another one: there is no evidence to drop it on.
+    """
+    from ft_assets.datasets.dedup import kernels
+
+    rows_a, rows_b = np.ascontiguousarray(ia, np.int64), np.ascontiguousarray(ib, np.int64)
+    out = np.empty(len(rows_a), np.float32)
+    kernels.jaccard_pairs(a.codes, a.offsets, rows_a, b.codes, b.offsets, rows_b, out)
+    return out

@@ -1,0 +1,174 @@
+"""Reads the fields of one row into messages, tool calls and tools, and collects every problem on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.json_rows import parse_json
+from ft_assets.datasets.schema import ROLES, Message, Role, ToolCall
+
+ROLE_OF: Mapping[str, Role] = {
+    **{role: role for role in ROLES},
+    "developer": "system",  # OpenAI's newer name
+    "function": "tool",  # of OpenAI's legacy function calls
+}
+SHAREGPT_ROLE_OF: Mapping[str, Role] = {
+    **ROLE_OF,
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": "assistant",
+}
+"""What `from` says in rows that were written for FastChat, Axolotl and LLaMA-Factory."""
+MESSAGE_FIELDS = frozenset(("role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call"))
+SHAREGPT_FIELDS = frozenset(("from", "value", "weight", "name"))
+CALL_FIX = 'write {"type": "function", "function": {"name": ..., "arguments": "{...}"}}'
+
+
+class Reading:
+    """The problems of one row so far."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def add(self, path: str, code: str, message: str, fix: str) -> None:
+        self.problems.append(Problem(path=path, code=code, message=message, fix=fix))
+
+    def text(self, value: Any, path: str) -> str:
+        if isinstance(value, str):
+            return value
+        if value is None:
+            self.add(path, "missing_field", f"{path} is missing or null", "give it a text")
+        else:
+            self.add(path, "wrong_type", f"{path} is {kind_of(value)}, not text", "write it as a string")
+        return ""
+
+    def content(self, value: Any, path: str) -> str | None:
+        """Text, or a list of text parts joined; None stays None (an assistant that only calls tools)."""
+        if value is None or isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            self.add(path, "wrong_type", f"{path} is {kind_of(value)}, not text", "write the content as a string")
+            return None
+        texts = []
+        for index, part in enumerate(value):
+            if isinstance(part, dict) and part.get("type", "text") == "text":
+                texts.append(self.text(part.get("text"), f"{path}[{index}].text"))
+            else:
+                kind = str(part.get("type"))[:40] if isinstance(part, dict) else kind_of(part)
+                self.add(f"{path}[{index}]", "unsupported_content", f"content part of type {kind!r}", "keep text parts only")
+        return "".join(texts)
+
+    def messages(self, value: Any, path: str) -> tuple[Message, ...]:
+        if not isinstance(value, list):
+            code = "missing_field" if value is None else "wrong_type"
+            self.add(path, code, f"{path} is {kind_of(value)}, not a list of messages", 'write [{"role": ..., "content": ...}, ...]')
+            return ()
+        if not value:
+            self.add(path, "empty_messages", f"{path} is empty", "write at least a user and an assistant message")
+        return tuple([m for i, item in enumerate(value) if (m := self.message(item, f"{path}[{i}]")) is not None])
+
+    def message(self, value: Any, path: str) -> Message | None:
+        if not isinstance(value, dict):
+            self.add(path, "wrong_type", f"{path} is {kind_of(value)}, not an object", 'write {"role": ..., "content": ...}')
+            return None
+        if "from" in value and value.get("role") is None:
+            return self._sharegpt(value, path)
+        role = self._role(value.get("role"), f"{path}.role", ROLE_OF)
+        calls = self.tool_calls(value.get("tool_calls"), f"{path}.tool_calls")
+        if value.get("function_call") is not None:
+            legacy = self.tool_call({"function": value["function_call"]}, f"{path}.function_call")
+            calls = calls if legacy is None else (*calls, legacy)
+        called = bool(calls) or value.get("tool_calls") is not None or value.get("function_call") is not None
+        content = self.content(value.get("content"), f"{path}.content")
+        if content is None and value.get("content") is None and not (called and role == "assistant"):
+            self.add(f"{path}.content", "missing_field", "content is missing or null", "give it a text; only tool calls go without")
+        weight = self.weight(value.get("weight"), f"{path}.weight")
+        optional = {k: self.text(v, f"{path}.{k}") for k in ("name", "tool_call_id") if (v := value.get(k)) is not None}
+        return None if role is None else Message(role=role, content=content, weight=weight, tool_calls=calls, **optional)
+
+    def _sharegpt(self, value: Mapping[str, Any], path: str) -> Message | None:
+        role = self._role(value["from"], f"{path}.from", SHAREGPT_ROLE_OF)
+        weight = self.weight(value.get("weight"), f"{path}.weight")
+        said = self.text(value.get("value"), f"{path}.value")
+        if value["from"] == "function_call":
+            parsed = parse_json(said.encode("utf-8", "surrogatepass"))
+            call = self.tool_call({"function": parsed}, f"{path}.value")
+            return None if call is None else Message(role="assistant", weight=weight, tool_calls=(call,))
+        return None if role is None else Message(role=role, content=said, weight=weight)
+
+    def _role(self, value: Any, path: str, roles: Mapping[str, Role]) -> Role | None:
+        role = roles.get(value) if isinstance(value, str) else None
+        if role is None:
+            code = "missing_field" if value is None else "invalid_role"
+            known = ROLES if roles is ROLE_OF else ("human", "gpt", "system", "tool")
+            self.add(path, code, f"role is {ascii(value)[:60]}", f"use one of {', '.join(known)}")
+        return role
+
+    def weight(self, value: Any, path: str) -> int:
+        if value is None:
+            return 1
+        if isinstance(value, bool) or not isinstance(value, int | float) or value not in (0, 1):
+            self.add(path, "invalid_weight", f"weight is {ascii(value)[:60]}", "use 0 (no loss) or 1")
+            return 1
+        return int(value)
+
+    def tool_calls(self, value: Any, path: str) -> tuple[ToolCall, ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            self.add(path, "wrong_type", f"{path} is {kind_of(value)}, not a list", 'write [{"type": "function", "function": {...}}]')
+            return ()
+        return tuple([c for i, item in enumerate(value) if (c := self.tool_call(item, f"{path}[{i}]")) is not None])
+
+    def tool_call(self, value: Any, path: str) -> ToolCall | None:
+        function = value.get("function") if isinstance(value, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        arguments = _arguments(function.get("arguments")) if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name or arguments is None:
+            self.add(path, "invalid_tool_call", "needs function.name, and function.arguments that are a JSON object", CALL_FIX)
+            return None
+        call_id = value.get("id")
+        return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
+
+    def tools(self, row: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], ...]:
+        """`tools`, as a list or the JSON of one; or the `functions` of OpenAI's older form, each wrapped as a tool."""
+        if not isinstance(row.get("parallel_tool_calls"), bool | None):
+            self.add(f"{path}parallel_tool_calls", "wrong_type", "parallel_tool_calls is not true or false", "leave it out, or write true")
+        name = "tools" if row.get("tools") is not None else "functions"
+        value = row.get(name)
+        if isinstance(value, str):
+            value = parse_json(value.encode("utf-8", "surrogatepass")) if value.strip() else None
+        if value is None or value == []:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(t, dict) for t in value):
+            fix = 'write [{"type": "function", "function": {...}}]'
+            self.add(f"{path}{name}", "wrong_type", f"{path}{name} must be a list of objects", fix)
+            return ()
+        return tuple(value) if name == "tools" else tuple([{"type": "function", "function": f} for f in value])
+
+    def turns(self, value: Any, path: str, role: Role) -> tuple[Message, ...]:
+        """A text as one message of `role`, or messages as they are (one alone may stand without its list)."""
+        if isinstance(value, str):
+            return (Message(role=role, content=value),)
+        return self.messages([value] if isinstance(value, dict) else value, path)
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a JSON value in words."""
+    if value is None:
+        return "missing"
+    names = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _arguments(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, str):
+        value = parse_json((value or "{}").encode("utf-8", "surrogatepass"))
+    return value if isinstance(value, dict) else None

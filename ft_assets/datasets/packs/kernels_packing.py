@@ -1,0 +1,96 @@
+"""Compiled inner loops of packing. Imported inside functions only: compiling them must not slow down who merely imports the stage."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+ONE, LOW = np.uint64(1), np.uint64(63)
+
+
+@njit(cache=True, nogil=True)
+def place(lengths, capacity, window):  # type: ignore[no-untyped-def]
+    """Best-fit decreasing: writes the window of each example into `window`; returns the number of windows.
+
+    Examples are sorted by counting: the longest first, equal ones in their order. `head[room]` starts the linked list of windows
+    that have `room` left, and `rooms` is the set of those rooms as bits. Linear in examples and capacity.
+    """
+    n = len(lengths)
+    at = np.zeros(capacity + 1, np.int64)
+    for i in range(n):
+        at[capacity - lengths[i]] += 1
+    start = 0
+    for k in range(capacity + 1):
+        at[k], start = start, start + at[k]
+    order = np.empty(n, np.int64)
+    for i in range(n):
+        k = capacity - lengths[i]
+        order[at[k]] = i
+        at[k] += 1
+    head = np.full(capacity + 1, -1, np.int64)
+    below = np.empty(n, np.int64)
+    rooms = np.zeros((capacity >> 6) + 1, np.uint64)
+    num_windows = 0
+    for k in range(n):
+        i = order[k]
+        size = lengths[i]
+        word = size >> 6
+        bits = rooms[word] >> (np.uint64(size) & LOW)
+        room = size
+        if not bits:
+            word += 1
+            while word < len(rooms) and not rooms[word]:
+                word += 1
+            if word < len(rooms):
+                bits = rooms[word]
+                room = word << 6
+        if bits:
+            while not bits & ONE:
+                bits >>= ONE
+                room += 1
+            w = head[room]
+            head[room] = below[w]
+            if head[room] < 0:
+                rooms[room >> 6] &= ~(ONE << (np.uint64(room) & LOW))
+        else:
+            room = capacity
+            w = num_windows
+            num_windows += 1
+        window[i] = w
+        left = room - size
+        if left:
+            below[w] = head[left]
+            head[left] = w
+            rooms[left >> 6] |= ONE << (np.uint64(left) & LOW)
+    return num_windows
+
+
+@njit(cache=True, nogil=True)
+def group(window, offsets, order):  # type: ignore[no-untyped-def]
+    """Examples window after window, ascending inside each: fills `offsets` (one more than windows, zeros) and `order`."""
+    for w in window:
+        offsets[w + 1] += 1
+    for w in range(1, len(offsets)):
+        offsets[w] += offsets[w - 1]
+    at = offsets[:-1].copy()
+    for i in range(len(window)):
+        w = window[i]
+        order[at[w]] = i
+        at[w] += 1
+
+
+@njit(cache=True, nogil=True)
+def gather(ids, loss, starts, lengths, targets, ignore, out_ids, out_labels):  # type: ignore[no-untyped-def]
+    """Copy examples from the flat tokens of one shard to their places in the windows; returns the tokens that carry loss."""
+    trained = 0
+    for e in range(len(starts)):
+        source, target = starts[e], targets[e]
+        for j in range(lengths[e]):
+            token = ids[source + j]
+            out_ids[target + j] = token
+            if loss[source + j]:
+                out_labels[target + j] = token
+                trained += 1
+            else:
+                out_labels[target + j] = ignore
+    return trained

@@ -1,0 +1,91 @@
+"""The manifest of a pack: its counts, and the digest of every file; written last, so that a directory with one is a whole pack."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ft_assets.datasets.durable import sync_directory, write_durable
+from ft_assets.errors import IntegrityError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackManifest:
+    fingerprint: str
+    dataset_id: str
+    max_seq_len: int
+    num_examples: int
+    """Training examples: conversations, texts, or pairs."""
+    num_windows: int
+    """Rows of the training shards: packed windows, or pairs."""
+    num_tokens: int
+    num_trained_tokens: int
+    fill: float
+    """Share of the training rows' room that holds tokens."""
+    shards: list[dict[str, Any]]
+    """``{"name", "sha256", "num_windows"}`` each."""
+    tokenizer_digest: str
+    template_digest: str
+    settings: dict[str, Any]
+    validation: dict[str, Any] | None
+    """The same counts and shards for the validation part."""
+    truncated: int
+    """Training and validation examples that were cut."""
+    dropped: dict[str, int]
+    """Reason code to number of examples left out."""
+    dropped_rows: dict[str, list[int]]
+    lengths: dict[str, list[int]]
+    """``{"counts", "edges"}``: histogram of tokens per training example; of a pair, of its longer side."""
+    rows: dict[str, str]
+    """``{"name", "sha256"}`` of the file that says which rows are in which window; empty for pairs, which name their row."""
+    kind: str = "windows"
+    safety: dict[str, Any] | None = None
+    """``{"num_examples", "num_wanted", "num_distinct"}`` of the safety-preserving examples in the training part; their rows are -1, -2 ..."""
+    format: int = 1
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """The manifest of a whole pack; ``IntegrityError`` where there is none."""
+        file = directory / MANIFEST
+        try:
+            return cls(**json.loads(file.read_text()))
+        except FileNotFoundError:
+            raise IntegrityError(f"{directory} holds no pack manifest: the pack is absent or was not finished; build it again") from None
+        except (ValueError, TypeError) as error:
+            raise IntegrityError(f"{file} is no pack manifest ({str(error)[:120]}); remove the pack and build it again") from error
+
+    def write(self, directory: Path) -> None:
+        """Make `directory` a whole pack: everything else in it is on disk already."""
+        partial = directory / f".{MANIFEST}.tmp"
+        with partial.open("w") as stream:
+            json.dump(asdict(self), stream, indent=1, sort_keys=True)
+            write_durable(stream)
+        partial.replace(directory / MANIFEST)
+        sync_directory(directory)
+
+    def files(self) -> list[dict[str, Any]]:
+        """Every file of the pack but the manifest."""
+        return [*self.shards, *(self.validation["shards"] if self.validation else ()), *([self.rows] if self.rows else [])]
+
+
+def verify(directory: Path) -> PackManifest:
+    """The manifest, once every file was found with its digest."""
+    manifest = PackManifest.read(directory)
+    for entry in manifest.files():
+        file = directory / str(entry["name"])
+        actual = file_sha256(file) if file.is_file() else "absent"
+        if actual != entry["sha256"]:
+            raise IntegrityError(
+                f"pack file {file} is {actual}, but the manifest says {entry['sha256']}; remove the pack and build it again"
+            )
+    return manifest
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

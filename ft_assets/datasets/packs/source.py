@@ -1,0 +1,96 @@
+"""The rows that a pack is built from, as bytes: a worker parses what it tokenizes, the coordinator only deals it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+
+from ft_assets.datasets.identity import content_hash
+from ft_assets.datasets.packs.safety import safety_examples
+from ft_assets.datasets.packs.settings import PackSettings
+from ft_assets.datasets.schema import Example, canonical, parse_canonical
+from ft_assets.datasets.split import Part, part_of
+from ft_assets.datasets.stored import SCHEMA
+
+READ_ROWS = 2048
+"""Rows taken from a Parquet file at once."""
+MAX_SHARDS = 256
+"""Token shards of a large dataset at most: each is two open files while windows are filled, and 1,024 is the usual limit."""
+
+
+class SourceRow(NamedTuple):
+    row: int
+    """Of the uploaded file; negative for what was mixed in."""
+    split_key: str
+    own_part: Part | None
+    """By the dataset's own split."""
+    canonical: bytes | str
+
+    def parse(self) -> Example:
+        return parse_canonical(self.canonical, row=self.row)
+
+
+class Batch(NamedTuple):
+    """Rows of one token shard."""
+
+    part: Part
+    rows: list[SourceRow]
+
+
+Source = Path | Iterable[Example]
+"""The ``rows.parquet`` of a dataset, or examples in memory (each then is split by its own content)."""
+
+
+def read_source(source: Source) -> Iterator[SourceRow]:
+    """Rows of `source` in order, in bounded memory."""
+    if not isinstance(source, Path):
+        yield from (SourceRow(e.row, content_hash(e), None, canonical(e)) for e in source)
+        return
+    with pq.ParquetFile(source) as file:
+        for batch in file.iter_batches(batch_size=READ_ROWS, columns=SCHEMA.names):
+            yield from map(SourceRow, *(batch.column(name).to_pylist() for name in ("row", "split_key", "part", "example")))
+
+
+def has_own_split(rows_file: Path) -> bool:
+    """Whether rows of a dataset say themselves that they are for validation."""
+    with pq.ParquetFile(rows_file) as file:
+        return any("validation" in batch.column(0).to_pylist() for batch in file.iter_batches(columns=["part"]))
+
+
+def shard_size(source: Source, settings: PackSettings) -> int:
+    """Examples per token shard: as set, or as many as keep a large dataset under `MAX_SHARDS`."""
+    if not isinstance(source, Path):
+        return settings.shard_examples
+    return max(settings.shard_examples, -(-pq.read_metadata(source).num_rows // MAX_SHARDS))
+
+
+def batches(source: Source, validation: Source, settings: PackSettings, *, size: int) -> Iterator[Batch]:
+    """`source` in batches of one part each, what is mixed into its training part, then `validation`.
+
+    A row that the dataset's own split places stays there; the others go by their split key.
+    """
+    held: dict[Part, list[SourceRow]] = {"train": [], "validation": []}
+    num_train = 0
+    for row in read_source(source):
+        part = row.own_part or part_of(row.split_key, validation_fraction=settings.validation_fraction, seed=settings.split_seed)
+        num_train += part == "train"
+        held[part].append(row)
+        if len(held[part]) == size:
+            yield Batch(part, held[part])
+            held[part] = []
+    for part, more in (("train", _mixed_in(num_train, settings)), ("validation", read_source(validation))):
+        for row in more:
+            held[part].append(row)
+            if len(held[part]) == size:
+                yield Batch(part, held[part])
+                held[part] = []
+        if held[part]:
+            yield Batch(part, held[part])
+
+
+def _mixed_in(num_train: int, settings: PackSettings) -> Iterator[SourceRow]:
+    for example in safety_examples(num_train, share=settings.safety_share, file=settings.safety_file):
+        yield SourceRow(example.row, "", "train", canonical(example))

@@ -1,0 +1,193 @@
+"""The report of a validation, from what both passes found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ft_assets.datasets.histogram import histogram, length_stats
+from ft_assets.datasets.pipeline.decision import MAX_FLAGGED, Decision
+from ft_assets.datasets.pipeline.pass_one import Reading
+from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.problems import Problem, RowError
+from ft_assets.datasets.readers.opening import Opened
+from ft_assets.datasets.report import MAX_STORED_ERRORS, DatasetReport
+from ft_assets.datasets.split import automatic_fraction, part_counts
+from ft_assets.storable import printable
+
+MAX_IGNORED_FIELDS = 20
+"""Unread fields that warnings name one by one."""
+MANY_NEAR_DUPLICATES = 0.3
+"""Share of near duplicates above which they are more likely one template with small differences than copies: a warning says so."""
+ACTIONS = {"drop": "were left out", "warn": "are kept", "review": "are kept, and the dataset waits for approval", "fail": "refuse the file"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    reading: Reading
+    decision: Decision
+    policies: Policies
+    suites: Sequence[str]
+    max_seq_len: int | None
+
+    @property
+    def num_kept(self) -> int:
+        return int(self.decision.keep.sum())
+
+    def refusals(self, filename: str, *, refused: bool) -> Iterator[Problem]:
+        """Problems of the whole file: none where it was `refused` already, for then its size says nothing."""
+        if refused:
+            return
+        if not self.reading.totals["rows"]:
+            fix = "write one JSON object per line, or a header and records"
+            yield Problem(path="", code="empty_file", message=f"{filename} holds no rows", fix=fix)
+            return
+        yield from self._by_policy()
+        yield from self._by_size()
+
+    def _by_policy(self) -> Iterator[Problem]:
+        fixes = {"near_duplicates": "remove them", "contaminated": "remove them", "toxic": "remove them"}
+        for name, what in (("near_duplicates", "near"), ("contaminated", "contamination"), ("toxic", "toxicity")):
+            policy = getattr(self.policies, "near_duplicates" if what == "near" else what)
+            if policy == "fail" and (count := self.decision.counts[name]):
+                rows = [f["row"] for f in self.decision.flagged if f["code"] == _flag_code(name)][:10]
+                message = f"{count} rows are {_words(name)} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
+                setting = "near_duplicates" if what == "near" else what
+                yield Problem(path="", code=_flag_code(name), message=message, fix=f"{fixes[name]}, or choose the policy {setting}=drop")
+
+    def _by_size(self) -> Iterator[Problem]:
+        good, policies = self.num_kept, self.policies
+        hoped = good + (self.reading.totals["bad_rows"] if policies.bad_rows == "fail" else 0)
+        if hoped < policies.min_examples:
+            removed = self.reading.totals["examples"] - good
+            message = f"{good} good examples" + (f" after {removed} duplicates and the like were left out" if removed else "")
+            message += f", but training needs at least {policies.min_examples}"
+            yield Problem(path="", code="too_few_examples", message=message, fix=f"add {policies.min_examples - good} or more examples")
+        if policies.max_examples is not None and good > policies.max_examples:
+            message = f"{good} examples, over the {policies.max_examples} that the tier allows"
+            yield Problem(path="", code="too_many_examples", message=message, fix="upload fewer, or change the tier")
+
+    def report(
+        self, *, valid: bool, dataset_id: str | None, file_errors: Sequence[RowError], opened: Opened | None, filename: str
+    ) -> DatasetReport:
+        reading, sniffed = self.reading, opened.sniffed if opened else None
+        counts = {e.code: 1 for e in file_errors} | dict(reading.counts.most_common())
+        return DatasetReport(
+            valid=valid,
+            dataset_id=dataset_id,
+            format=reading.format,
+            format_reason=printable(f"read as {reading.format}: {reading.format_reason}") if reading.format else None,
+            container={"format": sniffed.format, "compression": sniffed.compression} if sniffed else None,
+            rows=reading.totals["rows"],
+            examples=self.num_kept,
+            errors=[e.to_dict() for e in (*file_errors, *reading.errors)][:MAX_STORED_ERRORS],
+            error_counts=counts,
+            warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings(opened, filename)],
+            flagged=sorted(self.decision.flagged[:MAX_FLAGGED], key=lambda f: int(f["row"])),
+            review=[c for c, policy in self._policies_of_flags().items() if policy == "review" and self.decision.counts[c]],
+            stats=self._stats(),
+            policies=asdict(self.policies),
+        )
+
+    def _policies_of_flags(self) -> dict[str, str]:
+        p = self.policies
+        return {"near_duplicates": p.near_duplicates, "contaminated": p.contamination, "toxic": p.toxicity}
+
+    def _warnings(self, opened: Opened | None, filename: str) -> Iterator[tuple[str, str]]:
+        totals, counts = self.reading.totals, self.decision.counts
+        if opened is not None and opened.sniffed.bom:
+            yield "bom_skipped", "a UTF-8 byte order mark at the start was skipped"
+        if opened is not None and not opened.sniffed.extension_agrees:
+            yield "wrong_extension", f"{filename} was read as {opened.sniffed.format}, by its content"
+        yield from self.reading.advice.items()
+        for name, count in self.reading.ignored.most_common(MAX_IGNORED_FIELDS):
+            yield "unknown_field", f"{name[:80]!r} is read by nothing ({count} rows)"
+        if totals["bad_rows"] and self.policies.bad_rows == "drop":
+            yield "bad_rows_dropped", f"{totals['bad_rows']} bad rows were left out"
+        if counts["exact_duplicates"]:
+            done = ACTIONS[self.policies.exact_duplicates]
+            yield "duplicates_removed", f"{counts['exact_duplicates']} rows repeat an earlier one word for word and {done}"
+        for name, policy in self._policies_of_flags().items():
+            if counts[name] and policy in ACTIONS:
+                yield name, f"{counts[name]} rows are {_words(name)} and {ACTIONS[policy]}{self._hint(name)}"
+        yield from self._content_warnings()
+        yield from ((w["code"], w["message"]) for w in self.reading.quality.warnings())
+
+    def _hint(self, name: str) -> str:
+        if name == "contaminated":
+            return ": " + ", ".join(f"{suite} {count}" for suite, count in self.decision.by_suite.most_common())
+        many = self.decision.counts[name] > MANY_NEAR_DUPLICATES * max(self.reading.totals["examples"], 1)
+        if name == "near_duplicates" and many:
+            return (
+                "; so many are often one long instruction with a small difference in each row: move what is common into a system "
+                "message, or choose the policy near_duplicates=warn"
+            )
+        return ""
+
+    def _content_warnings(self) -> Iterator[tuple[str, str]]:
+        totals = self.reading.totals
+        if totals["over_long"] and self.policies.over_long != "reject":
+            done = "will be cut" if self.policies.over_long == "truncate" else "were left out"
+            yield "truncated_examples", f"{totals['over_long']} examples are over {self.max_seq_len} tokens and {done}"
+        if totals["suspect"]:
+            message = f"{totals['suspect']} rows hold text like '<|...|>'; rows with a control token of the base model are refused"
+            yield "possible_control_token", message
+        for done in ("dropped", "escaped"):
+            if count := totals[f"control_tokens_{done}"]:
+                yield f"control_tokens_{done}", f"{count} rows hold a control token of the base model inside content and were {done}"
+        if totals["personal_data"] and self.policies.pii in ("warn", "redact"):
+            kinds = ", ".join(f"{kind} {count}" for kind, count in self.reading.personal.most_common())
+            done = (
+                "it was replaced"
+                if self.policies.pii == "redact"
+                else "choose the policy pii=redact or pii=reject, or make sure that you may"
+            )
+            yield "personal_data", f"{totals['personal_data']} rows hold personal data or secrets ({kinds}); {done}"
+
+    def _stats(self) -> dict[str, Any]:
+        totals, counts, keep, columns = self.reading.totals, self.decision.counts, self.decision.keep, self.reading.columns
+        characters, tokens = columns.read("characters")[keep], columns.read("tokens")[keep]
+        counted = tokens if tokens.any() else None
+        unit, lengths = ("characters", characters) if counted is None else ("tokens", counted)
+        removed = [counts[n] for n, p in (("exact_duplicates", "exact_duplicates"), ("near_duplicates", "near_duplicates"))
+                   if getattr(self.policies, p) == "drop"]  # fmt: skip
+        return {
+            **{name: totals[name] for name in ("bad_rows", "over_long", "trained_turns")},
+            "dedup_removed": sum(removed),
+            "duplicates": {"exact": counts["exact_duplicates"], "near": counts["near_duplicates"]},
+            "contamination": {"flagged": counts["contaminated"], "suites": dict(self.decision.by_suite), "checked": list(self.suites)},
+            "personal_data": {"rows": totals["personal_data"], "kinds": dict(self.reading.personal)},
+            "toxicity": {"flagged": counts["toxic"]},
+            "characters": length_stats(characters),
+            "tokens": length_stats(counted) if counted is not None else None,
+            "histogram": {"unit": unit, **histogram(lengths)},
+            "splits": self._splits(),
+            "quality": self.reading.quality.stats(),
+        }
+
+    def _splits(self) -> dict[str, Any]:
+        """How a job without a validation file would split the dataset."""
+        columns, keep = self.reading.columns, self.decision.keep
+        own = columns.read("part")[keep]
+        if (own == 2).any():
+            held_out = int((own == 2).sum())
+            return {"by": "the dataset's own split", "train": len(own) - held_out, "validation": held_out}
+        fraction = automatic_fraction(len(own))
+        keys = columns.read("sha_high")[self.decision.cluster[keep]]
+        train, validation = part_counts(np.asarray(keys), validation_fraction=fraction)
+        return {"by": "hash of each near-duplicate cluster", "fraction": round(fraction, 6), "train": train, "validation": validation}
+
+
+def _flag_code(name: str) -> str:
+    return {"near_duplicates": "near_duplicate", "contaminated": "contaminated", "toxic": "toxic"}[name]
+
+
+def _words(name: str) -> str:
+    return {
+        "near_duplicates": "near duplicates of an earlier row",
+        "contaminated": "found in an evaluation suite",
+        "toxic": "scored as toxic",
+    }[name]

@@ -1,0 +1,129 @@
+"""Pass 1 as a whole: finds out what the rows are from the first few, then runs every block and adds up what is said of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ft_assets.datasets import shapes
+from ft_assets.datasets.checks.quality import QualityTally
+from ft_assets.datasets.pipeline.columns import Columns
+from ft_assets.datasets.pipeline.options import BlockOptions
+from ft_assets.datasets.pipeline.pool import run_blocks
+from ft_assets.datasets.pipeline.results import BlockResult
+from ft_assets.datasets.pipeline.worker import Block
+from ft_assets.datasets.problems import Problem, RowError
+from ft_assets.datasets.readers.column_map import apply_map
+from ft_assets.datasets.readers.json_rows import parse_json
+from ft_assets.datasets.readers.opening import Opened
+from ft_assets.datasets.report import MAX_STORED_ERRORS
+from ft_assets.datasets.schema import Format
+
+ROWS_PER_BLOCK = 4096
+"""Of containers that are no lines: about as many as a block of lines holds at 1 KB a row."""
+SCOUTED_ROWS = 64
+"""Rows looked at to learn the file's format and its further fields before the blocks are shared out."""
+PARALLEL_FROM_BYTES = 24 << 20
+"""Stored size from which a file is worth worker processes: each needs about a second to start, in which one reads 20 MB."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Reading:
+    """What pass 1 says of the whole file."""
+
+    columns: Columns
+    format: Format | None = None
+    format_reason: str = ""
+    num_bytes: int = 0
+    errors: list[RowError] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    advice: dict[str, str] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
+    personal: Counter[str] = field(default_factory=Counter)
+    quality: QualityTally = field(default_factory=QualityTally)
+
+    def add(self, result: BlockResult) -> None:
+        """Take in the next block; blocks come in file order."""
+        if self.format is None and result.format is not None:
+            self.format, self.format_reason = result.format, result.format_reason
+        self.num_bytes += result.num_bytes
+        self.errors += result.errors[: MAX_STORED_ERRORS - len(self.errors)]
+        for name in ("counts", "ignored", "totals", "personal"):
+            getattr(self, name).update(getattr(result, name))
+        self.advice = {**result.advice, **self.advice}
+        self.quality.merge(result.quality)
+        self.columns.append(result)
+
+
+def read_file(
+    opened: Opened, options: BlockOptions, reading: Reading, *, workers: int | None, progress: Callable[[int, int], None]
+) -> None:
+    """Run every block of the file and add it to `reading`; `progress` is told rows and stored bytes behind us.
+
+    `workers` None: as many as there are cores for a large file, this process for a small one. Raises ``InvalidDataset`` where the
+    container turns out torn; what was read before that is in `reading`.
+    """
+    blocks = _blocks(opened, line_blocks=options.column_map is None or opened.columns is None)
+    head = next(blocks, None)
+    if head is None:
+        return
+    options = replace(options, columns_known=head.lines is None)
+    found = _scout(head, options)
+    if found is not None:
+        reading.format, reading.format_reason = found.format, found.reason
+        options = replace(options, format=found.format, extra_fields=found.extra_fields)
+    count = workers if workers is not None else ((os.cpu_count() or 1) if opened.total_bytes >= PARALLEL_FROM_BYTES else 1)
+    all_blocks: Iterable[Block] = itertools.chain((head,), blocks)
+    if found is None:  # no good row so far: until one is found, blocks go one by one
+        count = 1
+    for result in run_blocks(all_blocks, options, workers=count):
+        reading.add(result)
+        progress(reading.totals["rows"], min(opened.consumed(), opened.total_bytes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scouted:
+    format: Format
+    reason: str
+    extra_fields: tuple[str, ...]
+
+
+def _blocks(opened: Opened, *, line_blocks: bool) -> Iterator[Block]:
+    if opened.blocks is not None and line_blocks:
+        for number, lines in enumerate(opened.blocks):
+            yield Block(number=number, num_bytes=len(lines.data), lines=lines)
+        return
+    for number in itertools.count():
+        rows = list(itertools.islice(opened.rows, ROWS_PER_BLOCK))
+        if not rows:
+            return
+        yield Block(number=number, num_bytes=0, rows=rows)
+
+
+def _scout(head: Block, options: BlockOptions) -> _Scouted | None:
+    """The format of the first row that has one, and the fields of the first rows that nothing reads."""
+    found: tuple[Format, str] | None = None
+    extra: dict[str, None] = {}
+    for value in itertools.islice(_values(head, options), SCOUTED_ROWS):
+        detected = shapes.detect(value)
+        found = found or detected
+        if found is not None and detected is not None:
+            extra |= dict.fromkeys(k for k in shapes.unknown_fields(value, found[0]) if k in value)
+    return None if found is None else _Scouted(format=found[0], reason=found[1], extra_fields=tuple(extra))
+
+
+def _values(head: Block, options: BlockOptions) -> Iterator[Mapping[str, Any]]:
+    if head.lines is None:
+        yield from (row.value for row in head.rows if isinstance(row.value, dict))
+        return
+    for line in head.lines.data.splitlines():
+        value = parse_json(line.strip()) if line.strip() else None
+        if isinstance(value, dict) and options.column_map:
+            value = apply_map(value, options.column_map, every_key=True)
+        if isinstance(value, dict) and not isinstance(value, Problem):
+            yield value

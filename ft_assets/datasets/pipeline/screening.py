@@ -1,0 +1,147 @@
+"""Row checks that need more than the row: the base model's tokenizer, patterns of personal data, a classifier."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from ft_assets.datasets.checks import content
+from ft_assets.datasets.checks.pii import Match, PiiScanner, redact
+from ft_assets.datasets.checks.toxicity import load_classifier
+from ft_assets.datasets.dedup.normal import near_text
+from ft_assets.datasets.pipeline.options import BlockOptions
+from ft_assets.datasets.pipeline.reading import ReadRow, report_bad
+from ft_assets.datasets.pipeline.results import BlockResult
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.schema import Example, Message
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.errors import InvalidRequest
+
+
+class Screen:
+    """The screens that the policies ask for, loaded once."""
+
+    def __init__(self, options: BlockOptions) -> None:
+        self._policies = options.policies
+        self._max_seq_len = options.max_seq_len
+        self._tokenizer = ChatTokenizer.load(options.model_dir) if options.model_dir is not None else None
+        self._pattern = content.SUSPECT if self._tokenizer is None else self._tokenizer.control_token_pattern
+        self._gate = tuple(sorted({t[0] for t in self._tokenizer.control_tokens if t})) if self._tokenizer is not None else ("<",)
+        self._scanner = PiiScanner() if options.policies.pii != "off" else None
+        self._classifier = load_classifier(options.classifier) if options.policies.toxicity != "off" else None
+
+    def apply(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
+        """The rows that pass, redacted where the policy says so, with their counts of tokens and their scores."""
+        rows = [row for row in rows if self._control_tokens_pass(row, result)]
+        if self._scanner is not None:
+            rows = self._without_personal_data(rows, result)
+        if self._tokenizer is not None:
+            rows = self._counted(rows, result)
+        if self._classifier is not None and rows:
+            for row, score in zip(rows, self._classifier.scores([near_text(r.example) for r in rows]), strict=True):
+                row.toxicity = float(score)
+        return rows
+
+    def _control_tokens_pass(self, row: ReadRow, result: BlockResult) -> bool:
+        if not self._may_hold_control_token(row.example) or content.first_match(row.example, self._pattern) is None:
+            return True
+        if self._tokenizer is None:
+            result.totals["suspect"] += 1
+            return True
+        policy = self._policies.control_tokens
+        if policy == "reject":
+            report_bad(row, list(content.control_token_problems(row.example, self._pattern)), result)
+            return False
+        result.totals["control_tokens_dropped" if policy == "drop" else "control_tokens_escaped"] += 1
+        return policy == "escape"
+
+    def _may_hold_control_token(self, example: Example) -> bool:
+        """False for plain texts without any first character of a control token, which spares the search."""
+        if example.kind != "chat" or example.tools:
+            return True
+        for message in example.messages:
+            text = message.content
+            if message.tool_calls or message.name is not None or message.tool_call_id is not None:
+                return True
+            if text is not None and any(first in text for first in self._gate):
+                return True
+        return False
+
+    def _without_personal_data(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
+        texts = [_texts(row.example) for row in rows]
+        if self._scanner is None:
+            raise AssertionError("asked for only where there is a scanner")
+        found = iter(self._scanner.scan(list(itertools.chain.from_iterable(texts))))
+        out = []
+        for row, own in zip(rows, texts, strict=True):
+            matches = [next(found) for _ in own]
+            kinds = sorted({m.kind for group in matches for m in group})
+            result.personal.update(kinds)
+            if kinds:
+                result.totals["personal_data"] += 1
+                if self._policies.pii == "reject":
+                    report_bad(row, [_personal_problem(row.example, matches, kinds)], result)
+                    continue
+                if self._policies.pii == "redact":
+                    row.example = _redacted(row.example, own, matches)
+                    result.totals["redacted"] += 1
+            out.append(row)
+        return out
+
+    def _counted(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
+        if self._tokenizer is None or self._max_seq_len is None:
+            return rows
+        out = []
+        for row, num_tokens in zip(rows, self._num_tokens([r.example for r in rows]), strict=True):
+            if isinstance(num_tokens, Problem):
+                report_bad(row, [num_tokens], result)
+                continue
+            row.num_tokens = num_tokens
+            if num_tokens > self._max_seq_len:
+                result.totals["over_long"] += 1
+                if self._policies.over_long == "reject":
+                    report_bad(row, [content.length_problem(num_tokens, self._max_seq_len)], result)
+                if self._policies.over_long != "truncate":
+                    continue
+            out.append(row)
+        return out
+
+    def _num_tokens(self, examples: Sequence[Example]) -> Sequence[int | Problem]:
+        if self._tokenizer is None:
+            raise AssertionError("asked for only where there is a tokenizer")
+        try:
+            return [int(n) for n in self._tokenizer.count_tokens_batch(examples)]
+        except InvalidRequest:
+            return [self._num_tokens_of_one(e) for e in examples]
+
+    def _num_tokens_of_one(self, example: Example) -> int | Problem:
+        try:
+            return int(self._tokenizer.count_tokens(example)) if self._tokenizer is not None else 0
+        except InvalidRequest as error:
+            fix = "change the row so that the model's chat template takes it"
+            return Problem(path="", code=error.code, message=error.message, fix=fix)
+
+
+def _texts(example: Example) -> list[str]:
+    """The texts that may hold personal data, in the order in which :func:`_redacted` puts them back."""
+    texts = [m.content or "" for m in example.all_messages()]
+    return [*texts, example.text] if example.text is not None else texts
+
+
+def _personal_problem(example: Example, matches: Sequence[Sequence[Match]], kinds: Sequence[str]) -> Problem:
+    names = [f"{g}[{i}].content" for g in ("messages", "chosen", "rejected") for i in range(len(getattr(example, g)))] + ["text"]
+    path = next(name for name, group in zip(names, matches, strict=False) if group) if example.text is None else "text"
+    message = f"holds personal data or a secret: {', '.join(kinds)}"
+    return Problem(path=path, code="personal_data", message=message, fix="remove it, or choose the policy pii=redact")
+
+
+def _redacted(example: Example, texts: Sequence[str], matches: Sequence[Sequence[Match]]) -> Example:
+    clean = iter([redact(text, found) if found else text for text, found in zip(texts, matches, strict=True)])
+
+    def group(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        return tuple(msgspec.structs.replace(m, content=text) if m.content is not None else m for m in messages for text in (next(clean),))
+
+    replaced = {name: group(getattr(example, name)) for name in ("messages", "chosen", "rejected")}
+    return msgspec.structs.replace(example, **replaced, text=next(clean) if example.text is not None else None)

@@ -1,0 +1,115 @@
+"""Pass 1: a block of rows read, checked, hashed and written down, by one process that sees no other block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ft_assets.datasets import identity
+from ft_assets.datasets.checks.contamination import SuiteIndex
+from ft_assets.datasets.dedup import minhash
+from ft_assets.datasets.dedup.normal import CodePoints, fold, near_text
+from ft_assets.datasets.pipeline.options import BlockOptions
+from ft_assets.datasets.pipeline.reading import BlockReader, ReadRow, report_bad
+from ft_assets.datasets.pipeline.results import FACTS, BlockResult
+from ft_assets.datasets.pipeline.screening import Screen
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.blocks import LineBlock
+from ft_assets.datasets.readers.rows import Row
+from ft_assets.datasets.schema import Example, canonical
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    number: int
+    num_bytes: int
+    """Decompressed; 0 where a row has no bytes of its own (Parquet)."""
+    lines: LineBlock | None = None
+    rows: Sequence[Row] = ()
+    """Of containers that are no lines: read already, not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    read: ReadRow
+    example: Example
+    canonical: bytes
+    sha256: bytes
+
+
+class BlockWorker:
+    """Everything that is loaded once and used for each block. Not safe to share between threads."""
+
+    def __init__(self, options: BlockOptions) -> None:
+        self._options = options
+        self._screen = Screen(options)
+        self._suites = SuiteIndex.load(options.suites) if options.suites and options.policies.contamination != "off" else None
+
+    def run(self, block: Block) -> BlockResult:
+        result = BlockResult(number=block.number, num_bytes=block.num_bytes)
+        rows = self._screen.apply(list(self._read(block, result)), result)
+        self._write(self._hash(rows, result), result)
+        return result
+
+    def _read(self, block: Block, result: BlockResult) -> Iterator[ReadRow]:
+        reader = BlockReader(self._options, result)
+        return reader.lines(block.lines) if block.lines is not None else reader.rows(block.rows)
+
+    def _hash(self, rows: list[ReadRow], result: BlockResult) -> list[_Kept]:
+        """Identity and canonical form of each row; one that cannot be spelled is a bad row."""
+        try:
+            spelled = [canonical(row.example) for row in rows]
+            hashes = identity.content_hashes([row.example for row in rows])
+            return [_Kept(*four) for four in zip(rows, (r.example for r in rows), spelled, hashes, strict=True)]
+        except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
+            return [kept for row in rows if (kept := _hash_one(row, result)) is not None]
+
+    def _write(self, kept: list[_Kept], result: BlockResult) -> None:
+        examples = [k.example for k in kept]
+        result.quality.add(examples)
+        result.totals["examples"] += len(kept)
+        result.totals["trained_turns"] += sum(m.weight for e in examples for m in e.messages if m.role == "assistant")
+        result.facts = facts = np.zeros(len(kept), FACTS)
+        if not kept:
+            return
+        facts["row"] = [k.read.number for k in kept]
+        facts["part"] = [k.read.part for k in kept]
+        facts["tokens"] = [k.read.num_tokens for k in kept]
+        facts["toxicity"] = [k.read.toxicity for k in kept]
+        facts["characters"] = [e.num_characters() for e in examples]
+        facts["bytes"] = [len(k.canonical) for k in kept]
+        halves = np.frombuffer(b"".join(k.sha256[:16] for k in kept), dtype=">u8").reshape(-1, 2)
+        facts["sha_high"], facts["sha_low"] = halves[:, 0], halves[:, 1]
+        result.digests = np.frombuffer(b"".join(hashlib.sha256(k.canonical).digest() for k in kept), np.uint8).reshape(-1, 32)
+        self._compare(examples, facts, result)
+        if self._options.keep:
+            result.part = self._options.scratch / f"part-{result.number:06d}"
+            with result.part.open("wb") as stream:
+                stream.writelines(k.canonical for k in kept)
+
+    def _compare(self, examples: Sequence[Example], facts: NDArray[Any], result: BlockResult) -> None:
+        """What near duplicates and contamination go by, from one folding of the texts."""
+        near = self._options.policies.near_duplicates != "off"
+        if not near and self._suites is None:
+            return
+        texts: CodePoints = fold([near_text(e) for e in examples])
+        if near:
+            result.bands = minhash.band_keys(texts)
+        if self._suites is not None:
+            facts["contamination"], facts["suite"] = self._suites.shares(texts)
+
+
+def _hash_one(row: ReadRow, result: BlockResult) -> _Kept | None:
+    try:
+        return _Kept(row, row.example, canonical(row.example), identity.content_hashes([row.example])[0])
+    except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError) as error:
+        message = f"holds a value that cannot be stored: {str(error)[:120]}"
+        problem = Problem(path="", code="wrong_type", message=message, fix="use text, and numbers of 64 bits at most")
+        report_bad(row, [problem], result)
+        return None

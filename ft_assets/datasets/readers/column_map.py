@@ -1,0 +1,97 @@
+"""Column maps: which column of a file stands for which field of a row, as ``--map text=prompt,category=completion`` says it.
+
+    map    = pair {"," pair}
+    pair   = column "=" field [":transcript"]
+    field  = a field of one of the row shapes: prompt, completion, chosen, rejected, text, messages ...
+
+Columns that are not named are left out. ``:transcript`` splits a text that holds a whole conversation into messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.containers import refuse
+from ft_assets.datasets.readers.transcripts import MARKERS, split_transcript
+
+FIELDS = (
+    "messages", "prompt", "completion", "chosen", "rejected", "text", "tools", "label", "conversations", "system", "history", "split",
+    "instruction", "input", "output", "preferred_output", "non_preferred_output", "parallel_tool_calls", "functions",
+)  # fmt: skip
+"""What a column can be mapped to: every field that :mod:`ft_assets.datasets.shapes` reads."""
+TRANSCRIPT = ":transcript"
+TRANSCRIPT_FIELDS = frozenset(("messages", "prompt", "chosen", "rejected", "preferred_output", "non_preferred_output", "completion"))
+"""Fields that hold messages: only there has a conversation a place."""
+
+
+class Mapped(dict[str, Any]):
+    """A row under its new names, which still knows the old ones: what the tenant has mapped is taken as it was meant."""
+
+    sources: Mapping[str, str] = {}
+    """Column of the file by field."""
+
+
+def parse_column_map(text: str) -> dict[str, str]:
+    """``text=prompt,category=completion`` as a mapping from source column to target field; ``InvalidDataset`` for anything else."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        source, sep, target = (piece.strip() for piece in part.rpartition("="))
+        if not (source and sep and target):
+            raise refuse("unknown_column", f"{part.strip()[:80]!r} is not of the form COLUMN=FIELD; write text=prompt,category=completion")
+        if source in found:
+            raise refuse("unknown_column", f"the column map names {source[:80]!r} twice; a column stands for one field")
+        found[source] = target
+    check_columns(found, None, "")
+    return found
+
+
+def check_columns(column_map: Mapping[str, str], columns: Sequence[str] | None, filename: str) -> None:
+    """Refuses a map to a field that nothing reads, to one field twice, or from a column that the file does not have."""
+    fields = [target.removesuffix(TRANSCRIPT) for target in column_map.values()]
+    for target, field in zip(column_map.values(), fields, strict=True):
+        if field not in FIELDS:
+            raise refuse("unknown_column", f"the column map names the field {field[:80]!r}; there are {', '.join(FIELDS)}")
+        if target != field and field not in TRANSCRIPT_FIELDS:
+            raise refuse("unknown_column", f"{target!r} cannot be: {field} is no conversation; leave out {TRANSCRIPT!r}")
+        if fields.count(field) > 1:
+            raise refuse("unknown_column", f"the column map names {field} for two columns; map one of them")
+    if columns is not None and (absent := sorted(set(column_map) - set(columns))):
+        raise refuse("unknown_column", f"the column map names {', '.join(absent)}; {filename} has the columns {', '.join(columns)[:400]}")
+
+
+def apply_map(value: dict[str, Any], column_map: Mapping[str, str], every_key: bool) -> dict[str, Any] | Problem:
+    """`value` with only the mapped columns, under their new names.
+
+    `every_key`: a column that the row lacks is a problem; else (CSV and Parquet, where it is an empty cell) it stays away.
+    """
+    mapped = Mapped()
+    mapped.sources = {target.removesuffix(TRANSCRIPT): source for source, target in column_map.items()}
+    for source, target in column_map.items():
+        field = target.removesuffix(TRANSCRIPT)
+        if source not in value:
+            if every_key:
+                message = f"the mapped column {source!r} is missing"
+                fix = f"add it to the row or map another column to {field!r}"
+                return Problem(path=source, code="missing_field", message=message, fix=fix)
+            continue
+        cell = value[source]
+        if field != target:
+            cell = _split(cell, source)
+            if isinstance(cell, Problem):
+                return cell
+        mapped[field] = cell
+    return mapped
+
+
+def _split(cell: Any, source: str) -> list[dict[str, str]] | Problem:
+    if not isinstance(cell, str):
+        message = f"{source} is mapped as a transcript, but is no text"
+        return Problem(path=source, code="wrong_type", message=message, fix=f"leave out {TRANSCRIPT!r} where the column holds messages")
+    turns = split_transcript(cell)
+    if turns is None:
+        message = f"{source} is mapped as a transcript, but does not start with the mark of a turn"
+        fix = f"write turns as {' or '.join(MARKERS)}; or leave out {TRANSCRIPT!r}"
+        return Problem(path=source, code="transcript_text", message=message, fix=fix)
+    return [{"role": role, "content": content} for role, content in turns]

@@ -1,0 +1,307 @@
+"""Pieces of text to token ids, and which ids belong to which turn: by segments where that is exact, else by offsets.
+
+1. The tokenizer finds its added tokens first and tokenizes what lies between them alone: the ids of a text are the ids of its segments,
+   and a segment between two control tokens of a template needs to be tokenized only once.
+2. In byte-level BPE an id stands for a fixed number of bytes, so a turn that starts inside a segment starts at a known id.
+3. A tokenizer of another kind (a space put before the first word, lossy normalising, tokens that eat the white space beside them) is
+   asked for the offsets of the whole text. Both ways give the same ids; tests compare them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
+
+from ft_assets.datasets.tokens.patterns import Piece
+from ft_assets.datasets.tokens.probes import Slot
+from ft_assets.datasets.tokens.words import Words
+from ft_assets.errors import InvalidDataset
+
+ID_BYTES = 4
+"""Of one id in the packed form that segments are kept in."""
+
+Mark = tuple[int, int, int]
+"""A turn (-1: none) and its ids, from ... up to (not with) ...; of a token shared by two turns the later counts, and any before none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Ids that are the same in every text of the plan."""
+
+    ids: bytes
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Text between two control tokens."""
+
+    pieces: tuple[Piece, ...]
+    turn: int | None
+    """Of all pieces; None where they differ."""
+    lead: bytes
+    """Ids of the first piece alone if it is a literal of another turn than the one other turn after it."""
+
+
+Plan = tuple[Fixed | Run, ...]
+"""A text as fixed ids and runs, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One text to encode."""
+
+    plan: Plan
+    contents: Sequence[str] = ()
+    """What fills the plan's slots."""
+    spelled: dict[str, str] | None = None
+    """Placeholders in the contents and the control tokens they stand for, to be tokenized as plain text."""
+
+
+class Encoder(Protocol):
+    def plan(self, pieces: Iterable[Piece], *, reused: bool) -> Plan:
+        """How to encode texts made of `pieces`; one that is `reused` has its literals tokenized now."""
+        ...
+
+    def encode(self, jobs: Sequence[Job]) -> list[tuple[NDArray[np.int32], list[Mark]]]:
+        """The ids of each text, and its turns."""
+        ...
+
+    def count(self, jobs: Sequence[Job]) -> list[int]:
+        """The number of ids of each text."""
+        ...
+
+
+def encoder_for(tokenizer: Tokenizer, control: Iterable[str]) -> Encoder:
+    """The fastest way that is exact for `tokenizer`."""
+    return Segments(tokenizer, control) if is_byte_level(tokenizer) else Offsets(tokenizer)
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether ids stand for fixed bytes of the text and nothing outside of a segment changes its ids."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    model, normalizer = tokenizer.model, tokenizer.normalizer
+    return (
+        isinstance(model, BPE)
+        and not (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
+        and not any(t.lstrip or t.rstrip or t.single_word for t in added)
+        and (normalizer is None or json.loads(normalizer.__getstate__())["type"] == "NFC")
+        and tokenizer.pre_tokenizer is not None
+        and '"ByteLevel"' in (steps := tokenizer.pre_tokenizer.__getstate__().decode()).replace(" ", "")
+        and '"add_prefix_space":true' not in steps.replace(" ", "")
+        and "Metaspace" not in steps
+    )
+
+
+class Segments:
+    """Encodes by segments; for tokenizers of which :func:`is_byte_level` holds."""
+
+    def __init__(self, tokenizer: Tokenizer, control: Iterable[str]) -> None:
+        self._tokenizer = tokenizer
+        self._words = Words(tokenizer)
+        added = list(tokenizer.get_added_tokens_decoder().values())
+        self._control = frozenset(control)
+        self._cut = {t.content: tokenizer.token_to_id(t.content) for t in _stands_alone(added, self._control, tokenizer.normalizer is None)}
+        longest_first = sorted(self._cut, key=len, reverse=True)
+        self._cut_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "((?!))")
+        self._plain: Tokenizer | None = None
+        self._id_bytes: NDArray[np.int64] | None = None
+
+    def plan(self, pieces: Iterable[Piece], *, reused: bool) -> Plan:
+        ops: list[Fixed | Run] = []
+        run: list[Piece] = []
+        for piece in pieces:
+            text, turn = piece
+            if isinstance(text, Slot):
+                run.append(piece)
+                continue
+            for index, part in enumerate(self._cut_pattern.split(text)):
+                if index % 2:
+                    self._close(ops, run, reused)
+                    _append(ops, Fixed(array("i", [self._cut[part]]).tobytes(), turn))
+                elif part:
+                    run.append((part, turn))
+        self._close(ops, run, reused)
+        return tuple(ops)
+
+    def _close(self, ops: list[Fixed | Run], run: list[Piece], reused: bool) -> None:
+        """Ends `run` and puts it behind `ops`."""
+        if not run:
+            return
+        turns = [turn for _, turn in run]
+        turn = turns[0] if len(set(turns)) == 1 else None
+        first = run[0][0]
+        if reused and turn is not None and all(isinstance(text, str) for text, _ in run):
+            _append(ops, Fixed(self._words.encode(["".join(str(text) for text, _ in run)])[0], turn))
+        else:
+            two = reused and isinstance(first, str) and turns[0] != turns[-1] and len(set(turns[1:])) == 1
+            ops.append(Run(tuple(run), turn, self._words.encode([str(first)])[0] if two else b""))
+        run.clear()
+
+    def encode(self, jobs: Sequence[Job]) -> list[tuple[NDArray[np.int32], list[Mark]]]:
+        runs = iter(self._encode_runs(jobs))
+        out = []
+        for job in jobs:
+            parts: list[bytes] = []
+            marks: list[Mark] = []
+            done = 0
+            for op in job.plan:
+                if isinstance(op, Fixed):
+                    ids, turn = op.ids, op.turn
+                    marks.append((turn, done, done + len(ids) // ID_BYTES))
+                else:
+                    text, ids = next(runs)
+                    if op.turn is not None:
+                        marks.append((op.turn, done, done + len(ids) // ID_BYTES))
+                    elif op.lead and ids.startswith(op.lead):
+                        middle = done + len(op.lead) // ID_BYTES
+                        marks += (op.pieces[0][1], done, middle), (op.pieces[-1][1], middle, done + len(ids) // ID_BYTES)
+                    else:
+                        marks += self._marks(op, job, text, ids, done)
+                parts.append(ids)
+                done += len(ids) // ID_BYTES
+            out.append((np.frombuffer(b"".join(parts), dtype="<i4"), marks))
+        return out
+
+    def count(self, jobs: Sequence[Job]) -> list[int]:
+        runs = iter(self._encode_runs(jobs))
+        return [sum(len(op.ids if isinstance(op, Fixed) else next(runs)[1]) for op in job.plan) // ID_BYTES for job in jobs]
+
+    def _encode_runs(self, jobs: Sequence[Job]) -> list[tuple[str, bytes]]:
+        """Text and ids of every run of `jobs`, in order."""
+        texts: list[str] = []
+        plain: list[int] = []
+        for job in jobs:
+            contents = job.contents
+            for op in job.plan:
+                if isinstance(op, Run):
+                    text = "".join([p if isinstance(p, str) else p.fill(contents[p.index]) if p.steps else contents[p.index] for p, _ in op.pieces])
+                    if job.spelled and any(mark in text for mark in job.spelled):
+                        plain.append(len(texts))
+                        text = spell_out(text, job.spelled)
+                    texts.append(text)
+        if not plain:
+            return list(zip(texts, self._words.encode(texts), strict=True))
+        escaped = dict(zip(plain, self._encode_plain([texts[i] for i in plain]), strict=True))
+        others = iter(self._words.encode([text for i, text in enumerate(texts) if i not in escaped]))
+        return [(text, escaped[i] if i in escaped else next(others)) for i, text in enumerate(texts)]
+
+    def _encode_plain(self, texts: Sequence[str]) -> list[bytes]:
+        """Ids of texts in which no added token is found."""
+        if self._plain is None:
+            self._plain = Tokenizer.from_str(json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": [], "post_processor": None}))
+        encoded = [e.ids for e in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+        forbidden = {self._tokenizer.token_to_id(token) for token in self._control}
+        if any(forbidden.intersection(ids) for ids in encoded):
+            message = "a control token of the base model is a word of its vocabulary and cannot be escaped; choose the policy 'drop' or 'reject'"
+            raise InvalidDataset(message, code="control_token_in_content")
+        return [array("i", ids).tobytes() for ids in encoded]
+
+    def _marks(self, run: Run, job: Job, text: str, ids: bytes, done: int) -> list[Mark]:
+        """Turns of a run whose pieces belong to several; a token across an edge belongs to the turn it touches."""
+        numbers = np.frombuffer(ids, dtype="<i4")
+        ends = np.cumsum(self._bytes_of(numbers))
+        size = len(text.encode())
+        known = len(ends) > 0 and int(ends[-1]) == size
+        if known:
+            starts = ends - self._bytes_of(numbers)
+        else:  # normalising changed the text: ask for offsets
+            offsets = np.asarray(self._tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
+            starts, ends = offsets[:, 0], offsets[:, 1]
+        marks: list[Mark] = []
+        place = 0
+        for piece, turn in run.pieces:
+            said = piece if isinstance(piece, str) else piece.fill(job.contents[piece.index])
+            said = spell_out(said, job.spelled) if job.spelled else said
+            start, place = place, place + (len(said.encode()) if known else len(said))
+            if turn >= 0 and place > start:
+                first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(starts, place, side="left")
+                marks.append((turn, done + int(first), done + int(last)))
+        return marks
+
+    def _bytes_of(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        if self._id_bytes is None:
+            vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+            self._id_bytes = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
+            for token, number in vocabulary.items():
+                self._id_bytes[number] = len(token)  # one character of the byte-level alphabet for each byte
+            for number, added in self._tokenizer.get_added_tokens_decoder().items():
+                self._id_bytes[number] = len(added.content.encode())
+        return self._id_bytes[ids]
+
+
+class Offsets:
+    """Encodes whole texts and asks for the characters of each id; for any tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def plan(self, pieces: Iterable[Piece], *, reused: bool) -> Plan:  # noqa: ARG002 - nothing can be tokenized before it is whole
+        return (Run(tuple(pieces), None, b""),)
+
+    def encode(self, jobs: Sequence[Job]) -> list[tuple[NDArray[np.int32], list[Mark]]]:
+        filled = [[(p if isinstance(p, str) else p.fill(job.contents[p.index]), turn) for p, turn in _pieces(job)] for job in jobs]
+        encoded = self._tokenizer.encode_batch(["".join(text for text, _ in pieces) for pieces in filled], add_special_tokens=False)
+        out = []
+        for pieces, encoding in zip(filled, encoded, strict=True):
+            offsets = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            marks: list[Mark] = []
+            place = 0
+            for text, turn in pieces:
+                start, place = place, place + len(text)
+                if turn >= 0 and place > start:
+                    first, last = np.searchsorted(offsets[:, 1], start, side="right"), np.searchsorted(offsets[:, 0], place, side="left")
+                    marks.append((turn, int(first), int(last)))
+            out.append((np.asarray(encoding.ids, dtype=np.int32), marks))
+        return out
+
+    def count(self, jobs: Sequence[Job]) -> list[int]:
+        texts = ["".join(p if isinstance(p, str) else p.fill(job.contents[p.index]) for p, _ in _pieces(job)) for job in jobs]
+        return [len(e.ids) for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def spell_out(text: str, spelled: dict[str, str]) -> str:
+    """`text` with the control tokens that its placeholders stand for."""
+    for placeholder, token in spelled.items():
+        text = text.replace(placeholder, token)
+    return text
+
+
+def _pieces(job: Job) -> Iterable[Piece]:
+    return (piece for op in job.plan if isinstance(op, Run) for piece in op.pieces)
+
+
+def _append(ops: list[Fixed | Run], op: Fixed) -> None:
+    """Puts `op` behind `ops`, into the one before where it belongs to the same turn."""
+    last = ops[-1] if ops else None
+    if isinstance(last, Fixed) and last.turn == op.turn:
+        ops[-1] = Fixed(last.ids + op.ids, op.turn)
+    else:
+        ops.append(op)
+
+
+def _stands_alone(added: Sequence[AddedToken], control: frozenset[str], unnormalized: bool) -> list[AddedToken]:
+    """Control tokens that are found wherever they are written: none overlaps another added token or is changed by normalising."""
+    return [
+        token
+        for token in added
+        if token.content in control
+        and (unnormalized or not token.normalized)
+        and not any(_overlap(token.content, other.content) for other in added if other.content != token.content)
+    ]
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether an occurrence of one can share characters with an occurrence of the other."""
+    if one in other or other in one:
+        return True
+    return any(a[-k:] == b[:k] for a, b in ((one, other), (other, one)) if b[0] in a[1:] for k in range(1, min(len(a), len(b))))

@@ -1,0 +1,48 @@
+"""Keeps control tokens inside content from becoming real: a placeholder stands for each until the template is rendered.
+
+A placeholder is one private-use character, so that no template treats it otherwise than other text. Where it comes out, the token is
+written again and its segment is tokenized by a tokenizer that knows no added tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ft_assets.datasets.schema import Example
+from ft_assets.errors import InvalidDataset
+
+FIRST = 0xF0000
+"""First of the 65,534 private-use characters of plane 15."""
+PLACEHOLDERS = re.compile("[\U000f0000-\U000ffffd]")
+
+
+class Escapes:
+    """Placeholders of the control tokens of one tokenizer."""
+
+    def __init__(self, tokens: Iterable[str], pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self._of = {token: chr(FIRST + index) for index, token in enumerate(sorted(tokens))}
+
+    def escape(self, example: Example) -> tuple[Example, dict[str, str]]:
+        """`example` with placeholders in all of its texts, and the tokens that they stand for."""
+        used: dict[str, str] = {}
+        escaped = self._walk(msgspec.to_builtins(example), used, example.row)
+        return msgspec.convert(escaped, Example), used
+
+    def _walk(self, value: Any, used: dict[str, str], row: int) -> Any:
+        if isinstance(value, str):
+            if found := PLACEHOLDERS.search(value):
+                message = f"row {row}: holds a control token and U+{ord(found.group()):X}, with which it would be escaped; remove one"
+                raise InvalidDataset(message, code="control_token_in_content")
+            return self._pattern.sub(lambda m: self._mark(m.group(), used), value)
+        if isinstance(value, dict):
+            return {self._walk(k, used, row): self._walk(v, used, row) for k, v in value.items()}
+        return [self._walk(v, used, row) for v in value] if isinstance(value, list | tuple) else value
+
+    def _mark(self, token: str, used: dict[str, str]) -> str:
+        used[self._of[token]] = token
+        return self._of[token]

@@ -1,0 +1,119 @@
+"""Renders a template once for each order of roles, and fills contents in where it only copies them.
+
+A pattern is made by watching the template write probes (see ``probes``), and is checked against the template itself before it is used.
+Contents that answer the template's questions otherwise than the probes did, tools, calls and names are rendered by the template, row
+by row: a pattern never guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ft_assets.datasets.schema import Example, Message, Role
+from ft_assets.datasets.tokens.probes import OPEN, PROBE, Guard, Opaque, Slot, Watch, spell
+from ft_assets.datasets.tokens.templates import ChatTemplate, Span
+from ft_assets.datasets.tokens.turns import Turns
+from ft_assets.errors import InvalidRequest
+
+MAX_PATTERNS = 1024
+"""Orders of roles that are remembered; a data set of ordinary chats has as many as it has lengths."""
+SAMPLE = " \n Is it 5 o'clock? <b>{{ no }}</b> \u00e9\u0301 "
+"""Content with white space at its edges and characters that escaping would change, for the check of a new pattern."""
+
+Piece = tuple[str | Slot, int]
+"""A literal or a content, and the number of the assistant's turn it belongs to (-1: none)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern:
+    pieces: tuple[Piece, ...]
+    num_turns: int
+    guards: tuple[Guard, ...]
+
+    def holds(self, contents: Sequence[str]) -> bool:
+        return all(guard.holds(contents[guard.slot.index]) for guard in self.guards)
+
+    def text(self, contents: Sequence[str]) -> str:
+        return "".join(p if isinstance(p, str) else p.fill(contents[p.index]) for p, _ in self.pieces)
+
+
+class Patterns:
+    """The patterns of one template, made as they are asked for."""
+
+    def __init__(self, template: ChatTemplate, turns: Turns) -> None:
+        self._template = template
+        self._turns = turns
+        self._known: dict[tuple[Role, ...], Pattern | None] = {}
+
+    def find(self, roles: tuple[Role, ...]) -> Pattern | None:
+        """The pattern of `roles`; None where the template does more than copy."""
+        if roles not in self._known:
+            if len(self._known) >= MAX_PATTERNS:
+                self._known.clear()
+            self._known[roles] = self._make(roles) if self._template.can_be_watched else None
+        return self._known[roles]
+
+    def _make(self, roles: tuple[Role, ...]) -> Pattern | None:
+        watch = Watch()
+        try:
+            probed = [{"role": role, "content": watch.probe(Slot(index))} for index, role in enumerate(roles)]
+            written = self._template.render(probed).text
+            found = [watch.slots[int(m.group(1))] for m in PROBE.finditer(written)]
+            if written.count(OPEN) != len(found):
+                return None
+            plain = self._turns.render([Message(role=role, content=spell(index)) for index, role in enumerate(roles)])
+        except (Opaque, InvalidRequest):
+            return None
+        if plain.text != PROBE.sub(lambda m: spell(watch.slots[int(m.group(1))].index), written):
+            return None
+        pieces = _pieces(plain.text, found, plain.spans, content_may_end_a_turn=self._template.marks_generation)
+        if pieces is None:
+            return None
+        pattern = Pattern(pieces=pieces, num_turns=len(plain.spans), guards=tuple(watch.guards))
+        return pattern if self._agrees(pattern, roles) else None
+
+    def _agrees(self, pattern: Pattern, roles: tuple[Role, ...]) -> bool:
+        """Whether `pattern` and the template write the same for a sample."""
+        contents = [f"{SAMPLE}{index}{SAMPLE}" for index in range(len(roles))]
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        return not pattern.holds(contents) or pattern.text(contents) == self._template.render(messages).text
+
+
+def plain_contents(example: Example) -> list[str] | None:
+    """Contents of a conversation of nothing but roles and contents, else None."""
+    if example.tools:
+        return None
+    contents = []
+    for message in example.messages:
+        if message.content is None or message.tool_calls or message.name is not None or message.tool_call_id is not None:
+            return None
+        contents.append(message.content)
+    return contents
+
+
+def literal_pieces(text: str, spans: Sequence[Span]) -> tuple[Piece, ...]:
+    """`text` cut at the edges of `spans`."""
+    out: list[Piece] = []
+    done = 0
+    for turn, (start, end) in enumerate(spans):
+        out += [(text[done:start], -1), (text[start:end], turn)]
+        done = end
+    return tuple(p for p in (*out, (text[done:], -1)) if p[0])
+
+
+def _pieces(text: str, found: Sequence[Slot], spans: Sequence[Span], *, content_may_end_a_turn: bool) -> tuple[Piece, ...] | None:
+    """`text` cut at its probes and at the edges of `spans`; None where an edge depends on what a content holds."""
+    out: list[Piece] = []
+    edges = sorted({0, len(text), *(edge for span in spans for edge in span)})
+    probes = [(m.start(), m.end()) for m in PROBE.finditer(text)]
+    if any(start < edge < end for start, end in probes for edge in edges):
+        return None
+    if not content_may_end_a_turn and {end for _, end in probes} & {end for _, end in spans}:
+        return None
+    cuts = sorted({*edges, *(edge for probe in probes for edge in probe)})
+    slots = dict(zip((start for start, _ in probes), found, strict=True))
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        turn = next((number for number, span in enumerate(spans) if span[0] <= start and end <= span[1]), -1)
+        out.append((slots.get(start, text[start:end]), turn))
+    return tuple(out)
