@@ -2,8 +2,8 @@
 
     python -m benchmarks.toxicity --pairs hh_rlhf_harmless_test.jsonl.gz --harmless banking77_train.csv gsm8k_train.jsonl
 
-Pairs: JSONL (gzip) of `chosen` and `rejected` conversations, of which only the last answers differ (HH-RLHF, harmless split). Harmless: CSV with
-a column `text`, JSONL with `question` and `answer`. Writes ``benchmarks/toxicity_cpu_<yyyymm>.json`` and prints it.
+Pairs: JSONL (gzip) of `chosen` and `rejected` conversations, of which only the last answers differ (HH-RLHF, harmless split).
+Harmless: CSV with a column `text`, JSONL with `question` and `answer`. Writes ``benchmarks/toxicity_cpu_<yyyymm>.json`` and prints it.
 """
 
 from __future__ import annotations

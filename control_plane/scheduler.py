@@ -150,3 +150,29 @@ def expected_start(num_gpus: int, free: int, running: Sequence[Running], *, now:
         free += job.num_gpus
         now = max(now, job.expected_end)
     return now
+
+
+MAX_ROUNDS = 10_000
+"""Of a projection: a queue that is longer than this is not walked to its end."""
+
+
+def projected_start(snapshot: Snapshot, job_id: str, *, now: float) -> float | None:
+    """When the waiting job `job_id` starts if every job takes as long as is expected and none is added; None: never, or not soon.
+
+    The queue is played forward with :func:`schedule` itself: what it would start is started, and time goes on to the next end.
+    """
+    waiting, running = list(snapshot.waiting), list(snapshot.running)
+    expected = {w.job_id: w.expected_s for w in waiting}
+    for _ in range(MAX_ROUNDS):
+        decisions = schedule(Snapshot(pools=snapshot.pools, waiting=waiting, running=running), now=now)
+        starts = [d for d in decisions if isinstance(d, Start)]
+        if any(d.job_id == job_id for d in starts):
+            return now
+        started = {d.job_id for d in starts}
+        waiting = [w for w in waiting if w.job_id not in started]
+        running += [Running(job_id=d.job_id, pool=d.pool, num_gpus=d.num_gpus, expected_end=now + expected[d.job_id]) for d in starts]
+        if not running:
+            return None
+        now = max(now, min(r.expected_end for r in running))
+        running = [r for r in running if r.expected_end > now]
+    return None

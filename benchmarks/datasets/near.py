@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.datasets.rows import Label, read_labels
+from benchmarks.datasets.rows import read_labels
 
 THRESHOLD = 0.9
 
@@ -26,10 +26,21 @@ class Truth:
         return {row: source for row, (source, likeness) in self.copies.items() if likeness >= THRESHOLD}
 
 
-def folded(line: bytes) -> str:
-    """What is compared of a row: all messages but the system's, in NFKC, case folded, with single spaces."""
-    text = "\n".join(m["content"] for m in json.loads(line)["messages"] if m["role"] != "system")
+def said(line: bytes) -> str:
+    """All messages of a row but the system's."""
+    return "\n".join(m["content"] for m in json.loads(line)["messages"] if m["role"] != "system")
+
+
+def folded(text: str) -> str:
+    """What is compared: NFKC, case folded, with single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def good_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The rows that were not made bad."""
+    bad = {label.row for label in read_labels(path) if label.kind == "bad"}
+    with path.open("rb") as lines:
+        yield from ((row, line) for row, line in enumerate(lines) if row not in bad)
 
 
 def grams(text: str) -> frozenset[str]:
@@ -43,18 +54,15 @@ def jaccard(a: str, b: str) -> float:
 
 def truth(path: Path) -> Truth:
     """Of a file of rows with labels."""
-    labels: Mapping[int, Label] = {label.row: label for label in read_labels(path)}
     texts: dict[int, str] = {}
     seen: set[str] = set()
-    with path.open("rb") as lines:
-        for row, line in enumerate(lines):
-            if row in labels and labels[row].kind == "bad":
-                continue
-            text = folded(line)
-            if text not in seen:
-                seen.add(text)
-                texts[row] = text
-    near = {row: label.source for row, label in labels.items() if label.kind == "near" and row in texts and label.source in texts}
+    for row, line in good_lines(path):
+        text = folded(said(line))
+        if text not in seen:
+            seen.add(text)
+            texts[row] = text
+    labels = [label for label in read_labels(path) if label.kind == "near"]
+    near = {label.row: label.source for label in labels if label.row in texts and label.source in texts}
     return Truth(texts=texts, copies={row: (source, jaccard(texts[row], texts[source])) for row, source in near.items()})
 
 

@@ -43,6 +43,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.platform = platform
     for path in JOB_PATHS:
         app.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
+    app.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
     for routes in (files, datasets, suites, models, adapters, completions, api_keys, health):
         app.include_router(routes.router)
     errors.install(app)

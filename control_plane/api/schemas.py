@@ -100,6 +100,39 @@ class Event(BaseModel):
     data: dict[str, Any] | None
 
 
+class EstimatedTokens(BaseModel):
+    per_epoch: int
+    error: int = Field(description="Half width of the 95 % interval; 0 where they were counted.")
+    counted: bool
+    how: str
+    total: int
+
+
+class Estimate(BaseModel):
+    """What a job would take and cost."""
+
+    object: Literal["fine_tuning.estimate"] = "fine_tuning.estimate"
+    model: str
+    training_file: str
+    dataset_id: str
+    num_examples: int = Field(description="Trained on, once the split has held some out.")
+    max_seq_len: int
+    n_epochs: float
+    tokens: EstimatedTokens
+    total_steps: int
+    num_gpus: int
+    gpu_type: str
+    tier: str
+    gpu_hours: float
+    price_micros: int = Field(description="In millionths of a US dollar.")
+    seconds_to_start: float | None = Field(description="In the queue; null where no start can be foreseen.")
+    seconds_to_finish: float | None
+    estimated_start: int | None
+    estimated_finish: int | None
+    recipe: str
+    assumptions: list[str] = Field(description="What the numbers rest on, in words.")
+
+
 class Checkpoint(BaseModel):
     id: str
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"

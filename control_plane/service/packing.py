@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +12,7 @@ import sqlalchemy as sa
 from control_plane.service.building import Say, one_anywhere, one_on_this_machine
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
+from control_plane.service.rows import rows_file
 from control_plane.service.training import fetch_pack, upload
 from control_plane.tables import datasets, files
 from ft_assets import layout, provenance
@@ -30,7 +30,7 @@ from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.progress import Progress
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.split import part_of
+from ft_assets.datasets.split import automatic_fraction, part_of
 from ft_assets.datasets.stored import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import IntegrityError, Unavailable
@@ -38,10 +38,6 @@ from ft_assets.training import hyperparameters
 
 log = logging.getLogger(__name__)
 
-EVAL_ITEMS = 200
-"""Items that an evaluation asks at most by default: what an automatic split tries to hold out."""
-LEAST_SHARE, MOST_SHARE = 0.02, 0.10
-"""Bounds of an automatic split: a small dataset gives up a tenth, a huge one a fiftieth."""
 FLOPS_PER_TOKEN_FACTOR = 6.0
 """Floating-point operations per parameter and trained token, forward and backward (Kaplan et al. 2020, 2.1)."""
 DEVICE_FLOPS = {"fp32": 1.0e11, "bf16": 4.0e14, "fp16": 4.0e14}
@@ -88,7 +84,7 @@ def pack(
         image=provenance.image(),
     )
     steps = spec.optimization.total_steps(num_windows=manifest.num_windows, world_size=spec.world_size)
-    expected_s = _expected_s(model.num_parameters, manifest.num_tokens * spec.optimization.num_epochs, spec.precision)
+    expected_s = training_seconds(model.num_parameters, manifest.num_tokens * spec.optimization.num_epochs, spec.precision)
     mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected_s)
     return Packed(
         manifest=manifest,
@@ -100,7 +96,8 @@ def pack(
     )
 
 
-def _expected_s(num_parameters: int, tokens: float, precision: str) -> float:
+def training_seconds(num_parameters: int, tokens: float, precision: str) -> float:
+    """How long a training of that many tokens takes, set-up included: an estimate before there is history."""
     return SETUP_S + FLOPS_PER_TOKEN_FACTOR * num_parameters * tokens / DEVICE_FLOPS[precision]
 
 
@@ -116,10 +113,10 @@ def _split(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
     """What is held out, in this order: the tenant's own validation file, the dataset's own split, a share split off automatically."""
     if job.validation_file:
         return {"validation_dataset_id": _dataset_of(platform, tenant, job.validation_file).id}
-    if has_own_split(_rows_file(platform, tenant, job.dataset_id)):
+    if has_own_split(rows_file(platform, tenant, job.dataset_id)):
         return {"validation_fraction": 0.0}
     rows = _dataset_of(platform, tenant, job.training_file).row_count
-    return {"validation_fraction": min(MOST_SHARE, max(LEAST_SHARE, EVAL_ITEMS / rows))}
+    return {"validation_fraction": automatic_fraction(rows)}
 
 
 def _dataset_of(platform: Platform, tenant: str, file_id: str) -> sa.Row[Any]:
@@ -157,12 +154,12 @@ def _stored_pack(
                 return found, True
             own = settings.validation_dataset_id
             manifest = (build_preference_pack if pairs else build_pack)(
-                _rows_file(platform, tenant, job.dataset_id),
+                rows_file(platform, tenant, job.dataset_id),
                 tokenizer,
                 settings,
                 directory,
                 dataset_id=job.dataset_id,
-                validation=_rows_file(platform, tenant, own) if own else (),
+                validation=rows_file(platform, tenant, own) if own else (),
                 workers=suitable_workers(_dataset_of(platform, tenant, job.training_file).row_count),
                 model_dir=model.directory,
                 progress=_relay(progress) if progress else None,
@@ -194,21 +191,13 @@ def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], Non
     return report
 
 
-def _rows_file(platform: Platform, tenant: str, dataset_id: str) -> Path:
-    """The dataset's rows in this machine's cache."""
-    target = platform.settings.work_dir / "datasets" / layout.checked_id(tenant) / layout.checked_id(dataset_id) / "rows.parquet"
-    if not target.exists():
-        platform.objects.get_file(f"{layout.dataset_prefix(tenant, dataset_id)}/rows.parquet", target)
-    return target
-
-
 def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterator[dict[str, Any]]:
     """The rows that the job did not train on, as messages: what its evaluation asks."""
     held_out = _split(platform, tenant, job)
     if own := held_out.get("validation_dataset_id"):
-        return (_as_row(e) for e in load_rows(_rows_file(platform, tenant, own)))
+        return (_as_row(e) for e in load_rows(rows_file(platform, tenant, own)))
     fraction = held_out["validation_fraction"]
-    stored = load_stored(_rows_file(platform, tenant, job.dataset_id))
+    stored = load_stored(rows_file(platform, tenant, job.dataset_id))
     return (_as_row(s.example) for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
 
 

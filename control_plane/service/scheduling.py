@@ -60,8 +60,17 @@ def place(platform: Platform) -> list[scheduler.Decision]:
     return decisions
 
 
-def _snapshot(conn: sa.Connection, available: list[Pool], now: datetime) -> tuple[scheduler.Snapshot, dict[str, sa.Row[Any]]]:
-    queued = conn.execute(sa.select(jobs).where(jobs.c.state == JobState.QUEUED).with_for_update(skip_locked=True)).all()
+def queue_snapshot(platform: Platform) -> scheduler.Snapshot:
+    """The queue as it is now, without a lock on it: for estimates."""
+    with platform.engine.connect() as conn:
+        return _snapshot(conn, pools(platform), platform.clock(), lock=False)[0]
+
+
+def _snapshot(
+    conn: sa.Connection, available: list[Pool], now: datetime, *, lock: bool = True
+) -> tuple[scheduler.Snapshot, dict[str, sa.Row[Any]]]:
+    query = sa.select(jobs).where(jobs.c.state == JobState.QUEUED)
+    queued = conn.execute(query.with_for_update(skip_locked=True) if lock else query).all()
     held = conn.execute(
         sa.select(reservations, jobs.c.expected_s)
         .join(jobs, jobs.c.id == reservations.c.job_id)

@@ -4,6 +4,7 @@ import dagster as dg
 
 from control_plane.service import packing, preparation
 from ft_assets.datasets.histogram import histogram_svg
+from ft_assets.datasets.report import DatasetReport, lengths_svg
 from ft_assets.partitions import JOBS, parse
 from resources.dagster_platform import PlatformResource, owned_by
 from resources.pictures import picture
@@ -15,7 +16,8 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
-        pinned = preparation.pin_dataset(opened, tenant, job_id)
+        told = preparation.announcer(opened, job_id, say=context.log.info)
+        pinned = preparation.pin_dataset(opened, tenant, job_id, progress=told)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(pinned.content_sha256),
         metadata={
@@ -23,9 +25,11 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "validation_dataset_id": pinned.validation_id or "split off automatically",
             "rows": pinned.row_count,
             "format": f"{pinned.report['format']}: {pinned.report['format_reason']}",
-            "warnings": [str(w) for w in pinned.report["warnings"]],
+            "warnings": [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]],
+            "report": dg.MetadataValue.md(DatasetReport.from_dict(dict(pinned.report)).to_markdown()),
+            "lengths": picture(lengths_svg(pinned.report), title="lengths of the examples"),
             "uri": dg.MetadataValue.path(pinned.uri),
-            "report": dg.MetadataValue.url(f"{platform.api_url()}/v1/datasets/{pinned.dataset_id}/report"),
+            "report_url": dg.MetadataValue.url(f"{platform.api_url()}/v1/datasets/{pinned.dataset_id}/report"),
         },
     )
 
@@ -36,7 +40,8 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
-        packed = packing.pack(opened, tenant, job_id)
+        told = preparation.announcer(opened, job_id, say=context.log.info)
+        packed = packing.pack(opened, tenant, job_id, progress=told, say=context.log.info)
     manifest = packed.manifest
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),

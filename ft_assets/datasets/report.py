@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -73,6 +74,15 @@ class DatasetReport:
         if self.error_counts:
             lines += ["| code | rows |", "|---|---|", *(f"| `{code}` | {count} |" for code, count in self.error_counts.items()), ""]
         lines += [f"- {w['code']}: {w['message']}" for w in self.warnings]
-        if graph := self.stats.get("histogram"):
-            lines += ["", histogram_svg(graph["counts"], graph["edges"], unit=graph["unit"])]
+        if splits := self.stats.get("splits"):
+            lines += ["", f"{splits['train']:,} for training, {splits['validation']:,} for validation (by {splits['by']})"]
+        if self.review:
+            lines += ["", f"**waits for review** ({', '.join(self.review)}): `ft datasets approve {self.dataset_id}`"]
+        lines += ["", "| policy | |", "|---|---|", *(f"| {name} | {value} |" for name, value in self.policies.items())]
         return "\n".join(lines)
+
+
+def lengths_svg(report: Mapping[str, Any]) -> str:
+    """The picture of a report's lengths; empty where it counts none."""
+    graph = (report.get("stats") or {}).get("histogram") or {}
+    return histogram_svg(graph.get("counts") or [], graph.get("edges") or [], unit=graph.get("unit", "length"))

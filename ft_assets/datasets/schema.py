@@ -53,7 +53,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One training example.
 
     chat: `messages`, ending with the assistant. preference: `messages` is the prompt, `chosen` and `rejected` continue it.
-    kto: a chat whose answer `label` calls good or bad. text: `text`. `row` is the row of the uploaded file, for messages about it; it is no part of the content.
+    kto: a chat whose answer `label` calls good or bad. text: `text`. `row` is the row of the uploaded
+    file, for messages about it; it is no part of the content.
     """
 
     kind: Kind

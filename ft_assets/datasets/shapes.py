@@ -85,7 +85,7 @@ def advice(value: Mapping[str, Any]) -> tuple[str, str] | None:
     if len(others) != 1:
         return None
     name = others[0][:80]
-    message = f"{ascii(name)} is read by nothing; to train it as the answer: --map text=prompt,{name}=completion"
+    message = f"{name!a} is read by nothing; to train it as the answer: --map text=prompt,{name}=completion"
     return "unread_text_column", f"{message}; to train on the text alone: --map text=text"
 
 

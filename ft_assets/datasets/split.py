@@ -16,6 +16,9 @@ from ft_assets.datasets.schema import Example
 
 Part = Literal["train", "validation"]
 
+MASK, GOLDEN = 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
+MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Of SplitMix64 (Vigna 2015): keys are hashes already, but another seed needs other bits of them."""
 EVAL_ITEMS = 200
 """Items that an evaluation asks at most by default: what an automatic split tries to hold out."""
 LEAST_SHARE, MOST_SHARE = 0.02, 0.10
@@ -28,8 +31,11 @@ def part_of(split_key: str, *, validation_fraction: float, seed: int = 0) -> Par
     Depends on nothing but its arguments: rows added or removed elsewhere move no other row, and a larger fraction only adds
     rows to the validation part.
     """
-    keys = np.array([int(split_key[:16], 16)], np.uint64)
-    return "validation" if _held_out(keys, validation_fraction, seed)[0] else "train"
+    _check(validation_fraction)
+    mixed = (int(split_key[:16], 16) + GOLDEN * (seed + 1)) & MASK
+    for shift, factor in MIXING:
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & MASK
+    return "validation" if float(mixed ^ (mixed >> 31)) < validation_fraction * 2.0**64 else "train"
 
 
 def part_counts(keys: NDArray[np.uint64], *, validation_fraction: float, seed: int = 0) -> tuple[int, int]:
@@ -44,15 +50,18 @@ def automatic_fraction(num_rows: int) -> float:
 
 
 def _held_out(keys: NDArray[np.uint64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Keys are hashes already; another seed needs other bits, so they are mixed with it (splitmix64, Vigna 2015)."""
-    if not 0.0 <= fraction < 1.0:
-        raise ValueError(f"validation_fraction {fraction} is outside of 0 <= f < 1")
-    with np.errstate(over="ignore"):
-        mixed = keys + np.uint64(0x9E3779B97F4A7C15) * np.uint64(seed + 1)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    """:func:`part_of` for many: true where it is validation."""
+    _check(fraction)
+    mixed = keys + np.uint64((GOLDEN * (seed + 1)) & MASK)
+    for shift, factor in MIXING:
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)
     return np.asarray(mixed.astype(np.float64) < fraction * 2.0**64)
+
+
+def _check(fraction: float) -> None:
+    if not 0.0 <= fraction < 1.0:
+        raise ValueError(f"validation_fraction {fraction} is outside of 0 <= f < 1")
 
 
 def split(examples: Iterable[Example], *, validation_fraction: float, seed: int = 0) -> tuple[list[Example], list[Example]]:

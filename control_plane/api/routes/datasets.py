@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from control_plane.api import render, schemas
 from control_plane.api.deps import Approver, PlatformDep, Reader, Writer
 from control_plane.console.report_page import report_page
-from control_plane.service import datasets, hub
+from control_plane.service import datasets, hub, previews
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -41,6 +41,15 @@ def retrieve(platform: PlatformDep, tenant: Reader, dataset_id: str) -> schemas.
 def approve(platform: PlatformDep, principal: Approver, dataset_id: str) -> schemas.Dataset:
     """Let jobs train on a dataset that its policies hold back for review; approving again changes nothing."""
     return render.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, key_id=principal.key_id))
+
+
+@router.get("/{dataset_id}/preview")
+def preview(
+    platform: PlatformDep, tenant: Reader, dataset_id: str, model: str, num_examples: int = 5, max_seq_len: int | None = None
+) -> schemas.ListOf[dict[str, Any]]:
+    """The first examples exactly as they are trained: rendered text, token ids, which spans carry loss, what is cut."""
+    shown = previews.preview_dataset(platform, tenant, dataset_id, model=model, num_examples=num_examples, max_seq_len=max_seq_len)
+    return schemas.ListOf(data=shown)
 
 
 @router.get("/{dataset_id}/report", response_model=dict[str, Any], responses={200: {"content": {"text/html": {}}}})

@@ -12,6 +12,7 @@ from fastapi.responses import PlainTextResponse
 from control_plane.api import render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
 from control_plane.api.streams import last_seen, server_sent
+from control_plane.service import estimate as estimates
 from control_plane.service import jobs, logs
 from control_plane.service.idempotency import Attempt
 from control_plane.service.platform import Platform
@@ -40,6 +41,16 @@ def create(
     if not submitted.created:
         response.headers["idempotent-replayed"] = "true"
     return render.job(jobs.get(platform, tenant, submitted.job["id"]))
+
+
+@router.post("/estimate")
+def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> schemas.Estimate:
+    """What a job with this body would take and cost, without submitting it; where nothing can be said, the code is the reason."""
+    request = JobRequest.from_body(body.model_dump(exclude_unset=True))
+    return schemas.Estimate(**estimates.estimate(platform, tenant, request))
+
+
+router.add_api_route("/estimate-price", estimate, methods=["POST"], include_in_schema=False)  # the name that Together gave it
 
 
 @router.get("")

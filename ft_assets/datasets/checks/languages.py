@@ -31,16 +31,20 @@ SCRIPTS: Mapping[str, str] = {
 }
 """Ranges of the Unicode blocks; ``ja`` comes first because Japanese also writes in the characters of ``zh``."""
 STOP_WORDS: Mapping[str, str] = {
-    "en": "the of and to in is you that it he was for on are with his they at this have from or had by but what all were when we there can an your "
-    "which their if do will how about my her would been not i me has please",
-    "de": "der die und das nicht von zu ist mit sich auf dem ein eine einen im auch wird bei oder war sind ich sie wir wie aber nach aus wenn haben "
-    "kann ihr durch nur noch werden mein es den des",
-    "fr": "le les des et est dans que qui pour pas une sur avec ce il elle nous vous sont je plus mais par cette au aux ou mon ma du se sa ses comme "
-    "peut fait tout ont",
-    "es": "el los las y es en que por una con para no se del su lo como pero le al sus este mi son esta cuando muy hay yo todo puede tiene sobre si",
-    "it": "il lo gli di che e non una per con sono del della le mi si ha come ma anche nel questo al alla piu ho se dei delle cosa perche puoi e",
-    "pt": "o os as e de que em um uma para com nao por mais dos se na no da do ao foi ele ela isso como mas sua meu voce tem muito ja eu esta pode",
-    "nl": "de het een en van ik te dat die in is niet zijn op aan met als voor er maar om dan zou wat mijn men dit zo door over ze bij ook tot je wordt",
+    "en": "the of and to in is you that it he was for on are with his they at this have from or had by but what all were when "
+    "we there can an your which their if do will how about my her would been not i me has please",
+    "de": "der die und das nicht von zu ist mit sich auf dem ein eine einen im auch wird bei oder war sind ich sie wir wie "
+    "aber nach aus wenn haben kann ihr durch nur noch werden mein es den des",
+    "fr": "le les des et est dans que qui pour pas une sur avec ce il elle nous vous sont je plus mais par cette au aux ou "
+    "mon ma du se sa ses comme peut fait tout ont",
+    "es": "el los las y es en que por una con para no se del su lo como pero le al sus este mi son esta cuando muy hay yo "
+    "todo puede tiene sobre si",
+    "it": "il lo gli di che e non una per con sono del della le mi si ha come ma anche nel questo al alla piu ho se dei delle "
+    "cosa perche puoi e",
+    "pt": "o os as e de que em um uma para com nao por mais dos se na no da do ao foi ele ela isso como mas sua meu voce tem "
+    "muito ja eu esta pode",
+    "nl": "de het een en van ik te dat die in is niet zijn op aan met als voor er maar om dan zou wat mijn men dit zo door "
+    "over ze bij ook tot je wordt",
     "pl": "i w nie na to jest sie z do ze jak co ale po tak za od przez czy dla o juz tylko tego moze ma jestem bardzo sa jego",
     "sv": "och att det som en av ar jag pa med den for inte till har de om ett man var du kan vi han men sa eller fran nar hur",
     "tr": "bir ve bu da de icin ile cok ne var ben o gibi daha ama mi olarak sen her kadar en sonra nasil degil olan",

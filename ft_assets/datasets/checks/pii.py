@@ -56,29 +56,48 @@ class PiiScanner:
     def _exact(self, text: str, passed: Sequence[int]) -> list[Match]:
         """Until nothing more is found: what a match hid becomes visible, so that a redacted text is clean."""
         matches: list[Match] = []
-        while fresh := _disjoint((self._detectors[i].kind, span) for i in passed for span in self._detectors[i].find(text)):
+        while fresh := self._once(text, passed):
             matches += fresh
-            for _, start, end in fresh:
-                text = f"{text[:start]}{MASK * (end - start)}{text[end:]}"
-        return sorted(matches, key=lambda match: match.start)
+            text = _replaced(text, fresh, lambda match: MASK * (match.end - match.start))
+        return sorted(matches, key=_start)
+
+    def _once(self, text: str, passed: Sequence[int]) -> list[Match]:
+        kept: list[Match] = []
+        for detector in (self._detectors[i] for i in passed):
+            for find in detector.finds:
+                if spans := sorted(find(text)):
+                    kept = _joined(kept, [Match(detector.kind, start, end) for start, end in spans])
+        return kept
 
 
 def redact(text: str, matches: Sequence[Match]) -> str:
     """`text` with each match replaced by its kind, as ``[EMAIL]``; a scan of the result finds nothing, so a second time changes nothing."""
+    return _replaced(text, sorted(matches, key=_start), lambda match: f"[{match.kind.upper()}]")
+
+
+def _start(match: Match) -> int:
+    return match.start
+
+
+def _replaced(text: str, matches: Sequence[Match], by: Callable[[Match], str]) -> str:
     parts, past = [], 0
-    for kind, start, end in sorted(matches, key=lambda match: match.start):
-        parts += [text[past:start], f"[{kind.upper()}]"]
-        past = end
+    for match in matches:
+        parts += [text[past : match.start], by(match)]
+        past = match.end
     return "".join([*parts, text[past:]])
 
 
-def _disjoint(candidates: Any) -> list[Match]:
-    """The candidates without those that overlap an earlier one: they come from the most specific detector first."""
-    kept: list[Match] = []
-    for kind, (start, end) in candidates:
-        if all(end <= match.start or match.end <= start for match in kept):
-            kept.append(Match(kind, start, end))
-    return kept
+def _joined(kept: list[Match], fresh: Sequence[Match]) -> list[Match]:
+    """`kept` and those of `fresh` that overlap none of them, nor each other: both in order of their starts, as is the result."""
+    added: list[Match] = []
+    index = past = 0
+    for match in fresh:
+        while index < len(kept) and kept[index].end <= match.start:
+            index += 1
+        if match.start >= past and (index == len(kept) or match.end <= kept[index].start):
+            added.append(match)
+            past = match.end
+    return sorted([*kept, *added], key=_start) if added else kept
 
 
 def _gates(kinds: Sequence[Kind], separator: str) -> list[tuple[int, str, bool]]:
@@ -108,7 +127,7 @@ def _hyperscan_gate(kinds: tuple[Kind, ...]) -> Gate | None:
     def gate(texts: Sequence[str]) -> dict[int, set[int]]:
         passed: dict[int, set[int]] = {}
 
-        def on_match(detector: int, _start: int, _end: int, _flags: int, index: int) -> None:
+        def on_match(detector: int, _start: int, _end: int, _flags: int, index: Any) -> None:
             passed.setdefault(index, set()).add(detector)
 
         scan = database.scan
@@ -121,7 +140,7 @@ def _hyperscan_gate(kinds: tuple[Kind, ...]) -> Gate | None:
 
 @functools.lru_cache(maxsize=8)
 def _re_gate(kinds: tuple[Kind, ...]) -> Gate:
-    compiled = [(i, re.compile(gate, re.IGNORECASE if caseless else 0)) for i, gate, caseless in _gates(kinds, SEPARATOR)]
+    compiled = [(i, re.compile(gate, re.ASCII | (re.IGNORECASE if caseless else 0))) for i, gate, caseless in _gates(kinds, SEPARATOR)]
     needs = [re.compile(d.needs) for d in DETECTORS if d.kind in kinds]
 
     def could_match(text: str) -> set[int]:

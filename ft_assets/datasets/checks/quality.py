@@ -59,7 +59,7 @@ class QualityTally:
         self.prompts = DistinctPairs(limit=NUM_PROMPTS)
         self.last_row = 0
         self._sample: NDArray[np.uint64] = np.empty((0, 3), np.uint64)
-        """One line for each sampled row: hash of its number, hash of its answer, language (one above its place in LANGUAGES; 0: not looked at)."""
+        """One line for each sampled row: hash of its number, hash of its answer, language (1 + its place in LANGUAGES; 0: not seen)."""
         self._spelled: dict[int, str] = {}
         """Answers as they were written, by hash: of the sampled rows and of the distinct ones that are short."""
 
@@ -138,7 +138,8 @@ class QualityTally:
         """The lines of about `size` rows, each row of the dataset being as likely to be among them; in the order of their hashes."""
         limit = sample_limits(np.array([self._rows_seen()]), size)[0]
         lines = self._sample[self._sample[:, 0] <= limit]
-        return lines[np.lexsort((lines[:, 2], lines[:, 1], lines[:, 0]))]
+        ordered: NDArray[np.uint64] = lines[np.lexsort((lines[:, 2], lines[:, 1], lines[:, 0]))]
+        return ordered
 
     def top_answers(self) -> list[tuple[str, float]]:
         """The most frequent answers and their shares: exact up to NUM_DISTINCT distinct answers, else from the sample."""
@@ -168,9 +169,10 @@ class QualityTally:
     def stats(self) -> dict[str, Any]:
         """What was counted, as JSON.
 
-        `num_rows`; `num_answers` (rows that end with words, not with a tool call); `answer_length` {p50, p99, p999, max} in characters, to 4.4 %;
-        `near_empty_answers`; `distinct_answers` (exact up to 1,023, then to 3 %); `top_answers` [{answer, share}]; `classification`
-        {num_classes, largest_share, rare_classes} or null; `conflicting_prompts` {checked, conflicting}; `languages` {code: share}.
+        `num_rows`; `num_answers` (rows that end with words, not with a tool call); `answer_length` {p50, p99, p999, max, over_10x_median}
+        in characters, to 4.4 %; `near_empty_answers`; `distinct_answers` (exact up to 1,023, then to 3 %); `top_answers` [{answer, share}];
+        `classification` {num_classes, largest_share, rare_classes} or null; `conflicting_prompts` {checked, conflicting};
+        `languages` {code: share of the rows sampled}.
         """
         lengths = {name: self.lengths.quantile(q) for name, q in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))}
         counts = self.answers.counts
@@ -197,7 +199,10 @@ class QualityTally:
         }
 
     def warnings(self, *, num_epochs: float | None = None, num_overlapping: int = 0, num_validation: int = 0) -> list[dict[str, str]]:
-        """``{"code", "message"}`` for each doubt, in a fixed order; the last two are what :func:`train_validation_overlap` found, and of how many."""
+        """``{"code", "message"}`` for each doubt, in a fixed order.
+
+        `num_epochs`: of the job, where it is known. `num_overlapping`: what :func:`train_validation_overlap` found, of `num_validation`.
+        """
         return quality_warnings(self.stats(), num_epochs=num_epochs, num_overlapping=num_overlapping, num_validation=num_validation)
 
 

@@ -58,8 +58,9 @@ def _lengths(stats: Mapping[str, Any]) -> Warnings:
     if median and max(lengths["p999"], lengths["max"] if total < 1000 else 0) > EXTREME_RATIO * median:
         yield (
             "extreme_lengths",
-            f"{lengths['over_10x_median']:,} answers are over {EXTREME_RATIO:.0f} times as long as the median of {median:,} characters (99.9 % are up to "
-            f"{lengths['p999']:,}, the longest has {lengths['max']:,}); look whether they are whole documents or joined rows, split or remove them",
+            f"{lengths['over_10x_median']:,} answers are over {EXTREME_RATIO:.0f} times as long as the median of {median:,} characters "
+            f"(99.9 % are up to {lengths['p999']:,}, the longest has {lengths['max']:,}); look whether they are whole documents "
+            "or joined rows, split or remove them",
         )
 
 
@@ -70,8 +71,8 @@ def _answers(stats: Mapping[str, Any]) -> Warnings:
         if share > max(0.5, 1.6 / number):  # 80 % of two classes, else half
             yield (
                 "class_imbalance",
-                f"{top[0]['answer']!r} is {share:.0%} of {stats['num_answers']:,} answers over {number} classes; always saying it would be right as "
-                "often: add examples of the other classes, or judge the result by its score on each class",
+                f"{top[0]['answer']!r} is {share:.0%} of {stats['num_answers']:,} answers over {number} classes; always saying it "
+                "would be right as often: add examples of the other classes, or judge the result by its score on each class",
             )
         if rare:
             yield (
@@ -81,8 +82,8 @@ def _answers(stats: Mapping[str, Any]) -> Warnings:
     elif top and top[0]["share"] > REPEATED_SHARE:
         yield (
             "repeated_answer",
-            f"one answer is {top[0]['share']:.0%} of {stats['num_answers']:,}: {top[0]['answer']!r}; the model will give it to questions it does not "
-            "fit: remove most of these rows or write answers to what was asked",
+            f"one answer is {top[0]['share']:.0%} of {stats['num_answers']:,}: {top[0]['answer']!r}; the model will give it "
+            "to questions it does not fit: remove most of these rows or write answers to what was asked",
         )
 
 
@@ -91,8 +92,8 @@ def _conflicts(prompts: Mapping[str, int]) -> Warnings:
     if conflicting and conflicting > CONFLICT_SHARE * checked:
         yield (
             "conflicting_answers",
-            f"{conflicting:,} of {checked:,} prompts with short answers ({conflicting / checked:.1%}) appear with different answers; no model can be "
-            "right on both: keep one answer for each prompt",
+            f"{conflicting:,} of {checked:,} prompts with short answers ({conflicting / checked:.1%}) appear with different answers; "
+            "no model can be right on both: keep one answer for each prompt",
         )
 
 
@@ -102,7 +103,8 @@ def _languages(shares: Mapping[str, float]) -> Warnings:
         named = ", ".join(f"{language} {share:.0%}" for language, share in mixed[: SHOWN + 1])
         yield (
             "mixed_languages",
-            f"the rows are in {len(mixed)} languages ({named}); if that is not meant, remove the others, and if it is, test each language on its own",
+            f"the rows are in {len(mixed)} languages ({named}); if that is not meant, remove the others, "
+            "and if it is, test each language on its own",
         )
 
 
@@ -115,7 +117,8 @@ def _epochs(num_rows: int, num_epochs: float | None) -> Warnings:
     else:
         yield (
             "many_epochs",
-            f"{rows}{num_epochs:g} epochs usually overfit; set num_epochs to 1, or keep a validation file and take the checkpoint with the lowest loss",
+            f"{rows}{num_epochs:g} epochs usually overfit; set num_epochs to 1, "
+            "or keep a validation file and take the checkpoint with the lowest loss",
         )
 
 
@@ -124,6 +127,6 @@ def _overlap(num_overlapping: int, num_validation: int) -> Warnings:
         share = f" of {num_validation:,} ({num_overlapping / num_validation:.1%})" if num_validation else ""
         yield (
             "validation_overlap",
-            f"{num_overlapping:,}{share} validation rows are also in the training data; the validation loss will look better than the model is: "
-            "remove them from one of the two, or let the platform split",
+            f"{num_overlapping:,}{share} validation rows are also in the training data; the validation loss will "
+            "look better than the model is: remove them from one of the two, or let the platform split",
         )

@@ -1,4 +1,4 @@
-"""Scores texts for toxicity and unsafe content: a small one of our own, any service that speaks OpenAI's moderation wire, or a class of the tenant's.
+"""Scores texts for toxicity and unsafe content: by a small lexicon, a service with OpenAI's moderation wire, or a class of the operator's.
 
 A classifier sees texts and gives each a number from 0 (harmless) to 1; the policy's threshold decides (0.9 by default).
 """

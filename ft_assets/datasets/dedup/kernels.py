@@ -165,7 +165,7 @@ def walk_runs(keys: Keys, order: Offsets, depth: Any, state: Offsets, limits: Of
             state[1], state[2], state[3], state[4] = start, end, start, lowest
             at = start
         large = end - start > small
-        reach = end - start if not large else (window if level == 3 or level == 0 else 0)
+        reach = end - start if not large else (window if level == 3 else 0)
         while at < end:
             if m + small + window + 1 > left.shape[0]:
                 state[3] = at

@@ -89,6 +89,7 @@ def _build(
     fingerprint = pack_fingerprint(dataset_id, tokenizer.tokenizer_digest, tokenizer.template_digest, settings, kind=kind)
     if (found := _finished(out_dir, fingerprint)) is not None:
         return found
+    tokenizer.check_stop_token()
     out_dir.mkdir(parents=True, exist_ok=True)
     report = progress or (lambda _: None)
     tokens_dir = out_dir / f".tokens-{fingerprint}"
@@ -136,13 +137,10 @@ def _write_parts(
         def written(num_examples: int, num_tokens: int, part: Part = part) -> None:
             report(PackProgress(stage="pack", part=part, num_examples=num_examples, num_tokens=num_tokens))
 
-        capacity = settings.max_seq_len
         if kind == "pairs":
-            parts[part] = write_pair_files(shards, out_dir, part=part, capacity=capacity, written=written)
+            parts[part] = write_pair_files(shards, out_dir, part=part, settings=settings, written=written)
         else:
-            parts[part] = write_windows(
-                shards, out_dir, part=part, capacity=capacity, pack=settings.packing, key=key, threads=threads, written=written
-            )
+            parts[part] = write_windows(shards, out_dir, part=part, settings=settings, key=key, threads=threads, written=written)
     return parts
 
 

@@ -27,6 +27,7 @@ from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.histogram import histogram
 from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.datasets.packs.packing import fill
+from ft_assets.datasets.packs.settings import PackSettings
 from ft_assets.datasets.packs.windows import PartManifest, Written, write_table
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import Part
@@ -45,8 +46,6 @@ SCHEMA = pa.schema(
         ("row", pa.int64()),
     ]
 )
-PAIRS_PER_FILE = 4096
-"""At 2 x 4,096 tokens a pair at most 270 MB while being written."""
 
 
 def write_pairs(
@@ -97,13 +96,15 @@ def pair_tokens(shard: TokenShard) -> int:
     return int(sum(_lengths(table, side).sum() for side in ("chosen", "rejected")))
 
 
-def write_pair_files(shards: Sequence[TokenShard], out_dir: Path, *, part: Part, capacity: int, written: Written) -> PartManifest:
+def write_pair_files(
+    shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, written: Written
+) -> PartManifest:
     """The pairs of `shards` in their order, in files of equally many: the same whatever the shards were."""
     prefix = "shard" if part == "train" else "val"
     files: list[dict[str, Any]] = []
     longest: list[NDArray[np.int64]] = []
     num_tokens = num_trained = num_pairs = 0
-    for number, table in enumerate(_rechunked(shards)):
+    for number, table in enumerate(_rechunked(shards, max(1, settings.file_tokens // settings.max_seq_len))):
         path = out_dir / f"{prefix}-{number:05d}.parquet"
         write_table(path, table)
         files.append({"name": path.name, "sha256": file_sha256(path), "num_windows": table.num_rows})
@@ -118,7 +119,7 @@ def write_pair_files(shards: Sequence[TokenShard], out_dir: Path, *, part: Part,
         num_windows=num_pairs,
         num_tokens=num_tokens,
         num_trained_tokens=num_trained,
-        fill=round(fill(num_tokens, 2 * num_pairs, capacity), 6),
+        fill=round(fill(num_tokens, 2 * num_pairs, settings.max_seq_len), 6),
         shards=files,
         lengths=histogram(np.concatenate(longest)),
         rows={},
@@ -157,13 +158,13 @@ def _read(shard: TokenShard) -> pa.Table:
         return pa.ipc.open_file(source).read_all()
 
 
-def _rechunked(shards: Sequence[TokenShard]) -> Iterator[pa.Table]:
+def _rechunked(shards: Sequence[TokenShard], size: int) -> Iterator[pa.Table]:
     held = SCHEMA.empty_table()
     for shard in shards:
         held = pa.concat_tables([held, _read(shard)])
-        while held.num_rows >= PAIRS_PER_FILE:
-            yield held.slice(0, PAIRS_PER_FILE).combine_chunks()
-            held = held.slice(PAIRS_PER_FILE)
+        while held.num_rows >= size:
+            yield held.slice(0, size).combine_chunks()
+            held = held.slice(size)
     if held.num_rows:
         yield held.combine_chunks()
 

@@ -38,6 +38,8 @@ class PackSettings:
     """Share of the training examples that are safety-preserving ones, mixed in; 0: none. See ``safety.py``."""
     safety_file: Path | None = None
     """JSONL of conversations to mix in; None: the set that ships with the platform."""
+    file_tokens: int = 1 << 24
+    """Room of the rows in one Parquet file: 16.8M tokens are about 24 MB on disk and 200 MB while being written."""
     shard_examples: int = 2048
     """Examples per token shard: what a crash can cost each worker. Does not decide the content."""
 

@@ -19,14 +19,13 @@ from ft_assets.datasets.durable import write_durable
 from ft_assets.datasets.histogram import histogram
 from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.datasets.packs.packing import Windows, best_fit_decreasing, fill, one_each
+from ft_assets.datasets.packs.settings import PackSettings
 from ft_assets.datasets.packs.source import MAX_SHARDS
 from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE
 from ft_assets.datasets.tokens.token_shards import TokenShard
 
 SCHEMA = pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")])
-SHARD_TOKENS = 1 << 24
-"""Room of the windows in one Parquet shard: 16.8M tokens are about 24 MB on disk and 200 MB while being written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +52,18 @@ Written = Callable[[int, int], None]
 
 
 def write_windows(
-    shards: Sequence[TokenShard], out_dir: Path, *, part: Part, capacity: int, pack: bool, key: str, threads: int = 1, written: Written
+    shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, key: str, threads: int = 1, written: Written
 ) -> PartManifest:
-    """Pack the examples of `shards` into windows of `capacity` and write them below `out_dir`.
+    """Pack the examples of `shards` into windows of `settings.max_seq_len` and write them below `out_dir`.
 
     The order of windows is a permutation that depends on `key` and the contents' order only: files are often sorted by class, and
     best-fit decreasing sorts by length.
     """
     examples = _Examples(shards)
-    windows = best_fit_decreasing(examples.lengths, capacity) if pack else one_each(len(examples.lengths))
+    capacity = settings.max_seq_len
+    windows = best_fit_decreasing(examples.lengths, capacity) if settings.packing else one_each(len(examples.lengths))
     windows = windows.rearranged(_permutation(windows, key))
-    size = max(1, SHARD_TOKENS // capacity)
+    size = max(1, settings.file_tokens // capacity)
     prefix = "shard" if part == "train" else "val"
     starts = range(0, len(windows), size)
     files: list[dict[str, Any]] = []

@@ -111,17 +111,16 @@ class Screen:
     def _num_tokens(self, examples: Sequence[Example]) -> Sequence[int | Problem]:
         if self._tokenizer is None:
             raise AssertionError("asked for only where there is a tokenizer")
-        try:
-            return [int(n) for n in self._tokenizer.count_tokens_batch(examples)]
-        except InvalidRequest:
-            return [self._num_tokens_of_one(e) for e in examples]
+        counts = self._tokenizer.count_tokens_batch(examples).tolist()
+        return [_why_uncounted(self._tokenizer, e) if count < 0 else count for e, count in zip(examples, counts, strict=True)]
 
-    def _num_tokens_of_one(self, example: Example) -> int | Problem:
-        try:
-            return int(self._tokenizer.count_tokens(example)) if self._tokenizer is not None else 0
-        except InvalidRequest as error:
-            fix = "change the row so that the model's chat template takes it"
-            return Problem(path="", code=error.code, message=error.message, fix=fix)
+
+def _why_uncounted(tokenizer: ChatTokenizer, example: Example) -> int | Problem:
+    try:
+        return tokenizer.count_tokens(example)
+    except InvalidRequest as error:
+        fix = "change the row so that the model's chat template takes it"
+        return Problem(path="", code=error.code, message=error.message, fix=fix)
 
 
 def _texts(example: Example) -> list[str]:

@@ -81,6 +81,8 @@ def apply_map(value: dict[str, Any], column_map: Mapping[str, str], every_key: b
             cell = _split(cell, source)
             if isinstance(cell, Problem):
                 return cell
+            if field == "prompt" and cell[-1] == {"role": "assistant", "content": ""}:
+                cell.pop()  # "Assistant:" at the end of a prompt asks for the answer
         mapped[field] = cell
     return mapped
 

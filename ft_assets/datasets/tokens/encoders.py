@@ -114,7 +114,6 @@ class Segments:
         longest_first = sorted(self._cut, key=len, reverse=True)
         self._cut_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "((?!))")
         self._plain: Tokenizer | None = None
-        self._id_bytes: NDArray[np.int64] | None = None
 
     def plan(self, pieces: Iterable[Piece], *, reused: bool) -> Plan:
         ops: list[Fixed | Run] = []
@@ -209,11 +208,11 @@ class Segments:
     def _marks(self, run: Run, job: Job, text: str, ids: bytes, done: int) -> list[Mark]:
         """Turns of a run whose pieces belong to several; a token across an edge belongs to the turn it touches."""
         numbers = np.frombuffer(ids, dtype="<i4")
-        ends = np.cumsum(self._bytes_of(numbers))
+        ends = self._words.id_bytes.ends(numbers)
         size = len(text.encode())
         known = len(ends) > 0 and int(ends[-1]) == size
         if known:
-            starts = ends - self._bytes_of(numbers)
+            starts = np.concatenate(([0], ends[:-1]))
         else:  # normalising changed the text: ask for offsets
             offsets = np.asarray(self._tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
             starts, ends = offsets[:, 0], offsets[:, 1]
@@ -227,16 +226,6 @@ class Segments:
                 first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(starts, place, side="left")
                 marks.append((turn, done + int(first), done + int(last)))
         return marks
-
-    def _bytes_of(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-        if self._id_bytes is None:
-            vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-            self._id_bytes = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
-            for token, number in vocabulary.items():
-                self._id_bytes[number] = len(token)  # one character of the byte-level alphabet for each byte
-            for number, added in self._tokenizer.get_added_tokens_decoder().items():
-                self._id_bytes[number] = len(added.content.encode())
-        return self._id_bytes[ids]
 
 
 class Offsets:

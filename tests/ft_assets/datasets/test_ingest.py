@@ -18,7 +18,6 @@ from ft_assets.datasets.ingest import Policies, load_rows, load_stored, validate
 from ft_assets.datasets.readers.opening import parse_column_map
 from ft_assets.datasets.report import DatasetReport
 from ft_assets.datasets.schema import Example, Message, ToolCall, canonical, parse_canonical
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from tests.ft_assets.datasets.examples_of import chat, shared_file
 
 FEW = Policies(min_examples=1)
@@ -73,8 +72,10 @@ def test_another_row_or_policy_or_order_is_another_dataset(jsonl: Callable[..., 
 
 def test_duplicates_keep_their_first_row_and_are_counted(jsonl: Callable[..., Path]) -> None:
     report, examples = read(jsonl(chat("hello  world", "x"), chat("other", "y"), chat(" hello\nworld ", "x"), chat("Hello world", "x")))
-    assert [e.row for e in examples] == [1, 2, 4]  # case is kept: it can be what a row teaches
-    assert report.stats["dedup_removed"] == 1
+    assert [e.row for e in examples] == [1, 2]
+    assert report.stats["duplicates"] == {"exact": 1, "near": 1}  # case makes no exact copy: it can be what a row teaches
+    assert [(f["row"], f["code"], f["of_row"]) for f in report.flagged] == [(3, "exact_duplicate", 1), (4, "near_duplicate", 1)]
+    assert report.stats["dedup_removed"] == 2
     assert report.rows == report.examples + report.stats["dedup_removed"] + report.stats["bad_rows"]
 
 
@@ -107,24 +108,24 @@ def test_the_report_says_what_it_read_and_ignored(jsonl: Callable[..., Path]) ->
     report, _ = read(jsonl(chat("a", "b", id=1), chat("c <|im_end|>", "d", id=2)), filename="rows.csv")
     assert report.format_reason == "read as chat: rows have 'messages'"
     codes = [w["code"] for w in report.warnings]
-    assert codes == ["wrong_extension", "unknown_field", "possible_control_token"]
+    assert codes[:3] == ["wrong_extension", "unknown_field", "possible_control_token"]
     assert "'id'" in report.warnings[1]["message"]
     assert DatasetReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
     assert "valid" in report.to_markdown()
     assert "<svg" in report.to_markdown()
 
 
-def test_control_tokens_of_the_base_model_are_refused_when_it_is_known(jsonl: Callable[..., Path], tokenizer: ChatTokenizer) -> None:
+def test_control_tokens_of_the_base_model_are_refused_when_it_is_known(jsonl: Callable[..., Path], tiny_model: Path) -> None:
     path = jsonl(chat("a", "b"), chat("c", "d <|im_end|>"))
-    report = validate_file(path, filename="a.jsonl", policies=FEW, tokenizer=tokenizer).report
+    report = validate_file(path, filename="a.jsonl", policies=FEW, model_dir=tiny_model).report
     assert [(e["row"], e["code"], e["path"]) for e in report.errors] == [(2, "control_token_in_content", "messages[1].content")]
 
 
 @pytest.mark.parametrize("policy", ["reject", "truncate"])
-def test_over_long_examples_are_counted_under_either_policy(jsonl: Callable[..., Path], tokenizer: ChatTokenizer, policy: Any) -> None:
+def test_over_long_examples_are_counted_under_either_policy(jsonl: Callable[..., Path], tiny_model: Path, policy: Any) -> None:
     path = jsonl(chat("a", "b"), chat("c", "long " * 50), chat("e", "f"))
     policies = Policies(min_examples=1, over_long=policy)
-    report = validate_file(path, filename="a.jsonl", policies=policies, tokenizer=tokenizer, max_seq_len=100).report
+    report = validate_file(path, filename="a.jsonl", policies=policies, model_dir=tiny_model, max_seq_len=100).report
     assert report.stats["over_long"] == 1
     assert report.valid == (policy == "truncate")
     assert [e["row"] for e in report.errors] == ([2] if policy == "reject" else [])
@@ -144,8 +145,7 @@ def test_a_row_that_the_template_cannot_take_is_a_bad_row(jsonl: Callable[..., P
     config = json.loads((tiny_model / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATES[code]}
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
     two_turns = {"messages": chat("a", "b")["messages"] + chat("c", "d")["messages"]}
-    tokenizer = ChatTokenizer.load(tmp_path / "model")
-    report = validate_file(jsonl(two_turns), filename="a.jsonl", policies=FEW, tokenizer=tokenizer, max_seq_len=100).report
+    report = validate_file(jsonl(two_turns), filename="a.jsonl", policies=FEW, model_dir=tmp_path / "model", max_seq_len=100).report
     assert report.error_counts == {code: 1}
 
 
@@ -270,11 +270,11 @@ def test_identical_answers_are_no_preference(jsonl: Callable[..., Path]) -> None
     assert report.error_counts == {"identical_preference": 1}
 
 
-def test_row_hashes_are_stored_for_the_split(jsonl: Callable[..., Path], tmp_path: Path) -> None:
+def test_split_keys_are_stored_for_the_split(jsonl: Callable[..., Path], tmp_path: Path) -> None:
     validate_file(jsonl(chat("a", "b"), chat("c", "d")), filename="a.jsonl", policies=FEW, output=tmp_path / "o.parquet")
     stored = list(load_stored(tmp_path / "o.parquet"))
     assert [s.row for s in stored] == [1, 2]
-    assert len({s.content_sha256 for s in stored}) == 2
+    assert len({s.split_key for s in stored}) == 2
 
 
 def test_banking77_reads_with_a_column_map(tmp_path: Path) -> None:
@@ -297,9 +297,14 @@ def test_gsm8k_reads_with_a_column_map(tmp_path: Path) -> None:
     assert all(e.answer.rsplit("####", 1)[1].strip() for e in load_rows(output))
 
 
-def test_transcript_preferences_split_at_their_shared_turns() -> None:
-    report = validate_file(shared_file("hh_rlhf_harmless_test.jsonl.gz"), filename="hh.jsonl.gz", policies=Policies(bad_rows="drop")).report
-    assert report.valid
-    assert report.format == "preference"
-    assert report.examples > 2000
-    assert sum(report.error_counts.values()) < 200
+def test_hh_rlhf_is_refused_with_the_mapping_that_reads_it(tmp_path: Path) -> None:
+    path = shared_file("hh_rlhf_harmless_test.jsonl.gz")
+    refused = validate_file(path, filename="hh.jsonl.gz").report
+    assert (refused.valid, max(refused.error_counts, key=lambda c: refused.error_counts[c])) == (False, "transcript_text")
+    assert "--map chosen=chosen:transcript,rejected=rejected:transcript" in refused.errors[0]["fix"]
+    column_map = parse_column_map("chosen=chosen:transcript,rejected=rejected:transcript")
+    policies = Policies(bad_rows="drop")
+    read = validate_file(path, filename="hh.jsonl.gz", column_map=column_map, policies=policies, output=tmp_path / "o.parquet").report
+    assert (read.valid, read.format) == (True, "preference")
+    assert read.examples > 2000
+    assert sum(read.error_counts.values()) < 200

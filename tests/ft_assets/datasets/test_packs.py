@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from ft_assets.datasets.histogram import histogram, histogram_svg, length_stats
 from ft_assets.datasets.packs.build import PackManifest, PackProgress, PackSettings, build_pack, pack_fingerprint, verify
+from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.schema import Example
+from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 from ft_assets.errors import IntegrityError, InvalidDataset, InvalidRequest
 from tests.ft_assets.datasets.examples_of import chat_example, varied_chats
+from tests.ft_assets.datasets.packed_rows import write_rows
 
 SETTINGS = PackSettings(max_seq_len=1024, shard_examples=16)
 
@@ -75,6 +80,8 @@ def test_a_second_build_under_the_same_key_tokenizes_nothing(tokenizer: ChatToke
     seen: list[PackProgress] = []
     first = build_pack(varied_chats(60), tokenizer, SETTINGS, tmp_path, dataset_id="ds_1", progress=seen.append)
     assert [p.num_examples for p in seen if p.stage == "tokenize"] == [16, 32, 48, 60]
+    assert [(p.num_examples, p.num_tokens) for p in seen if p.stage == "pack"] == [(60, first.num_tokens)]
+    assert [p.num_tokens for p in seen if p.stage == "tokenize"][-1] == first.num_tokens
     again: list[PackProgress] = []
     assert build_pack(varied_chats(60), tokenizer, SETTINGS, tmp_path, dataset_id="ds_1", progress=again.append) == first
     assert again == []
@@ -97,7 +104,7 @@ def test_a_crash_costs_at_most_one_shard(tokenizer: ChatTokenizer, tmp_path: Pat
         build_pack(examples, tokenizer, SETTINGS, tmp_path / "crashed", dataset_id="ds_1", progress=crash)
     with pytest.raises(IntegrityError, match="not finished"):
         PackManifest.read(tmp_path / "crashed")
-    torn = next((tmp_path / "crashed").glob(".tokens-*")) / "train" / f".{crash_after:05d}.tmp"
+    torn = next((tmp_path / "crashed").glob(".tokens-*")) / "train-16" / f".{crash_after:05d}.tmp"
     torn.mkdir()  # what a kill in the middle of the next shard leaves
     (torn / "ids.npy").write_bytes(b"torn")
     after: list[PackProgress] = []
@@ -114,6 +121,52 @@ def test_the_validation_part_is_held_out_and_packed_apart(tokenizer: ChatTokeniz
     assert manifest.num_examples + manifest.validation["num_examples"] == 200
     assert 15 < manifest.validation["num_examples"] < 70
     assert sorted(examples_in(tmp_path) + examples_in(tmp_path, "val")) == sorted(encoded(tokenizer, examples, 1024))
+
+
+def test_rows_go_by_their_split_key_and_not_by_their_own_content(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    examples = varied_chats(300)
+    keys = [hashlib.sha256(b"%d" % (i // 3)).hexdigest() for i in range(300)]  # clusters of three
+    rows = write_rows(tmp_path / "rows.parquet", examples, split_keys=keys)
+    settings = replace(SETTINGS, validation_fraction=0.3)
+    build_pack(rows, tokenizer, settings, tmp_path / "pack", dataset_id="ds_1")
+    trained = {row for window in pq.read_table(tmp_path / "pack" / "rows.parquet").to_pydict()["rows"] for row in window}
+    clusters = {(row - 1) // 3 for row in trained}
+    assert trained == {3 * c + i for c in clusters for i in (1, 2, 3)}
+    assert 40 < len(clusters) < 95  # guards against a split that held nothing out
+
+
+def test_the_datasets_own_split_is_kept(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    examples = varied_chats(40)
+    parts: list[Part | None] = ["validation" if e.row % 4 == 0 else "train" for e in examples]
+    rows = write_rows(tmp_path / "rows.parquet", examples, parts=parts)
+    manifest = build_pack(rows, tokenizer, SETTINGS, tmp_path / "pack", dataset_id="ds_1")
+    assert has_own_split(rows)
+    assert manifest.validation is not None
+    assert (manifest.num_examples, manifest.validation["num_examples"]) == (30, 10)
+    held_out = [e for e in examples if e.row % 4 == 0]
+    assert sorted(examples_in(tmp_path / "pack", "val")) == sorted(encoded(tokenizer, held_out, 1024))
+    assert not has_own_split(write_rows(tmp_path / "none.parquet", examples))
+
+
+def test_files_of_a_large_pack_hold_the_windows_once(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    examples = varied_chats(300)
+    manifest = build_pack(examples, tokenizer, replace(SETTINGS, file_tokens=8 * 1024), tmp_path, dataset_id="ds_1")
+    assert len(manifest.shards) >= 3
+    assert sorted(examples_in(tmp_path)) == sorted(encoded(tokenizer, examples, 1024))
+    by_row = dict(zip((e.row for e in examples), encoded(tokenizer, examples, 1024), strict=True))
+    rows = [row for window in pq.read_table(tmp_path / "rows.parquet").to_pydict()["rows"] for row in window]
+    assert [by_row[row] for row in rows] == examples_in(tmp_path)
+
+
+def test_windows_are_shuffled_and_the_key_decides_how(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    examples = varied_chats(200)
+    orders = []
+    for name in ("ds_1", "ds_2", "ds_1"):
+        directory = tmp_path / f"{name}-{len(orders)}"
+        build_pack(examples, tokenizer, replace(SETTINGS, packing=False), directory, dataset_id=name)
+        orders.append([row for window in pq.read_table(directory / "rows.parquet").to_pydict()["rows"] for row in window])
+    assert orders[0] == orders[2] != orders[1]
+    assert abs(float(np.corrcoef(orders[0], range(200))[0, 1])) < 0.2  # no trace of the file's order
 
 
 def test_an_own_validation_file_takes_the_place_of_the_split(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
@@ -197,6 +250,14 @@ def test_damage_to_any_file_is_found(tokenizer: ChatTokenizer, tmp_path: Path) -
         verify(tmp_path)
 
 
+@pytest.mark.parametrize("damage", ["shard-00000.parquet", "manifest.json"])
+def test_a_damaged_pack_is_built_again(tokenizer: ChatTokenizer, tmp_path: Path, damage: str) -> None:
+    examples = varied_chats(50)
+    first = build_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1")
+    (tmp_path / damage).write_bytes(b"torn")
+    assert build_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1") == first == verify(tmp_path)
+
+
 CHANGES: list[Callable[[PackSettings], PackSettings]] = [
     lambda s: replace(s, max_seq_len=512),
     lambda s: replace(s, train_on_inputs=True),
@@ -206,6 +267,8 @@ CHANGES: list[Callable[[PackSettings], PackSettings]] = [
     lambda s: replace(s, validation_dataset_id="ds_9"),
     lambda s: replace(s, packing=False),
     lambda s: replace(s, control_tokens="drop"),
+    lambda s: replace(s, control_tokens="escape"),
+    lambda s: replace(s, safety_share=0.03),
 ]
 
 
@@ -216,8 +279,9 @@ def test_the_fingerprint_changes_with_all_that_decides_the_content_and_with_noth
         pack_fingerprint("ds_2", "t", "m", SETTINGS),
         pack_fingerprint("ds_1", "u", "m", SETTINGS),
         pack_fingerprint("ds_1", "t", "n", SETTINGS),
+        pack_fingerprint("ds_1", "t", "m", SETTINGS, kind="pairs"),
     }
-    assert len(others | {base}) == len(CHANGES) + 4
+    assert len(others | {base}) == len(CHANGES) + 5
     assert pack_fingerprint("ds_1", "t", "m", replace(SETTINGS, shard_examples=99, train_on_inputs=False)) == base
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_assets.datasets.identity import content_hash
-from ft_assets.datasets.split import part_of, split
+from ft_assets.datasets.split import automatic_fraction, part_counts, part_of, split
 from tests.ft_assets.datasets.examples_of import chat_example
 
 
@@ -42,3 +43,14 @@ def test_seeds_hold_out_different_examples() -> None:
 def test_a_fraction_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"validation_fraction 1\.0"):
         part_of("00", validation_fraction=1.0)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=50), st.floats(0, 0.99), st.integers(0, 9))
+def test_counting_many_keys_agrees_with_asking_for_each(keys: list[int], fraction: float, seed: int) -> None:
+    parts = [part_of(f"{key:016x}{0:048x}", validation_fraction=fraction, seed=seed) for key in keys]
+    counted = part_counts(np.asarray(keys, np.uint64), validation_fraction=fraction, seed=seed)
+    assert counted == (parts.count("train"), parts.count("validation"))
+
+
+def test_an_automatic_split_holds_out_enough_for_an_evaluation_within_bounds() -> None:
+    assert [automatic_fraction(n) for n in (0, 100, 4000, 1_000_000)] == [0.1, 0.1, 0.05, 0.02]

@@ -1,0 +1,121 @@
+"""This project's dataset stage: whole, and the parts of it that have a counterpart in the usual pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.datasets.measure import Clock, timed
+from ft_assets.datasets import identity
+from ft_assets.datasets.checks.contamination import SuiteIndex
+from ft_assets.datasets.checks.pii import PiiScanner
+from ft_assets.datasets.dedup import clusters, minhash, pairs, verify
+from ft_assets.datasets.dedup.normal import CodePoints, fold, near_text
+from ft_assets.datasets.ingest import IngestResult, validate_file
+from ft_assets.datasets.packs.build import build_pack
+from ft_assets.datasets.packs.manifest import PackManifest
+from ft_assets.datasets.packs.settings import PackSettings
+from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.schema import Example, canonical
+from ft_assets.datasets.stored import load_rows
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+
+WINDOW = 4096
+CHECKS_OFF: dict[str, Any] = {"exact_duplicates": "warn", "near_duplicates": "off", "contamination": "off", "pii": "off"}
+
+
+def saved_suites(suites: Mapping[str, Iterable[str]], directory: Path) -> tuple[Path, float]:
+    """The index of `suites` in `directory`, and the CPU seconds that building it took."""
+    index, cpu_s = timed(lambda: SuiteIndex.build(suites))
+    index.save(directory)
+    return directory, cpu_s
+
+
+def whole(path: Path, output: Path, *, suites: Path | None, workers: int | None = 1, **options: Any) -> IngestResult:
+    """Every check: bad rows, exact and near duplicates, contamination, personal data, split; good rows as Parquet."""
+    policies = Policies(bad_rows="drop", pii="warn")
+    return validate_file(path, filename=path.name, output=output, policies=policies, suites=suites, workers=workers, **options)
+
+
+def rows_only(path: Path) -> IngestResult:
+    """Reading and every check of single rows, and their hashes; nothing that compares rows, no output."""
+    return validate_file(path, filename=path.name, policies=Policies(bad_rows="drop", **CHECKS_OFF), workers=1)
+
+
+def packed(rows: Path, model_dir: Path, out_dir: Path, *, workers: int = 1) -> PackManifest:
+    """Tokens, loss masks, windows and files of a validated dataset."""
+    settings = PackSettings(max_seq_len=WINDOW)
+    return build_pack(rows, ChatTokenizer.load(model_dir), settings, out_dir, dataset_id="ds_benchmark", workers=workers, model_dir=model_dir)
+
+
+def warm_up(path: Path, scratch: Path, suites: Path, model_dir: Path) -> None:
+    """Run everything once on a small file: imports and compiled kernels are loaded before anything is timed."""
+    whole(path, scratch / "warm.parquet", suites=suites)
+    packed(scratch / "warm.parquet", model_dir, scratch / "warm-pack")
+    texts = [near_text(e) for e in load_rows(scratch / "warm.parquet")]
+    near_removed(texts)
+    PiiScanner().scan(texts)
+
+
+def stages(rows: Path, suites: Path, model_dir: Path, *, num_tokenized: int) -> tuple[Clock, dict[str, int]]:
+    """CPU seconds of each part on the rows that validation kept, one part after the other in this process; and rows of each."""
+    examples: list[Example] = list(load_rows(rows))
+    index, scanner, tokenizer = SuiteIndex.load(suites), PiiScanner(), ChatTokenizer.load(model_dir)
+    clock = Clock()
+    with clock.stage("canonical form"):
+        spelled = [canonical(e) for e in examples]
+    with clock.stage("decode canonical form"):
+        decoder = msgspec.json.Decoder(Example)
+        for data in spelled:
+            decoder.decode(data)
+    with clock.stage("content hash"):
+        identity.content_hashes(examples)
+    with clock.stage("near text and fold"):
+        texts = [near_text(e) for e in examples]
+        points = fold(texts)
+    with clock.stage("MinHash band keys"):
+        keys = minhash.band_keys(points)
+    with clock.stage("pairs, true Jaccard, clusters"):
+        near_pairs(points, keys)
+    with clock.stage("contamination"):
+        index.shares(points)
+    with clock.stage("personal data"):
+        scanner.scan(texts)
+    few = examples[:num_tokenized]
+    with clock.stage("template, tokens and mask"):
+        for start in range(0, len(few), 256):
+            tokenizer.encode_batch(few[start : start + 256], max_seq_len=WINDOW)
+    with clock.stage("template and count of tokens"):
+        for start in range(0, len(few), 256):
+            tokenizer.count_tokens_batch(few[start : start + 256])
+    counts = dict.fromkeys(clock.seconds, len(examples))
+    return clock, counts | {"template, tokens and mask": len(few), "template and count of tokens": len(few)}
+
+
+def near_pairs(points: CodePoints, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Rows kept, from keys to verified pairs, all texts in memory."""
+    n, found = len(points), np.empty((0, 2), np.int64)
+    for band in range(keys.shape[1]):
+        found = _with_verified(found, np.stack(pairs.candidate_pairs(np.ascontiguousarray(keys[:, band])), axis=1), points)
+    while True:
+        more = _with_verified(found, np.stack(clusters.second_look(n, (found[:, 0], found[:, 1])), axis=1), points)
+        if len(more) == len(found):
+            return clusters.kept(n, (found[:, 0], found[:, 1]))
+        found = more
+
+
+def _with_verified(found: NDArray[np.int64], candidates: NDArray[np.int64], points: CodePoints) -> NDArray[np.int64]:
+    fresh = np.unique(candidates, axis=0)
+    near = verify.jaccard(points, fresh[:, 0], points, fresh[:, 1]) >= np.float32(verify.THRESHOLD)
+    return np.unique(np.concatenate((found, fresh[near])), axis=0)
+
+
+def near_removed(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Indexes of the texts that are near an earlier one that stays."""
+    points = fold(texts)
+    return np.flatnonzero(~near_pairs(points, minhash.band_keys(points)))

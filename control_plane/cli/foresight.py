@@ -1,0 +1,131 @@
+"""``ft estimate`` and ``ft preview``: what a job would cost, and what a model would see, before either happens."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.datasets import Map, local_file, local_model, parse_map
+from control_plane.cli.jobs import check_given, file_id_of, parse_hyperparameters
+from control_plane.cli.output import Json, fields, print_json
+from ft_assets.errors import InvalidDataset
+
+if TYPE_CHECKING:
+    from ft_assets.base_models import BaseModel
+
+MICROS = 1_000_000
+DAY_S = 86400
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Data")(preview)
+    app.command(rich_help_panel="Jobs")(estimate)
+
+
+def estimate(
+    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file (it is uploaded first), or the id of an uploaded one.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
+    validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="supervised, lora, ...")] = None,
+    hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
+    tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
+    column_map: Map = None,
+    as_json: Json = False,
+) -> None:
+    """Estimate tokens, steps, GPU-hours, price, start and finish of a job, with what they rest on. Nothing is submitted."""
+    from control_plane.cli.remote import connect
+
+    options = {"column_map": parse_map(column_map), "policies": None, "model": None}
+    hyperparameters = parse_hyperparameters(hp or [])
+    for given in (file, validation_file):
+        check_given(given)
+    with connect() as client:
+        body = {"validation_file": file_id_of(client, validation_file, options) if validation_file else None, "method": method}
+        body |= {"hyperparameters": hyperparameters or None, "tier": tier}
+        asked = {k: v for k, v in body.items() if v is not None}
+        found = client.estimate(model=model, training_file=file_id_of(client, file, options), **asked)
+    if as_json:
+        print_json(found)
+    else:
+        _show_estimate(found)
+
+
+def _show_estimate(found: Mapping[str, Any]) -> None:
+    tokens = found["tokens"]
+    spread = f" (+- {tokens['error']:,})" if tokens["error"] else ""
+    fields({
+        "file": found["training_file"], "dataset": found["dataset_id"], "examples": f"{found['num_examples']:,}",
+        "tokens": f"{tokens['total']:,} in {found['n_epochs']:g} epochs, {tokens['per_epoch']:,} each{spread}",
+        "steps": f"{found['total_steps']:,}", "gpu hours": f"{found['gpu_hours']:.4g} on {found['num_gpus']} x {found['gpu_type']}",
+        "price": f"{found['price_micros'] / MICROS:.4f} USD", "starts in": _span(found["seconds_to_start"]),
+        "finishes in": _span(found["seconds_to_finish"]),
+    })  # fmt: skip
+    for assumption in found["assumptions"]:
+        print(f"  - {assumption}")
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "not foreseeable"
+    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < DAY_S else f"{seconds / 3600:.1f} h"
+
+
+def preview(
+    subject: Annotated[
+        str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file here (nothing is uploaded), or a dataset's or file's id.")
+    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model whose template and tokenizer show it.")] = "demo-llama-3m",
+    num_examples: Annotated[int, typer.Option("--num-examples", "-n", min=1, max=100)] = 5,
+    max_seq_len: Annotated[int | None, typer.Option("--max-seq-len", min=1, help="Tokens after which an example is cut.")] = None,
+    column_map: Map = None,
+    as_json: Json = False,
+) -> None:
+    """Show the first examples exactly as they are trained: rendered text, tokens, which parts carry loss, what is cut."""
+    if subject.startswith(("ds_", "file-")) and not Path(subject).is_file():
+        from control_plane.cli.remote import connect
+
+        with connect() as client:
+            shown = client.preview(subject, model=model, num_examples=num_examples, max_seq_len=max_seq_len)["data"]
+    else:
+        base = local_model(model)
+        with local_file(subject) as path:
+            shown = _preview_here(path, base, parse_map(column_map), num_examples, max_seq_len or base.context_length)
+    if as_json:
+        print_json(shown)
+        return
+    for one in shown:
+        for line in _lines(one):
+            print(line)
+
+
+def _preview_here(
+    path: Path, base: BaseModel, mapping: Mapping[str, str] | None, num_examples: int, max_seq_len: int
+) -> list[dict[str, Any]]:
+    from ft_assets.datasets.ingest import Policies, load_rows, validate_file
+    from ft_assets.datasets.preview import preview as previewed
+    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+
+    assert base.directory is not None
+    with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
+        rows = Path(directory) / "rows.parquet"
+        report = validate_file(
+            path, filename=path.name, column_map=mapping, policies=Policies(min_examples=1, bad_rows="drop"), output=rows
+        ).report
+        if not report.valid:
+            raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
+        tokenizer = ChatTokenizer.load(base.directory)
+        return [p.to_dict() for p in previewed(load_rows(rows), tokenizer, max_seq_len=max_seq_len, num_examples=num_examples)]
+
+
+def _lines(one: Mapping[str, Any]) -> Iterator[str]:
+    cut = ", CUT" if one["truncated"] else ""
+    yield f"--- row {one['row']}: {one['num_tokens']} tokens, {one['num_trained_tokens']} with loss{cut}"
+    yield one["text"]
+    for span in one["loss_spans"]:
+        yield f"  loss on tokens {span['start']} to {span['end'] - 1}: {span['text']!r}"
+    yield f"  ids: {' '.join(map(str, one['input_ids']))}"

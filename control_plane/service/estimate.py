@@ -1,0 +1,195 @@
+"""What a job would take and cost, before it is submitted: made with the very functions that plan, pack, bill and schedule it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from control_plane import billing, scheduler
+from control_plane.service import files
+from control_plane.service.datasets import check_enough_to_train
+from control_plane.service.packing import training_seconds
+from control_plane.service.platform import Platform
+from control_plane.service.rows import rows_file
+from control_plane.service.scheduling import pools, queue_snapshot
+from control_plane.service.submission import JobRequest
+from control_plane.service.tenants import get as get_tenant
+from control_plane.tables import datasets
+from ft_assets.base_models import BaseModel
+from ft_assets.datasets.schema import parse_canonical
+from ft_assets.datasets.split import automatic_fraction
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.errors import Conflict, InvalidDataset
+from ft_assets.training import hyperparameters
+
+SAMPLE_ROWS = 2000
+"""Rows tokenized for an estimate: a mean over them is within about 2 % for chat data, whose lengths spread by half their mean."""
+SAMPLE_GROUPS = 20
+"""Parts of the dataset, evenly spread, that the sample comes from."""
+Z95 = 1.96
+FILL = 0.999
+"""Share of a window that is filled: what best-fit packing reaches on all but the smallest datasets (B16)."""
+THIS = "this-estimate"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Of the training part, once through."""
+
+    per_epoch: int
+    error: int
+    """Half width of the 95 % interval; 0 where they were counted."""
+    counted: bool
+    how: str
+
+
+def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, Any]:
+    """Tokens, steps, GPU-hours, price, start and finish of a job with this request, and what they rest on.
+
+    Where nothing can be said, the error's code is the reason: ``file_not_validated``, ``invalid_training_file``,
+    ``model_not_found``, ``estimate_needs_tokenizer`` and those of the submission.
+    """
+    model = platform.models.check_submittable(request.model, today=platform.clock().date())
+    facts = hyperparameters.ModelFacts(
+        id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest
+    )
+    plan = hyperparameters.plan(request.hyperparameters, facts, method=request.method, adapter=request.adapter, recipe=request.recipe)
+    file, version = _training_data(platform, tenant, request.training_file)
+    num_examples = _num_training(version, own_validation=request.validation_file is not None)
+    tokens = _tokens(platform, tenant, file, version, model, plan.max_seq_len, share=num_examples / version["row_count"])
+    windows = max(1, math.ceil(tokens.per_epoch / (plan.max_seq_len * FILL)))
+    spec = hyperparameters.resolve(
+        plan,
+        hyperparameters.PackFacts(
+            fingerprint=THIS,
+            dataset_id=version["id"],
+            num_examples=num_examples,
+            num_windows=windows,
+            num_tokens=tokens.per_epoch,
+            max_seq_len=plan.max_seq_len,
+        ),
+        seed=request.seed or 0,
+        lock_sha256="",
+        commit="",
+    )
+    epochs = spec.optimization.num_epochs
+    seconds = training_seconds(model.num_parameters, tokens.per_epoch * epochs, spec.precision)
+    tier = request.tier or get_tenant(platform, tenant).tier
+    pool = pools(platform)[0]
+    now = platform.clock().timestamp()
+    start = _start(platform, tenant, tier, spec.world_size, seconds, now)
+    return {
+        "model": model.id,
+        "training_file": file["id"],
+        "dataset_id": version["id"],
+        "num_examples": num_examples,
+        "max_seq_len": plan.max_seq_len,
+        "n_epochs": epochs,
+        "tokens": asdict(tokens) | {"total": round(tokens.per_epoch * epochs)},
+        "total_steps": spec.optimization.total_steps(num_windows=windows, world_size=spec.world_size),
+        "num_gpus": spec.world_size,
+        "gpu_type": pool.gpu_type,
+        "tier": tier,
+        "gpu_hours": round(seconds * spec.world_size / 3600, 6),
+        "price_micros": billing.price_micros(pool.gpu_type, tier, seconds * spec.world_size),
+        "seconds_to_start": None if start is None else round(start - now, 1),
+        "seconds_to_finish": None if start is None else round(start - now + seconds, 1),
+        "estimated_start": None if start is None else int(start),
+        "estimated_finish": None if start is None else int(start + seconds),
+        "recipe": spec.recipe,
+        "assumptions": _assumptions(tokens, spec.precision, pool.gpu_type, tier, start),
+    }
+
+
+def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, RowMapping]:
+    """The file and its dataset version, refused with the reason where it has none."""
+    file = files.get(platform, tenant, file_id)
+    if file["status"] == "uploaded":
+        raise Conflict(
+            f"file {file_id} is not validated yet; ask again when it is (GET /v1/files/{file_id}/events says when)",
+            code="file_not_validated",
+            param="training_file",
+        )
+    if file["status"] == "error":
+        raise InvalidDataset(f"training_file {file_id} cannot be trained on: {file['status_details']}", param="training_file")
+    query = sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file["dataset_id"])
+    with platform.engine.connect() as conn:
+        version = conn.execute(query).mappings().one()
+    check_enough_to_train(version["row_count"], training_file=file_id)
+    return file, version
+
+
+def _num_training(version: RowMapping, *, own_validation: bool) -> int:
+    """Examples that are trained on: all of them, or those that the split leaves."""
+    rows = int(version["row_count"])
+    if own_validation:
+        return rows
+    splits = (version["report"].get("stats") or {}).get("splits") or {}
+    return int(splits.get("train") or round(rows * (1.0 - automatic_fraction(rows))))
+
+
+def _tokens(
+    platform: Platform, tenant: str, file: RowMapping, version: RowMapping, model: BaseModel, max_seq_len: int, *, share: float
+) -> Tokens:
+    """Counted if the report counted this model's tokens and nothing is cut; else from a sample of the rows."""
+    report: Mapping[str, Any] = file["report"] or version["report"]
+    counted, of = (report.get("stats") or {}).get("tokens"), report.get("model") or {}
+    digests = (of.get("tokenizer_digest"), of.get("template_digest"))
+    if counted and digests == (model.tokenizer_digest, model.template_digest) and counted["max"] <= max_seq_len:
+        return Tokens(per_epoch=round(counted["total"] * share), error=0, counted=True, how=f"counted at validation with {model.id}")
+    if model.directory is None:
+        raise Conflict(
+            f"{model.id} has no tokenizer on this machine and the report of {file['id']} counts no tokens of it; the job itself is not "
+            "affected",
+            code="estimate_needs_tokenizer",
+            param="model",
+        )
+    lengths, num_rows = _sample(rows_file(platform, tenant, version["id"]), ChatTokenizer.load(model.directory), max_seq_len)
+    whole = len(lengths) == num_rows
+    spread = 0.0 if whole else float(lengths.std(ddof=1)) / math.sqrt(len(lengths))
+    total = float(lengths.mean()) * num_rows * share
+    how = f"all {num_rows} rows tokenized with {model.id}" if whole else f"{len(lengths)} of {num_rows} rows tokenized with {model.id}"
+    return Tokens(per_epoch=round(total), error=round(Z95 * spread * num_rows * share), counted=whole, how=how)
+
+
+def _sample(path: Path, tokenizer: ChatTokenizer, max_seq_len: int) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+    """Tokens (after the cut) of rows from evenly spread parts of the dataset, and how many rows it has."""
+    with pq.ParquetFile(path) as file:
+        groups = np.unique(np.linspace(0, file.num_row_groups - 1, min(SAMPLE_GROUPS, file.num_row_groups)).round().astype(int))
+        per_group = math.ceil(SAMPLE_ROWS / len(groups))
+        chosen: list[Any] = []
+        for group in groups.tolist():
+            column = file.read_row_group(group, columns=["example"]).column(0)
+            places = np.unique(np.linspace(0, len(column) - 1, min(per_group, len(column))).round().astype(int))
+            chosen += [parse_canonical(column[i].as_py()) for i in places.tolist()]
+        num_rows = file.metadata.num_rows
+    lengths = [len(t.input_ids) for t in tokenizer.encode_batch(chosen, max_seq_len=max_seq_len)]
+    return np.array(lengths, np.int64), num_rows
+
+
+def _start(platform: Platform, tenant: str, tier: str, num_gpus: int, seconds: float, now: float) -> float | None:
+    this = scheduler.Waiting(job_id=THIS, tenant=tenant, tier=tier, num_gpus=num_gpus, queued_at=now, expected_s=seconds)
+    queue = queue_snapshot(platform)
+    played = scheduler.Snapshot(pools=queue.pools, waiting=[*queue.waiting, this], running=queue.running)
+    return scheduler.projected_start(played, THIS, now=now)
+
+
+def _assumptions(tokens: Tokens, precision: str, gpu_type: str, tier: str, start: float | None) -> list[str]:
+    price = billing.PRICE_MICROS_PER_GPU_HOUR[gpu_type] / billing.MICROS
+    queue = "the job starts once the jobs ahead have ended as expected; jobs submitted later and failures are not foreseen"
+    return [
+        f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
+        f"windows are filled to {FILL:.1%}",
+        f"speed: 6 operations per parameter and token at the sustained rate of {gpu_type} in {precision}, and the set-up of a process",
+        f"price: {price:g} USD per GPU-hour of {gpu_type}, at {billing.TIER_FACTOR_PERCENT[tier]} % in tier {tier}; evaluation is free",
+        queue if start is not None else "no start can be foreseen: no pool holds this many GPUs, or the queue is too long",
+        "packing before the queue and evaluation after the training are not in the times",
+    ]

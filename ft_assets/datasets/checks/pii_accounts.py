@@ -1,0 +1,103 @@
+"""Numbers of accounts and persons: payment cards, IBANs, US social security numbers, each with the check that it carries."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+Span = tuple[int, int]
+
+JOINT = "[ \\-\u00a0\u2010-\u2015\u202f]"
+"""What stands between the groups of a card number or an IBAN."""
+IBAN_LENGTHS = {
+    country: int(length)
+    for country, length in re.findall(
+        "([A-Z]{2})([0-9]{2})",
+        "AD24AE23AL28AT20AZ28BA20BE16BG22BH22BI27BR29BY28CH21CR22CY28CZ24DE22DJ27DK18DO28EE20EG29ES24FI18FK18FO18FR27GB22GE22GI23GL18"
+        "GR27GT28HN28HR21HU28IE22IL23IQ23IS26IT27JO30KW30KZ20LB28LC32LI21LT20LU20LV21LY25MC27MD24ME22MK19MN20MR27MT31MU30NI28NL18NO15"
+        "OM23PK24PL28PS29PT25QA29RO24RS22RU33SA24SC31SD18SE24SI19SK24SM27SO23ST25SV28TL23TN24TR26UA29VA22VG24XK20YE30",
+    )
+}
+"""Characters of an IBAN by country: the SWIFT IBAN registry."""
+
+
+def luhn(digits: str) -> bool:
+    """The check of ISO/IEC 7812-1, which a tenth of all numbers pass by chance."""
+    odd, even = digits[-1::-2], digits[-2::-2]
+    return (sum(map(int, odd)) + sum(sum(divmod(2 * int(d), 10)) for d in even)) % 10 == 0
+
+
+def known_issuer(digits: str) -> bool:
+    """Whether a card scheme issues numbers that begin so and are so long (ISO/IEC 7812 issuer ranges)."""
+    length, two, three, four = len(digits), int(digits[:2]), int(digits[:3]), int(digits[:4])
+    if digits[0] == "4":
+        return length in (13, 16, 19)
+    if two in (34, 37):
+        return length == 15
+    if 51 <= two <= 55 or 2221 <= four <= 2720:
+        return length == 16
+    if two in (36, 38, 39) or 300 <= three <= 305:
+        return 14 <= length <= 19
+    if four == 6011 or two in (62, 65) or 644 <= three <= 649 or 3528 <= four <= 3589:
+        return 16 <= length <= 19
+    return two in (50, 56, 57, 58, 60, 63, 67) and length in (13, 15, 16, 18, 19)
+
+
+_DIGIT_RUN = re.compile(f"(?<![0-9A-Za-z_])(?<![0-9][.,])[0-9](?:{JOINT}?[0-9]){{12,}}")
+_GROUP = re.compile("[0-9]+")
+_CARD_GROUPS = re.compile("(?:4 4 4 (?:[1-4]|4 [1-3])|4 6 [45]|1[3-9])$")
+
+
+def find_cards(text: str) -> Iterator[Span]:
+    """Card numbers, in one piece or in the groups that cards print, also beside other numbers."""
+    for run in _DIGIT_RUN.finditer(text):
+        groups = [g.span() for g in _GROUP.finditer(text, *run.span())]
+        first = 0
+        while first < len(groups):
+            last = next((i for i in range(min(first + 5, len(groups)), first, -1) if _is_card(text, groups[first:i])), first)
+            if last > first:
+                yield groups[first][0], groups[last - 1][1]
+            first = max(last, first + 1)
+
+
+def _is_card(text: str, groups: list[Span]) -> bool:
+    digits = "".join(text[a:b] for a, b in groups)
+    joints = {text[a[1] : b[0]] for a, b in itertools.pairwise(groups)}
+    if text[groups[-1][1] : groups[-1][1] + 1].isalpha():
+        return False
+    grouped = _CARD_GROUPS.match(" ".join(str(b - a) for a, b in groups))
+    return bool(grouped) and len(joints) < 2 and known_issuer(digits) and len(set(digits)) > 1 and luhn(digits)
+
+
+_IBAN = re.compile(
+    f"(?<![0-9A-Za-z_])[A-Za-z]{{2}}[0-9]{{2}}(?:(?:{JOINT}[0-9A-Za-z]{{4}}){{2,7}}{JOINT}?[0-9A-Za-z]{{1,4}}|[0-9A-Za-z]{{11,29}})"
+)
+_ALNUM = re.compile("[0-9A-Za-z]")
+
+
+def find_ibans(text: str) -> Iterator[Span]:
+    """IBANs of the length of their country whose remainder by 97 is 1 (ISO 13616), in one piece or in groups of four."""
+    for match in _IBAN.finditer(text):
+        length = IBAN_LENGTHS.get(match[0][:2].upper(), 0)
+        places = [m.start() for m in _ALNUM.finditer(match[0])]
+        if not 0 < length <= len(places):
+            continue
+        end = match.start() + places[length - 1] + 1
+        whole = "".join(_ALNUM.findall(text[match.start() : end])).upper()
+        if not text[end : end + 1].isalnum() and int("".join(str(int(c, 36)) for c in whole[4:] + whole[:4])) % 97 == 1:
+            yield match.start(), end
+
+
+_SSN = re.compile(
+    r"(?<![0-9A-Za-z_\-.])(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4}(?![0-9A-Za-z_]|-[0-9])"
+    r"|(?i:(?<![A-Za-z\[])(?:ssn|social security(?: number| no\.?| num\.?)?)(?:[\s:=#]|is|are){0,12})"
+    r"(?P<told>(?!000|666|9)[0-9]{3} ?(?!00)[0-9]{2} ?(?!0000)[0-9]{4})(?![0-9A-Za-z_])",
+    re.ASCII,
+)
+
+
+def find_ssns(text: str) -> Iterator[Span]:
+    """US social security numbers of areas that are issued; without hyphens only after words that say so."""
+    for match in _SSN.finditer(text):
+        yield match.span("told") if match["told"] else match.span()

@@ -1,0 +1,148 @@
+"""How a person or a host is reached: e-mail, IP addresses, telephone numbers.
+
+Telephone numbers are the doubtful ones: they must be international, grouped as telephone numbers are, or introduced by a word
+such as "phone"; a number that could be a date, a price or a version is none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from ft_assets.datasets.checks.pii_accounts import JOINT, Span
+
+SEPARATOR = "[ .()/\\-\u00a0\u2010-\u2015\u202f]"
+"""What stands between the groups of a telephone number."""
+_GROUP = re.compile("[0-9]+")
+_CODES = (
+    "1 7 20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 60 61 62 63 64 65 66 81 82 84 86 90 "
+    "91 92 93 94 95 98 211 212 213 216 218 220 221 222 223 224 225 226 227 228 229 230 231 232 233 234 235 236 237 238 239 "
+    "240 241 242 243 244 245 246 248 249 250 251 252 253 254 255 256 257 258 260 261 262 263 264 265 266 267 268 269 290 291 "
+    "297 298 299 350 351 352 353 354 355 356 357 358 359 370 371 372 373 374 375 376 377 378 379 380 381 382 383 385 386 387 "
+    "389 420 421 423 500 501 502 503 504 505 506 507 508 509 590 591 592 593 594 595 596 597 598 599 670 672 673 674 675 676 "
+    "677 678 679 680 681 682 683 685 686 687 688 689 690 691 692 850 852 853 855 856 880 886 960 961 962 963 964 965 966 967 "
+    "968 970 971 972 973 974 975 976 977 992 993 994 995 996 998"
+)
+CALLING_CODES = frozenset(_CODES.split())
+"""Country calling codes in use: ITU-T E.164."""
+FILE_ENDINGS = frozenset(("png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "html", "pdf"))
+"""Not top-level domains: ``icon@2x.png`` is a file."""
+
+
+_DOMAIN = re.compile(r"@((?:[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?\.){1,8}([A-Za-z]{2,24}))(?![A-Za-z0-9@]|-[A-Za-z0-9])")
+_LOCAL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%+-"
+
+
+def find_emails(text: str) -> Iterator[Span]:
+    """Addresses with a dotted domain; not ``git@host``, not file names, not packages with a version."""
+    past = 0
+    for match in _DOMAIN.finditer(text):
+        head = text[max(past, match.start() - 65) : match.start()]
+        local = head[len(head.rstrip(_LOCAL)) :].lstrip(".-%+")
+        past = match.end()
+        if 1 <= len(local) <= 64 and local[-1] != "." and local != "git" and match[2].lower() not in FILE_ENDINGS:
+            yield match.start() - len(local), match.end()
+
+
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = re.compile(rf"(?<![0-9A-Za-z_.\-+])(?<![0-9],){_OCTET}(?:\.{_OCTET}){{3}}(?![0-9A-Za-z_]|\.[0-9]|-[A-Za-z0-9])")
+_VERSION = re.compile(
+    r"(?ia)(?<![a-z])(?:version|ver|release|build|firmware|section|chapter|clause|v)[\s.:#=\"']{0,3}$|(?:[=~<>!]=|[~^])\s?$"
+)
+_IPV6 = re.compile(r"(?<![0-9A-Za-z_:.])(?:[23][0-9A-Fa-f]{3}|[fF][c-eC-E][0-9A-Fa-f]{2}):[0-9A-Fa-f:]*[0-9A-Fa-f:](?![0-9A-Za-z_])")
+
+
+def find_ipv4(text: str) -> Iterator[Span]:
+    """Addresses that can name a host: not loopback, unspecified, multicast or masks, and not a version of four numbers."""
+    for match in _IPV4.finditer(text):
+        address = ipaddress.IPv4Address(match[0])
+        names_no_host = address.is_loopback or address.is_multicast or address.packed[0] in (0, 255)
+        if not names_no_host and not _VERSION.search(text[max(0, match.start() - 14) : match.start()]):
+            yield match.span()
+
+
+def find_ipv6(text: str) -> Iterator[Span]:
+    """Unicast addresses of three written groups or more, global (2000::/3), unique local or link-local; ``std::vector`` is none."""
+    for match in _IPV6.finditer(text):
+        spelled = match[0].rstrip(":")
+        try:
+            ipaddress.IPv6Address(spelled)
+        except ValueError:
+            continue
+        if sum(1 for group in spelled.split(":") if group) >= 3:
+            yield match.start(), match.start() + len(spelled)
+
+
+_END = "(?![0-9]|[.,][0-9])"
+_START = "(?<![0-9A-Za-z_+$\u20ac\u00a3#=/\\-])(?<![0-9][.,])"
+_GAP = f"(?:{SEPARATOR[:-1]}]{{1,3}})"
+_INTERNATIONAL = re.compile(f"(?<![0-9A-Za-z_+])(?:\\(?\\+|(?<![0-9]{JOINT})00{JOINT}?)[1-9][0-9]*(?:{_GAP}[0-9]+){{0,7}}{_END}")
+_NORTH_AMERICAN = re.compile(
+    f"{_START}(?:1{JOINT})?(?:\\([0-9]{{3}}\\){JOINT}?[0-9]{{3}}(?:{JOINT}|\\.)|(?P<d>[0-9]{{3}}[\\-\u2010-\u2013])[0-9]{{3}}[\\-\u2010-\u2013]"
+    f"|[2-9][0-9]{{2}}\\.[2-9][0-9]{{2}}\\.)[0-9]{{4}}(?![0-9A-Za-z_]|[\\-.,][0-9])"
+)
+_NATIONAL = re.compile(
+    f"{_START}(?<![0-9]{JOINT})(?:\\(0[1-9][0-9]{{0,4}}\\) ?[0-9]{{2,8}}"
+    f"|0[1-9][0-9]{{1,4}}[ /\\-][0-9]{{2,8}}"
+    f"|0[1-9](?:(?P<s>[ .\\-])[0-9]{{2}})(?:(?P=s)[0-9]{{2}}){{3}}(?!{JOINT}?[0-9]))"
+    f"(?:[ \\-][0-9]{{2,8}}){{0,3}}{_END}"
+)
+_TOLD = re.compile(
+    r"(?i:(?<![A-Za-z\[])(?:(?:tele)?phone|tel|mobile|cell ?phone|my cell|fax|whatsapp"
+    r"|(?P<verb>sms|call|text|dial|ring|reach|contact))(?![A-Za-z\]]))\.?"
+    r"(?i:[\s:=#]*(?:number|no\.?|nr\.?|is|at|on|me|us|him|her|them)(?![A-Za-z]))*[\s:=#]*"
+    f"(?P<told>\\(?[0-9]+(?:{_GAP}[0-9]+){{0,7}}){_END}",
+    re.ASCII,
+)
+_DATE = re.compile(r"(?:[0-9]{4}([ ./\-])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([ ./\-])[0-9]{1,2}\2(?:19|20)[0-9]{2})(?![0-9])")
+
+
+def _digits(text: str) -> str:
+    return "".join(_GROUP.findall(text))
+
+
+def find_international(text: str) -> Iterator[Span]:
+    """Telephone numbers that begin with a calling code in use: +49 30 ..., 0044 20 ..."""
+    for match in _INTERNATIONAL.finditer(text):
+        ends = [g.end() for g in _GROUP.finditer(text, *match.span())]
+        for end in reversed(ends):  # what follows the number may be another number
+            if _is_international(text[match.start() : end]):
+                yield match.start(), end
+                break
+
+
+def _is_international(spelled: str) -> bool:
+    digits = _digits(spelled)
+    grouped = len(_GROUP.findall(spelled)) > 1
+    if "+" not in spelled:
+        digits = digits[2:]
+        grouped = len(_GROUP.findall(spelled)) > 2 or (grouped and spelled[2].isdigit())
+        if not grouped:
+            return False
+    if digits[:1] == "1":
+        return len(digits) == 11 and digits[1] in "23456789"
+    known = any(digits[:n] in CALLING_CODES for n in (1, 2, 3))
+    return known and (8 if grouped else 9) <= len(digits) <= 15
+
+
+def find_north_american(text: str) -> Iterator[Span]:
+    """(415) 555-2671, 415-555-2671, 1-415-555-2671; with dots only where the digits obey the numbering plan."""
+    for match in _NORTH_AMERICAN.finditer(text):
+        yield match.span()
+
+
+def find_national(text: str) -> Iterator[Span]:
+    """Numbers that begin with the trunk prefix 0 and come in groups: 030/901820, 020 7946 0958, 06 12 34 56 78."""
+    for match in _NATIONAL.finditer(text):
+        if 9 <= len(_digits(match[0])) <= 12 and not _DATE.match(match[0]):
+            yield match.span()
+
+
+def find_told(text: str) -> Iterator[Span]:
+    """Any 7 to 15 digits that the word before them calls a telephone number."""
+    for match in _TOLD.finditer(text):
+        spelled = match["told"]
+        at_least = 9 if match["verb"] and spelled.isdigit() else 7  # "call 1200000 customers"
+        if at_least <= len(_digits(spelled)) <= 15 and not spelled.endswith("0000") and not _DATE.match(spelled):
+            yield match.start("told") + (spelled[0] == "(" and ")" not in spelled), match.end("told")
