@@ -32,9 +32,11 @@ class Settings:
     local_gpus: int
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
     hub_endpoint: str
-    """``FT_HUB_ENDPOINT``: where ``hf://`` ids are fetched from. Default https://huggingface.co."""
+    """``FT_HUB_ENDPOINT``: address of the Hub that ``hf://`` ids are fetched from. Default: none, and such ids are refused."""
     hub_token: str = field(repr=False)
     """``FT_HUB_TOKEN``: for datasets that are not public. Default: none."""
+    toxicity_classifier: str
+    """``FT_TOXICITY_CLASSIFIER``: ``builtin``, ``http(s)://host/v1/moderations[#model]`` or ``package.module:factory``."""
 
     @property
     def work_dir(self) -> Path:
@@ -76,6 +78,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         inference_urls=tuple(u.strip().rstrip("/") for u in urls.split(",")),
         base_models=tuple(Path(p) for p in (e.get("FT_BASE_MODELS") or "").split(":") if p),
         local_gpus=int(e.get("FT_LOCAL_GPUS") or 1),
-        hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "https://huggingface.co").rstrip("/"),
+        hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "").rstrip("/"),
+        toxicity_classifier=e.get("FT_TOXICITY_CLASSIFIER") or "builtin",
         hub_token=e.get("FT_HUB_TOKEN") or "",
     )

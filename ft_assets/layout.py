@@ -3,6 +3,7 @@
     tenants/<t>/files/<file_id>/<filename>                     bytes as uploaded
     tenants/<t>/datasets/<dataset_id>/{rows.parquet, report.json, dataset.json}
     tenants/<t>/packs/<fingerprint>/{shard-00000.parquet, ..., manifest.json}
+    tenants/<t>/references/<key>/{ref-shard-00000.parquet, ..., manifest.json}   log-probabilities of a pack of pairs
     tenants/<t>/jobs/<job>/checkpoints/a1/step-00000500/...    checkpoints, each committed by a row
     tenants/<t>/jobs/<job>/attempts/a1/train.log               output of an attempt
     tenants/<t>/jobs/<job>/final/...                           the finished adapter, until it is registered
@@ -67,6 +68,10 @@ def suite_index_prefix(tenant: str, digest: str) -> str:
 
 def pack_prefix(tenant: str, fingerprint: str) -> str:
     return f"{tenant_prefix(tenant)}/packs/{checked_id(fingerprint)}"
+
+
+def reference_prefix(tenant: str, key: str) -> str:
+    return f"{tenant_prefix(tenant)}/references/{checked_id(key)}"
 
 
 def job_prefix(tenant: str, job_id: str) -> str:

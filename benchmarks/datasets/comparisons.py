@@ -33,7 +33,7 @@ class Sizes:
     usual: int = 500
     usual_tokens: int = 300
     tuned: int = 10_000
-    tuned_tokens: int = 2_000
+    tuned_tokens: int = 10_000
     ours: int = 100_000
     near: int = 10_000
     unseen: int = 100_000
@@ -42,7 +42,7 @@ class Sizes:
     packed_trl: int = 20_000
 
 
-QUICK = Sizes(usual=100, usual_tokens=50, tuned=1_000, tuned_tokens=300, ours=20_000, near=2_000, unseen=20_000, personal=2_000, packed=200_000, packed_trl=5_000)
+QUICK = Sizes(usual=100, usual_tokens=50, tuned=1_000, tuned_tokens=1_000, ours=20_000, near=2_000, unseen=20_000, personal=2_000, packed=200_000, packed_trl=5_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +68,8 @@ def prepare(scratch: Path, sizes: Sizes) -> Ground:
 
 
 def _training_texts() -> Iterator[str]:
-    for line, _ in zip(block(TRAINING_SEED, 0).lines, range(10_000), strict=False):
-        try:
-            yield from (m["content"] for m in json.loads(line)["messages"])
-        except (ValueError, KeyError, TypeError):  # malformed on purpose
-            continue
+    for _, turns, _ in block(TRAINING_SEED, 0).originals[:10_000]:
+        yield from (json.loads(b'"' + text + b'"') for _, text in turns)
 
 
 def pipelines(ground: Ground) -> dict[str, Any]:
@@ -123,7 +120,7 @@ def _ours(ground: Ground, path: Path) -> dict[str, Any]:
         ours.packed(ground.scratch / "few.parquet", ground.model_dir, ground.scratch / f"pack-{number}-{cpu_seconds()}")
 
     _, with_tokens_s = timed(validate_and_pack)
-    clock, counts = ours.stages(output, ground.suites, ground.model_dir, num_tokenized=sizes.tuned)
+    clock, counts = ours.stages(output, ground.suites, ground.model_dir, num_tokenized=sizes.tuned_tokens)
     report = result.report
     return {
         "rows": sizes.ours,

@@ -167,7 +167,7 @@ def dataset(row: RowMapping) -> schemas.Dataset:
         row_count=row["row_count"],
         token_count=tokens["total"] if tokens else None,
         dedup_removed=stats.get("dedup_removed") or 0,
-        contamination_flagged=stats.get("contamination_flagged") or 0,
+        contamination_flagged=(stats.get("contamination") or {}).get("flagged") or 0,
         uri=row["uri"],
         review=row["review"],
         approved_at=seconds(row["approved_at"]),

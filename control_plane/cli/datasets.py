@@ -66,7 +66,7 @@ def parse_policies(pairs: list[str] | None) -> dict[str, Any] | None:
 
 
 def check(
-    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://owner/name@revision.")],
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://ORG/NAME@COMMIT.")],
     column_map: Map = None,
     model: Model = None,
     policy: Policy = None,
@@ -94,17 +94,16 @@ def check(
 def local_file(given: str) -> Iterator[Path]:
     """The file that is meant; one of the Hub is fetched for as long as this context lasts. Exit code 2 if it cannot be read."""
     if given.startswith(HUB):
+        from control_plane.service.hub import fetched
         from control_plane.settings import load
-        from ft_assets.datasets.readers import hub
 
-        settings = load()
         with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
             try:
-                fetched = hub.fetch(given, Path(directory), endpoint=settings.hub_endpoint, token=settings.hub_token or None)
+                path = fetched(load(), given, Path(directory)).path
             except FtError as error:
                 show_error(error, as_json=False)
                 raise typer.Exit(Exit.USAGE) from error
-            yield fetched
+            yield path
         return
     file = Path(given)
     if not file.is_file() or not os.access(file, os.R_OK):
@@ -183,7 +182,7 @@ def _place(error: Mapping[str, Any]) -> str:
 
 
 def upload(
-    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://owner/name@revision.")],
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://ORG/NAME@COMMIT.")],
     column_map: Map = None,
     model: Model = None,
     policy: Policy = None,

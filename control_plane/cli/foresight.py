@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,12 +41,15 @@ def estimate(
     """Estimate tokens, steps, GPU-hours, price, start and finish of a job, with what they rest on. Nothing is submitted."""
     from control_plane.cli.remote import connect
 
-    options = {"column_map": parse_map(column_map), "policies": None, "model": None}
+    options: dict[str, Any] = {"column_map": parse_map(column_map), "policies": None, "model": None}
     hyperparameters = parse_hyperparameters(hp or [])
     for given in (file, validation_file):
         check_given(given)
     with connect() as client:
-        body = {"validation_file": file_id_of(client, validation_file, options) if validation_file else None, "method": method}
+        body: dict[str, Any] = {
+            "validation_file": file_id_of(client, validation_file, options) if validation_file else None,
+            "method": method,
+        }
         body |= {"hyperparameters": hyperparameters or None, "tier": tier}
         asked = {k: v for k, v in body.items() if v is not None}
         found = client.estimate(model=model, training_file=file_id_of(client, file, options), **asked)
@@ -98,8 +102,11 @@ def preview(
     if as_json:
         print_json(shown)
         return
+    from ft_assets.datasets.preview import LossSpan, Preview, render_lines
+
     for one in shown:
-        for line in _lines(one):
+        spans = [LossSpan(**span) for span in one["loss_spans"]]
+        for line in render_lines(Preview(**{**one, "loss_spans": spans}), colour=sys.stdout.isatty()):
             print(line)
 
 
@@ -120,12 +127,3 @@ def _preview_here(
             raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
         tokenizer = ChatTokenizer.load(base.directory)
         return [p.to_dict() for p in previewed(load_rows(rows), tokenizer, max_seq_len=max_seq_len, num_examples=num_examples)]
-
-
-def _lines(one: Mapping[str, Any]) -> Iterator[str]:
-    cut = ", CUT" if one["truncated"] else ""
-    yield f"--- row {one['row']}: {one['num_tokens']} tokens, {one['num_trained_tokens']} with loss{cut}"
-    yield one["text"]
-    for span in one["loss_spans"]:
-        yield f"  loss on tokens {span['start']} to {span['end'] - 1}: {span['text']!r}"
-    yield f"  ids: {' '.join(map(str, one['input_ids']))}"

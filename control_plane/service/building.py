@@ -52,7 +52,7 @@ def one_anywhere(engine: Engine, *key: str, who: str, say: Say = log.info) -> It
     with engine.connect() as pooled:
         connection = pooled.execution_options(isolation_level="AUTOCOMMIT")
         connection.detach()  # closed for good at the end: the lock goes with the session, and so does its name
-        name = f"ft builds {key[-1]}: {who} on {socket.gethostname()}"[:NAME_CHARACTERS]
+        name = f"{who} on {socket.gethostname()}"[:NAME_CHARACTERS]
         connection.execute(sa.text("SELECT set_config('application_name', :name, false)"), {"name": name})
         _wait(lambda: _try_advisory(connection, number), lambda: _holder_of(connection, number), what=key[-1], say=say)
         yield

@@ -113,6 +113,7 @@ def _order(platform: Platform, file: RowMapping, directory: Path, model: BaseMod
         policies=policies,
         model_dir=model.directory if model else None,
         max_seq_len=model.context_length if model else None,
+        classifier=platform.settings.toxicity_classifier,
         suites=None if policies.contamination == "off" else suites.index_directory(platform, tenant),
     )
 

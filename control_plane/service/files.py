@@ -191,6 +191,7 @@ def _record(platform: Platform, conn: Connection, file_id: str, outcome: examina
     else:
         examination.register(conn, file, outcome, now=platform.clock())
         values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}
+    values["progress"] = sa.null()
     return conn.execute(sa.update(files).where(files.c.id == file_id).values(**values).returning(files)).mappings().one()
 
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from control_plane.service.building import Say, one_anywhere, one_on_this_machine
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
+from control_plane.service.references import Reference, reference
 from control_plane.service.rows import rows_file
 from control_plane.service.training import fetch_pack, upload
 from control_plane.tables import datasets, files
@@ -203,3 +204,6 @@ def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterat
 
 def _as_row(example: Example) -> dict[str, Any]:
     return {"messages": [m.as_template() for m in example.messages]}
+
+
+__all__ = ["Packed", "Reference", "pack", "reference", "training_seconds", "validation_rows"]

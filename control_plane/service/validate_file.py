@@ -41,6 +41,9 @@ class Order:
     suites: Path | None = None
     """Directory of the index of evaluation suites; None: no search for contamination."""
 
+    classifier: str = "builtin"
+    """That of the toxicity check; see ``ft_assets.datasets.checks.toxicity``."""
+
     def to_dict(self) -> dict[str, Any]:
         paths = {name: None if (path := getattr(self, name)) is None else str(path) for name in ("path", "output", "model_dir", "suites")}
         return {
@@ -49,6 +52,7 @@ class Order:
             "column_map": dict(self.column_map),
             "policies": asdict(self.policies),
             "max_seq_len": self.max_seq_len,
+            "classifier": self.classifier,
         }
 
     @classmethod
@@ -76,6 +80,7 @@ def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = Non
         model_dir=order.model_dir,
         max_seq_len=order.max_seq_len,
         suites=order.suites,
+        classifier=order.classifier,
         progress=progress,
         workers=workers,
     )

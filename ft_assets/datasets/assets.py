@@ -4,7 +4,7 @@ import dagster as dg
 
 from control_plane.service import packing, preparation
 from ft_assets.datasets.histogram import histogram_svg
-from ft_assets.datasets.report import DatasetReport, lengths_svg
+from ft_assets.datasets.report import DatasetReport
 from ft_assets.partitions import JOBS, parse
 from resources.dagster_platform import PlatformResource, owned_by
 from resources.pictures import picture
@@ -27,7 +27,6 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "format": f"{pinned.report['format']}: {pinned.report['format_reason']}",
             "warnings": [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]],
             "report": dg.MetadataValue.md(DatasetReport.from_dict(dict(pinned.report)).to_markdown()),
-            "lengths": picture(lengths_svg(pinned.report), title="lengths of the examples"),
             "uri": dg.MetadataValue.path(pinned.uri),
             "report_url": dg.MetadataValue.url(f"{platform.api_url()}/v1/datasets/{pinned.dataset_id}/report"),
         },

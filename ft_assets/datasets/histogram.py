@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,3 +55,8 @@ def histogram_svg(counts: Sequence[int], edges: Sequence[float], *, unit: str = 
         f'<text x="2" {label}>{edges[0]:g}</text><text x="{WIDTH / 2}" text-anchor="middle" {label}>{unit}</text>'
         f'<text x="{WIDTH - 2}" text-anchor="end" {label}>{edges[-1]:g}</text></svg>'
     )
+
+
+def markdown_picture(svg: str, *, title: str) -> str:
+    """`svg` as an image in Markdown: those who show Markdown take raw SVG out of it, but not an image."""
+    return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"

@@ -1,16 +1,26 @@
-"""The first examples exactly as they will be trained: text, ids, which tokens carry loss, what is cut."""
+"""The first examples exactly as they will be trained: text, ids, which tokens carry loss, what is cut.
+
+Everything shown comes from the encoding that packs are built with; a preference is shown as its two sides.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample, TrainOnInputs
+
+Side = Literal["chosen", "rejected"]
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters with which content could steer a terminal or turn its lines around; line feed and tab stay."""
+TRAINED, CUT, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+"""Green, faint and reset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,12 +29,18 @@ class LossSpan:
     """First token with loss."""
     end: int
     """First token after it without."""
+    start_char: int
+    """Of the preview's text."""
+    end_char: int
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
     row: int
+    kind: str
+    side: Side | None
+    """Of a preference."""
     text: str
     """As rendered by the template, before any cut."""
     input_ids: list[int]
@@ -33,28 +49,82 @@ class Preview:
     """Before any cut."""
     num_trained_tokens: int
     truncated: bool
+    kept_chars: int
+    """Characters of the text that the ids stand for; fewer than it has where it was cut."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def preview(
-    examples: Iterable[Example], tokenizer: ChatTokenizer, *, max_seq_len: int, num_examples: int = 5, train_on_inputs: bool = False
+    examples: Iterable[Example],
+    tokenizer: ChatTokenizer,
+    *,
+    max_seq_len: int,
+    num_examples: int = 5,
+    train_on_inputs: TrainOnInputs = False,
+    escape_control_tokens: bool = False,
 ) -> list[Preview]:
-    """The first `num_examples` of `examples` as trained."""
-    return [_preview(e, tokenizer, max_seq_len, train_on_inputs) for e in itertools.islice(examples, num_examples)]
+    """The first `num_examples` of `examples` as trained, a preference as two."""
+    out: list[Preview] = []
+    for example in itertools.islice(examples, num_examples):
+        if example.kind == "preference":
+            sides = tokenizer.encode_preference(example, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
+            out += (_preview(example, encoded, tokenizer, side) for encoded, side in zip(sides, ("chosen", "rejected"), strict=True))
+        else:
+            encoded = tokenizer.encode(
+                example, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens
+            )
+            out.append(_preview(example, encoded, tokenizer, None))
+    return out
 
 
-def _preview(example: Example, tokenizer: ChatTokenizer, max_seq_len: int, train_on_inputs: bool) -> Preview:
-    encoded = tokenizer.encode(example, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs)
+def _preview(example: Example, encoded: TokenizedExample, tokenizer: ChatTokenizer, side: Any) -> Preview:
     ids = encoded.input_ids.tolist()
     edges = np.flatnonzero(np.diff(np.concatenate(([0], encoded.labels != IGNORE, [0])).astype(np.int8))).reshape(-1, 2).tolist()
+    spans: list[LossSpan] = []
+    for start, end in edges:
+        said = tokenizer.decode(ids[start:end])
+        first = _place(encoded.text, tokenizer.decode(ids[:start]), said, spans[-1].end_char if spans else 0)
+        spans.append(LossSpan(start=start, end=end, start_char=first, end_char=min(first + len(said), len(encoded.text)), text=said))
+    kept = len(tokenizer.decode(ids)) if encoded.truncated else len(encoded.text)
     return Preview(
         row=example.row,
+        kind=example.kind,
+        side=side,
         text=encoded.text,
         input_ids=ids,
-        loss_spans=[LossSpan(start=start, end=end, text=tokenizer.decode(ids[start:end])) for start, end in edges],
+        loss_spans=spans,
         num_tokens=encoded.num_tokens,
         num_trained_tokens=encoded.num_trained_tokens,
         truncated=encoded.truncated,
+        kept_chars=min(kept, len(encoded.text)),
     )
+
+
+def _place(text: str, before: str, said: str, after: int) -> int:
+    """Where `said` stands in `text`: behind `before`, or the next place for it where decoding does not give the text back."""
+    if text.startswith(before):
+        return len(before)
+    return max(after, text.find(said, after))
+
+
+def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
+    """The preview for a terminal: what carries loss is green, or between ``{+`` and ``+}``; what is cut is faint, or after ``{-``."""
+    side = f", {shown.side}" if shown.side else ""
+    cut = f", cut to {len(shown.input_ids)}" if shown.truncated else ""
+    yield f"row {shown.row} ({shown.kind}{side}): {shown.num_tokens} tokens{cut}, {shown.num_trained_tokens} with loss"
+    opens, closes, drops, ends = (TRAINED, PLAIN, CUT, PLAIN) if colour else ("{+", "+}", "{-", "-}")
+    place, parts = 0, []
+    for span in shown.loss_spans:
+        parts += [_printable(shown.text[place : span.start_char]), opens, _printable(shown.text[span.start_char : span.end_char]), closes]
+        place = span.end_char
+    kept = max(place, shown.kept_chars)
+    parts.append(_printable(shown.text[place:kept]))
+    if kept < len(shown.text):
+        parts += [drops, _printable(shown.text[kept:]), ends]
+    yield from "".join(parts).split("\n")
+
+
+def _printable(text: str) -> str:
+    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)

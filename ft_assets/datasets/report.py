@@ -21,11 +21,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from ft_assets.datasets.histogram import histogram_svg
+from ft_assets.datasets.histogram import histogram_svg, markdown_picture
 
 MAX_STORED_ERRORS = 1000
 
@@ -78,11 +77,7 @@ class DatasetReport:
             lines += ["", f"{splits['train']:,} for training, {splits['validation']:,} for validation (by {splits['by']})"]
         if self.review:
             lines += ["", f"**waits for review** ({', '.join(self.review)}): `ft datasets approve {self.dataset_id}`"]
+        if (graph := self.stats.get("histogram")) and graph["counts"]:
+            lines += ["", markdown_picture(histogram_svg(graph["counts"], graph["edges"], unit=graph["unit"]), title="lengths")]
         lines += ["", "| policy | |", "|---|---|", *(f"| {name} | {value} |" for name, value in self.policies.items())]
         return "\n".join(lines)
-
-
-def lengths_svg(report: Mapping[str, Any]) -> str:
-    """The picture of a report's lengths; empty where it counts none."""
-    graph = (report.get("stats") or {}).get("histogram") or {}
-    return histogram_svg(graph.get("counts") or [], graph.get("edges") or [], unit=graph.get("unit", "length"))

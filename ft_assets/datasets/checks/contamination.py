@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.dedup.normal import CodePoints, fold
+from ft_assets.datasets.dedup.normal import CodePoints, fold, read_only
 from ft_assets.errors import IntegrityError, InvalidRequest
 
 VERSION = 1
@@ -77,10 +77,10 @@ class SuiteIndex:
         for array in (keys, owners, sets):
             digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
         return cls(
-            table=_shared(table),
-            owners=_shared(table_owners),
-            sketch=_shared(sketch),
-            sets=_shared(sets),
+            table=read_only(table),
+            owners=read_only(table_owners),
+            sketch=read_only(sketch),
+            sets=read_only(sets),
             suites=num_items,
             unmatchable=unmatchable,
             digest=digest.hexdigest(),
@@ -116,7 +116,7 @@ class SuiteIndex:
         """The index saved in `directory`, its arrays mapped; ``IntegrityError`` if it is torn or of another version."""
         try:
             meta: dict[str, Any] = json.loads((directory / "index.json").read_text())
-            arrays = {name: _shared(np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r"))) for name in ARRAYS}
+            arrays = {name: read_only(np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r"))) for name in ARRAYS}
         except (OSError, ValueError, EOFError) as error:
             raise IntegrityError(f"no whole contamination index in {directory}: {error}; build it again") from error
         if meta.get("version") != VERSION:
@@ -169,13 +169,6 @@ def _shift(table: NDArray[np.uint64]) -> np.uint64:
     return np.uint64(64 - (len(table) - 1).bit_length())
 
 
-def _shared(array: NDArray[Any]) -> NDArray[Any]:
-    """`array` as read-only, like a mapped one: both run the same compiled kernel."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 @functools.cache
 def word_classes() -> NDArray[np.uint8]:
     """For every code point: 1 part of a word (letters, marks, digits), 2 a word of its own, 0 neither."""
@@ -187,7 +180,7 @@ def word_classes() -> NDArray[np.uint8]:
         block = classes[first : last + 1]
         block[block == 1] = 2
     classes[0x20000:0x40000] = 2
-    return _shared(classes)
+    return read_only(classes)
 
 
 SPACELESS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -47,6 +47,18 @@ class ModerationClassifier:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back; a later call opens new ones."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def scores(self, texts: Sequence[str]) -> list[float]:
         found: list[float] = []

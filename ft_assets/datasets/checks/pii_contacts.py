@@ -102,13 +102,18 @@ def _digits(text: str) -> str:
     return "".join(_GROUP.findall(text))
 
 
+def _balanced(text: str, start: int, end: int) -> Span:
+    """Without a bracket that opens before the number and closes after it."""
+    return start + (text[start] == "(" and text.count("(", start, end) > text.count(")", start, end)), end
+
+
 def find_international(text: str) -> Iterator[Span]:
     """Telephone numbers that begin with a calling code in use: +49 30 ..., 0044 20 ..."""
     for match in _INTERNATIONAL.finditer(text):
         ends = [g.end() for g in _GROUP.finditer(text, *match.span())]
         for end in reversed(ends):  # what follows the number may be another number
             if _is_international(text[match.start() : end]):
-                yield match.start(), end
+                yield _balanced(text, match.start(), end)
                 break
 
 
@@ -145,4 +150,4 @@ def find_told(text: str) -> Iterator[Span]:
         spelled = match["told"]
         at_least = 9 if match["verb"] and spelled.isdigit() else 7  # "call 1200000 customers"
         if at_least <= len(_digits(spelled)) <= 15 and not spelled.endswith("0000") and not _DATE.match(spelled):
-            yield match.start("told") + (spelled[0] == "(" and ")" not in spelled), match.end("told")
+            yield _balanced(text, *match.span("told"))

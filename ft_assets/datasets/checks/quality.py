@@ -85,7 +85,7 @@ class QualityTally:
         self._prune()
 
     def _pair(self, examples: Sequence[Example], short: Sequence[int], hashes: Hashes) -> None:
-        asked = [(i, _asked(examples[i])) for i in short if examples[i].kind != "text"]
+        asked = [(i, _asked(examples[i])) for i in short if examples[i].kind == "chat"]
         if asked:
             self.prompts.add(text_hashes([text for _, text in asked]), hashes[[i for i, _ in asked]])
 

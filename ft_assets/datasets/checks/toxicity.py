@@ -16,8 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 from ft_assets.errors import InvalidRequest
 
 LEXICON = Path(__file__).parent / "lexicon.yaml"
-GAP = r"(?: \S+){0,5}"
-"""What ``~`` stands for in the lexicon."""
+GAPS = {"~": r"(?: \S+){0,5}", "~1": r"(?: \S+)?"}
+"""What stands for words between two parts of a phrase."""
 ENDINGS = ("", "s", "es", "ed", "ing", "er", "ers", "y", "in")
 """What ``word+`` stands for."""
 _WORDS = re.compile("[a-z0-9']+")
@@ -120,8 +120,8 @@ def phrase_of(spelled: str, *, category: str, weight: float) -> Phrase:
     parts: list[tuple[str, ...]] = []
     pattern = ""
     for part in spelled.split():
-        if part == "~":
-            pattern += GAP
+        if part in GAPS:
+            pattern += GAPS[part]
             continue
         words = tuple(dict.fromkeys(form for word in part.split("|") for form in _forms(word)))
         parts.append(words)
@@ -160,7 +160,7 @@ def _from_module(spec: str, module: str, factory: str) -> Classifier:
         made: Any = getattr(importlib.import_module(module), factory)()
     except ImportError as error:
         raise _not_loaded(spec, f"{error}; install the package where datasets are checked") from error
-    except AttributeError as error:
+    except (AttributeError, TypeError) as error:
         raise _not_loaded(spec, str(error)) from error
     if not isinstance(made, Classifier):
         raise _not_loaded(spec, f"{factory} gave a {type(made).__name__}, which lacks 'name' or 'scores(texts)'")

@@ -6,11 +6,19 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.schema import Example, Message
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A view of `array` that cannot be written to, as a mapped one cannot: kernels are compiled once for both."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 @dataclass(frozen=True)
@@ -22,11 +30,8 @@ class CodePoints:
     """One more than there are texts; starts at 0."""
 
     def __post_init__(self) -> None:
-        # One array type for every caller: kernels are compiled for each mix of writable and read-only arguments.
         for name, dtype in (("codes", np.uint32), ("offsets", np.int64)):
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype).view()
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(np.ascontiguousarray(getattr(self, name), dtype=dtype)))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

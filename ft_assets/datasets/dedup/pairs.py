@@ -11,7 +11,7 @@ Rows = NDArray[np.int64]
 Pairs = tuple[Rows, Rows]
 """Row numbers side by side; the lower of each pair on the left."""
 
-ALL_PAIRS_UP_TO = 100
+ALL_PAIRS_UP_TO = 32
 """Rows of a run that are all compared with each other: at most 15.5 pairs a row."""
 WINDOW = 8
 """Rows before a row, in a huge run that no further bits divide, that it is compared with."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ft_assets.datasets.dedup.normal import CodePoints
+from ft_assets.datasets.dedup.normal import CodePoints, read_only
 
 THRESHOLD = 0.9
 """Jaccard index of 5-gram sets from which two rows are near duplicates."""
@@ -19,7 +19,9 @@ def jaccard(a: CodePoints, ia: ArrayLike, b: CodePoints, ib: ArrayLike) -> NDArr
     """
     from ft_assets.datasets.dedup import kernels
 
-    rows_a, rows_b = np.ascontiguousarray(ia, np.int64), np.ascontiguousarray(ib, np.int64)
+    rows_a, rows_b = (read_only(np.ascontiguousarray(rows, np.int64)) for rows in (ia, ib))
+    if len(rows_a) != len(rows_b):
+        raise ValueError(f"{len(rows_a)} rows of a against {len(rows_b)} of b; give one of each for every pair")
     out = np.empty(len(rows_a), np.float32)
     kernels.jaccard_pairs(a.codes, a.offsets, rows_a, b.codes, b.offsets, rows_b, out)
     return out

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ft_assets.datasets.checks.content import control_token_problems
 from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.histogram import histogram
 from ft_assets.datasets.packs.manifest import file_sha256
@@ -55,7 +54,7 @@ def write_pairs(
     *,
     max_seq_len: int,
     drop_over_long: bool,
-    escape_control_tokens: bool = False,
+    escape_control_tokens: bool,
 ) -> TokenShard:
     """Tokenize preferences into `directory`; it appears when everything in it is on disk."""
     tally = Tally()
@@ -66,16 +65,15 @@ def write_pairs(
                 f"row {example.row} is a {example.kind} row; a preference method trains on rows of prompt, chosen and rejected",
                 code="preference_rows",
             )
-        problem = None if escape_control_tokens else next(control_token_problems(example, tokenizer.control_token_pattern), None)
+        problem = None if escape_control_tokens else tokenizer.control_token_problem(example)
         if problem is None:
             clean.append(example)
         else:
             tally.drop(problem.code, example.row)
-    escape: dict[str, Any] = {"escape_control_tokens": True} if escape_control_tokens else {}
     rows: list[dict[str, Any]] = []
     for start in range(0, len(clean), ENCODE_BATCH):
         batch = clean[start : start + ENCODE_BATCH]
-        encoded = tokenizer.encode_preference_batch(batch, max_seq_len=max_seq_len, **escape)
+        encoded = tokenizer.encode_preference_batch(batch, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
         for example, (chosen, rejected) in zip(batch, encoded, strict=True):
             cut = chosen.truncated or rejected.truncated
             if cut and drop_over_long:

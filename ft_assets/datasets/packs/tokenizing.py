@@ -58,9 +58,8 @@ class ShardTask:
         shared: dict[str, Any] = {
             "max_seq_len": settings.max_seq_len,
             "drop_over_long": settings.over_long != "truncate",
+            "escape_control_tokens": settings.control_tokens == "escape",
         }
-        if settings.control_tokens == "escape":
-            shared["escape_control_tokens"] = True
         if self.kind == "pairs":
             num_tokens = pair_tokens(write_pairs(self.directory, examples, tokenizer, **shared))
         else:

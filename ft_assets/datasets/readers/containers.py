@@ -169,6 +169,8 @@ def _refuse_non_text(head: bytes, filename: str) -> None:
         raise refuse("empty_file", f"{filename} is empty; write one JSON object per line")
     if head.startswith((GZIP, ZSTD, PARQUET)):
         raise refuse("unsupported_container", f"{filename} is compressed twice; compress it once")
+    if head[257:262] == b"ustar":
+        raise refuse("unsupported_container", f"{filename} is a tar archive; unpack it and upload each data file (.gz and .zst are fine)")
     for magic, kind in ARCHIVES.items():
         if head.startswith(magic):
             raise refuse(

@@ -62,7 +62,8 @@ def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
     """One row per line that is not blank; the row number is the line number. `skip`: bytes of a byte order mark."""
     for block in line_blocks(chunks, skip=skip):
         offset = block.offset
-        for number, raw in enumerate(block.data.removesuffix(b"\n").split(b"\n") if block.data else (), block.first_line):
+        lines = block.data.removesuffix(b"\n").split(b"\n") if block.data and not block.data.isspace() else ()
+        for number, raw in enumerate(lines, block.first_line):
             if raw.strip():
                 yield Row(number=number, byte_offset=offset, value=parse_json(raw.strip()))
             offset += len(raw) + 1

@@ -9,9 +9,10 @@ from pathlib import Path
 from ft_assets.datasets.readers.blocks import LineBlock, line_blocks
 from ft_assets.datasets.readers.column_map import apply_map, check_columns, parse_column_map
 from ft_assets.datasets.readers.containers import MAX_BYTES, UTF8_BOM, Meter, Sniffed, chunks, sniff
+from ft_assets.datasets.readers.csv_rows import csv_rows, decode_cells
 from ft_assets.datasets.readers.json_rows import array_rows, jsonl_rows
+from ft_assets.datasets.readers.parquet_rows import parquet_rows
 from ft_assets.datasets.readers.rows import Row
-from ft_assets.datasets.readers.tabular_rows import csv_rows, decode_cells, parquet_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,9 +32,9 @@ from ft_assets.base_models import read_template, template_digest, tokenizer_dige
 from ft_assets.datasets.checks.content import control_token_pattern, control_token_problems
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example, Message
-from ft_assets.datasets.tokens.encoders import Encoder, Job, Mark, Plan, Segments, encoder_for, spell_out
-from ft_assets.datasets.tokens.escapes import Escapes
-from ft_assets.datasets.tokens.patterns import Pattern, Patterns, literal_pieces, plain_contents
+from ft_assets.datasets.tokens.encoders import Encoder, Job, Mark, Plan, Segments, encoder_for
+from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_kept, spell_out
+from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
 from ft_assets.datasets.tokens.templates import ChatTemplate
 from ft_assets.datasets.tokens.turns import Turns
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
@@ -55,7 +55,7 @@ class TokenizedExample:
     num_tokens: int
     """Before the cut."""
     text: str
-    """What was tokenized."""
+    """What was tokenized, with the tokens put around a text; not cut."""
 
     @property
     def num_trained_tokens(self) -> int:
@@ -167,7 +167,7 @@ class ChatTokenizer:
         escape_control_tokens: bool = False,
     ) -> list[TokenizedExample]:
         """:meth:`encode` for many, tokenized together."""
-        layouts = [self._layout(e, escape=escape_control_tokens, check=True) for e in examples]
+        layouts = [self._checked_layout(e, escape=escape_control_tokens) for e in examples]
         encoded = self._encoder.encode([layout.job for layout in layouts])
         everywhere = train_on_inputs is True
         return [self._label(lay, *found, max_seq_len, everywhere) for lay, found in zip(layouts, encoded, strict=True)]
@@ -189,7 +189,7 @@ class ChatTokenizer:
     def count_tokens(self, example: Example) -> int:
         """Tokens of an example before any cut; of a preference, those of its longer side."""
         sides = preference_sides(example) if example.kind == "preference" else (example,)
-        layouts = [self._layout(side, escape=False, check=False) for side in sides]
+        layouts = [self._layout(side) for side in sides]
         return max(self._lengths(layouts))
 
     def count_tokens_batch(self, examples: Sequence[Example]) -> NDArray[np.int64]:
@@ -200,12 +200,12 @@ class ChatTokenizer:
         for index, example in enumerate(examples):
             try:
                 sides = preference_sides(example) if example.kind == "preference" else (example,)
-                made = [self._layout(side, escape=False, check=False) for side in sides]
+                made = [self._layout(side) for side in sides]
             except InvalidRequest:
                 continue
             layouts += made
             owners += [index] * len(made)
-        np.maximum.at(out, owners, np.asarray(self._lengths(layouts), dtype=np.int64)) if owners else None
+        np.maximum.at(out, np.asarray(owners, dtype=np.int64), np.asarray(self._lengths(layouts), dtype=np.int64))
         return out
 
     def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -257,50 +257,70 @@ class ChatTokenizer:
         at = next(i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
         return np.asarray(whole[:at], dtype=np.int32), np.asarray(whole[at + len(bare) :], dtype=np.int32)
 
-    def _layout(self, example: Example, *, escape: bool, check: bool) -> _Layout:
+    def _checked_layout(self, example: Example, *, escape: bool) -> _Layout:
+        """:meth:`_layout`, with control tokens refused or escaped; a refusal names the row."""
+        try:
+            problem = self.control_token_problem(example)
+            if problem is None:
+                return self._layout(example)
+            if not escape:
+                raise InvalidDataset(f"{problem.path} {problem.message}; {problem.fix}", code=problem.code)
+            if not isinstance(self._encoder, Segments):
+                message = "this base model's tokenizer cannot tokenize control tokens as plain text; choose the policy 'drop' or 'reject'"
+                raise InvalidDataset(f"{problem.path} {problem.message}; {message}", code=problem.code)
+            escaped, spelled = self._escapes.escape(example)
+            return self._layout(escaped, spelled)
+        except InvalidDataset as error:
+            raise InvalidDataset(f"row {example.row}: {error.message}", code=error.code, param=error.param) from error
+
+    @cached_property
+    def _escapes(self) -> Escapes:
+        return Escapes(self.control_tokens, self.control_token_pattern)
+
+    def _layout(self, example: Example, spelled: Mapping[str, str] = NO_ESCAPES) -> _Layout:
         """The text of an example in pieces, and which of them carry loss."""
-        problem = self.control_token_problem(example) if check else None
-        spelled: dict[str, str] | None = None
-        if problem is not None:
-            if not escape or not isinstance(self._encoder, Segments):
-                raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
-            example, spelled = Escapes(self.control_tokens, self.control_token_pattern).escape(example)
         if example.kind == "preference":
             message = "a preference has two answers and is trained with a preference method; choose method 'dpo' or rows of chat"
             raise InvalidRequest(message, code="preference_rows")
         if example.kind == "text":
             text = example.text or ""
             plan = self._encoder.plan([(text, 0)] if text else [], reused=False)
-            return _Layout(Job(plan, (), spelled), spell_out(text, spelled or {}), (True,), True)
-        try:
-            return self._chat_layout(example, spelled)
-        except InvalidDataset as error:
-            raise InvalidDataset(f"row {example.row}: {error.message}", code=error.code) from error
+            return _Layout(Job(plan, (), spelled), spell_out(text, spelled), (True,), True)
+        return self._filled(example, spelled) or self._rendered(example, spelled)
 
-    def _chat_layout(self, example: Example, spelled: dict[str, str] | None) -> _Layout:
-        weights = tuple(m.weight != 0 for m in example.messages if m.role == "assistant")
+    def _filled(self, example: Example, spelled: Mapping[str, str]) -> _Layout | None:
+        """The layout by the pattern of the example's roles; None where there is none that holds."""
         self._chat_template()
         contents = plain_contents(example)
-        pattern = None if contents is None else self._patterns.find(tuple(m.role for m in example.messages))
-        if pattern is not None and contents is not None and pattern.holds(contents) and (pattern.num_turns == len(weights) or all(weights)):
-            text, plan = pattern.text(contents), self._plan_of(pattern)
-        else:
-            rendered = self._turns.render(example.messages, example.tools, weighted=not all(weights))
-            text, contents = rendered.text, []
-            plan = self._encoder.plan(literal_pieces(text, rendered.spans), reused=False)
-            if len(rendered.spans) != len(weights):
-                weights = (True,) * len(rendered.spans)
-            if spelled and sum(text.count(mark) for mark in spelled) < sum(_count(example, mark) for mark in spelled):
-                message = f"row {example.row}: the chat template rewrites content that holds a control token; remove the token"
-                raise InvalidDataset(message, code="control_token_in_content")
-        if pattern is not None and contents and pattern.num_turns != len(weights):
+        if contents is None:
+            return None
+        pattern = self._patterns.find(tuple([m.role for m in example.messages]))
+        weights = tuple([m.weight != 0 for m in example.messages if m.role == "assistant"])
+        if pattern is None or not pattern.holds(contents):
+            return None
+        if pattern.num_turns != len(weights):
+            if not all(weights):
+                return None
             weights = (True,) * pattern.num_turns
-        return _Layout(Job(plan, contents or (), spelled), spell_out(text, spelled or {}), weights, False)
+        return _Layout(Job(self._plan_of(pattern), contents, spelled), spell_out(pattern.text(contents), spelled), weights, False)
+
+    def _rendered(self, example: Example, spelled: Mapping[str, str]) -> _Layout:
+        """The layout by the template itself."""
+        weights = tuple(m.weight != 0 for m in example.messages if m.role == "assistant")
+        rendered = self._turns.render(example.messages, example.tools, weighted=not all(weights))
+        if spelled and not placeholders_kept(example, rendered.text):
+            message = "the chat template rewrites content that holds a control token, so that it cannot be escaped; remove the token"
+            raise InvalidDataset(message, code="control_token_in_content")
+        weights = weights if len(rendered.spans) == len(weights) else (True,) * len(rendered.spans)
+        plan = self._encoder.plan(literal_pieces(rendered.text, rendered.spans), reused=False)
+        return _Layout(Job(plan, (), spelled), spell_out(rendered.text, spelled), weights, False)
 
     def _plan_of(self, pattern: Pattern) -> Plan:
         """The plan of `pattern`, made once."""
         known = self._plans.get(id(pattern))
         if known is None:
+            if len(self._plans) >= MAX_PATTERNS:
+                self._plans.clear()
             known = self._plans[id(pattern)] = (pattern, self._encoder.plan(pattern.pieces, reused=True))
         return known[1]
 
@@ -313,12 +333,16 @@ class ChatTokenizer:
         around = len(before) + len(after) + (not (len(after) and after[-1] == self.eos_token_id))
         return [count + around * layout.is_text for count, layout in zip(counts, layouts, strict=True)]
 
-    def _label(self, layout: _Layout, ids: NDArray[np.int32], marks: Sequence[Mark], max_seq_len: int, everywhere: bool) -> TokenizedExample:
+    def _label(
+        self, layout: _Layout, ids: NDArray[np.int32], marks: Sequence[Mark], max_seq_len: int, everywhere: bool
+    ) -> TokenizedExample:
+        text = layout.text
         if layout.is_text:
             before, after = self._around_text
             ids = np.concatenate((before, ids, after))
+            text = f"{self.decode(before.tolist())}{text}{self.decode(after.tolist())}"
             if not len(ids) or ids[-1] != self.eos_token_id:
-                ids = np.append(ids, np.int32(self.eos_token_id))
+                ids, text = np.append(ids, np.int32(self.eos_token_id)), text + self.special["eos_token"]
             everywhere, marks = True, ()
         num_tokens = len(ids)
         ids = ids[:max_seq_len]
@@ -327,20 +351,17 @@ class ChatTokenizer:
             if turn >= 0 and layout.weights[turn] != everywhere:
                 labels[start:end] = IGNORE if everywhere else ids[start:end]
         labels[:1] = IGNORE
-        return TokenizedExample(input_ids=ids, labels=labels, truncated=num_tokens > max_seq_len, num_tokens=num_tokens, text=layout.text)
+        return TokenizedExample(input_ids=ids, labels=labels, truncated=num_tokens > max_seq_len, num_tokens=num_tokens, text=text)
 
 
 def preference_sides(example: Example) -> tuple[Example, Example]:
     """The chosen and the rejected conversation as chats of which only the answer carries loss."""
     prompt = tuple(msgspec.structs.replace(m, weight=0) for m in example.messages)
-    turns: Callable[[tuple[Message, ...]], Example] = lambda side: Example(  # noqa: E731 - used twice, right below
-        kind="chat", messages=(*prompt, *side), tools=example.tools, row=example.row
+    chosen, rejected = (
+        Example(kind="chat", messages=(*prompt, *answers), tools=example.tools, row=example.row)
+        for answers in (example.chosen, example.rejected)
     )
-    return turns(example.chosen), turns(example.rejected)
-
-
-def _count(example: Example, mark: str) -> int:
-    return str(msgspec.to_builtins(example)).count(mark)
+    return chosen, rejected
 
 
 def _read_stop_ids(file: Path) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
+from ft_assets.datasets.tokens.escapes import spell_out
 from ft_assets.datasets.tokens.patterns import Piece
 from ft_assets.datasets.tokens.probes import Slot
 from ft_assets.datasets.tokens.words import Words
@@ -61,9 +62,9 @@ class Job:
     """One text to encode."""
 
     plan: Plan
-    contents: Sequence[str] = ()
+    contents: Sequence[str]
     """What fills the plan's slots."""
-    spelled: dict[str, str] | None = None
+    spelled: Mapping[str, str]
     """Placeholders in the contents and the control tokens they stand for, to be tokenized as plain text."""
 
 
@@ -110,7 +111,9 @@ class Segments:
         self._words = Words(tokenizer)
         added = list(tokenizer.get_added_tokens_decoder().values())
         self._control = frozenset(control)
-        self._cut = {t.content: tokenizer.token_to_id(t.content) for t in _stands_alone(added, self._control, tokenizer.normalizer is None)}
+        ids = {t.content: number for number, t in tokenizer.get_added_tokens_decoder().items()}
+        alone = _stands_alone(added, self._control, unnormalized=tokenizer.normalizer is None)
+        self._cut = {token.content: ids[token.content] for token in alone}
         longest_first = sorted(self._cut, key=len, reverse=True)
         self._cut_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "((?!))")
         self._plain: Tokenizer | None = None
@@ -183,7 +186,7 @@ class Segments:
             contents = job.contents
             for op in job.plan:
                 if isinstance(op, Run):
-                    text = "".join([p if isinstance(p, str) else p.fill(contents[p.index]) if p.steps else contents[p.index] for p, _ in op.pieces])
+                    text = "".join([p if isinstance(p, str) else p.fill(contents[p.index]) for p, _ in op.pieces])
                     if job.spelled and any(mark in text for mark in job.spelled):
                         plain.append(len(texts))
                         text = spell_out(text, job.spelled)
@@ -197,11 +200,15 @@ class Segments:
     def _encode_plain(self, texts: Sequence[str]) -> list[bytes]:
         """Ids of texts in which no added token is found."""
         if self._plain is None:
-            self._plain = Tokenizer.from_str(json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": [], "post_processor": None}))
+            self._plain = Tokenizer.from_str(
+                json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": [], "post_processor": None})
+            )
         encoded = [e.ids for e in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
         forbidden = {self._tokenizer.token_to_id(token) for token in self._control}
         if any(forbidden.intersection(ids) for ids in encoded):
-            message = "a control token of the base model is a word of its vocabulary and cannot be escaped; choose the policy 'drop' or 'reject'"
+            message = (
+                "a control token of the base model is a word of its vocabulary and cannot be escaped; choose the policy 'drop' or 'reject'"
+            )
             raise InvalidDataset(message, code="control_token_in_content")
         return [array("i", ids).tobytes() for ids in encoded]
 
@@ -220,7 +227,7 @@ class Segments:
         place = 0
         for piece, turn in run.pieces:
             said = piece if isinstance(piece, str) else piece.fill(job.contents[piece.index])
-            said = spell_out(said, job.spelled) if job.spelled else said
+            said = spell_out(said, job.spelled)
             start, place = place, place + (len(said.encode()) if known else len(said))
             if turn >= 0 and place > start:
                 first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(starts, place, side="left")
@@ -258,13 +265,6 @@ class Offsets:
         return [len(e.ids) for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def spell_out(text: str, spelled: dict[str, str]) -> str:
-    """`text` with the control tokens that its placeholders stand for."""
-    for placeholder, token in spelled.items():
-        text = text.replace(placeholder, token)
-    return text
-
-
 def _pieces(job: Job) -> Iterable[Piece]:
     return (piece for op in job.plan if isinstance(op, Run) for piece in op.pieces)
 
@@ -278,7 +278,7 @@ def _append(ops: list[Fixed | Run], op: Fixed) -> None:
         ops.append(op)
 
 
-def _stands_alone(added: Sequence[AddedToken], control: frozenset[str], unnormalized: bool) -> list[AddedToken]:
+def _stands_alone(added: Sequence[AddedToken], control: frozenset[str], *, unnormalized: bool) -> list[AddedToken]:
     """Control tokens that are found wherever they are written: none overlaps another added token or is changed by normalising."""
     return [
         token

@@ -6,8 +6,10 @@ written again and its segment is tokenized by a tokenizer that knows no added to
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,6 +20,21 @@ from ft_assets.errors import InvalidDataset
 FIRST = 0xF0000
 """First of the 65,534 private-use characters of plane 15."""
 PLACEHOLDERS = re.compile("[\U000f0000-\U000ffffd]")
+
+NO_ESCAPES: Mapping[str, str] = MappingProxyType({})
+
+
+def spell_out(text: str, spelled: Mapping[str, str]) -> str:
+    """`text` with the control tokens that its placeholders stand for."""
+    for placeholder, token in spelled.items():
+        text = text.replace(placeholder, token)
+    return text
+
+
+def placeholders_kept(example: Example, text: str) -> bool:
+    """Whether every placeholder of `example` is in its rendered `text`: a template that drops or rewrites one spoils the escape."""
+    written = json.dumps(msgspec.to_builtins(example), ensure_ascii=False)
+    return len(PLACEHOLDERS.findall(text)) >= len(PLACEHOLDERS.findall(written))
 
 
 class Escapes:

@@ -7,6 +7,7 @@ by row: a pattern never guesses.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -113,7 +114,7 @@ def _pieces(text: str, found: Sequence[Slot], spans: Sequence[Span], *, content_
         return None
     cuts = sorted({*edges, *(edge for probe in probes for edge in probe)})
     slots = dict(zip((start for start, _ in probes), found, strict=True))
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         turn = next((number for number, span in enumerate(spans) if span[0] <= start and end <= span[1]), -1)
         out.append((slots.get(start, text[start:end]), turn))
     return tuple(out)

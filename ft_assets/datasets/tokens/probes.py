@@ -126,7 +126,7 @@ def _answered(name: str) -> Any:
 
 
 def _refused(name: str) -> Any:
-    def method(_: Probe, *args: Any, **kwargs: Any) -> NoReturn:
+    def method(_: Probe, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise Opaque(name)
 
     return method
@@ -135,10 +135,26 @@ def _refused(name: str) -> Any:
 STEPS = ("strip", "lstrip", "rstrip")
 QUESTIONS = ("startswith", "endswith", "__contains__", "__eq__", "__ne__", "__bool__")
 _kept = {*STEPS, *QUESTIONS, "__add__", "__radd__", "__str__", "__iter__", "__hash__"}
-_kept |= {"__new__", "__init__", "__class__", "__getattribute__", "__init_subclass__", "__subclasshook__", "__doc__", "__getstate__", "__dir__"}
+_kept |= {
+    "__new__",
+    "__init__",
+    "__class__",
+    "__getattribute__",
+    "__init_subclass__",
+    "__subclasshook__",
+    "__doc__",
+    "__getstate__",
+    "__dir__",
+}
 for _name in STEPS:
     setattr(Probe, _name, _remembered(_name))
 for _name in QUESTIONS:
     setattr(Probe, _name, _answered(_name))
-for _name in ({*dir(str)} | {"__rmod__", "__rmul__", "__html__"}) - _kept - {*dir(object)} | {"__lt__", "__le__", "__gt__", "__ge__", "__format__"}:
+for _name in ({*dir(str)} | {"__rmod__", "__rmul__", "__html__"}) - _kept - {*dir(object)} | {
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__format__",
+}:
     setattr(Probe, _name, _refused(_name))

@@ -105,7 +105,8 @@ class ChatTemplate:
         joined = {id(n) for out in self._ast.find_all(nodes.Output) for n in out.nodes if isinstance(n, nodes.Concat)}
         return not (
             calls
-            or any(True for _ in self._ast.find_all((nodes.Macro, nodes.AssignBlock, nodes.FilterBlock, nodes.Mod, nodes.Import)))
+            or any(True for _ in self._ast.find_all((nodes.Macro, nodes.AssignBlock, nodes.FilterBlock, nodes.Import)))
+            or any(isinstance(n.left, nodes.Const) for n in self._ast.find_all(nodes.Mod))
             or any(id(n) not in joined for n in self._ast.find_all(nodes.Concat))
             or any(n.name not in TRACKED_FILTERS for n in self._ast.find_all(nodes.Filter))
         )

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.checks.content import control_token_problems
 from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TrainOnInputs
 
 ENCODE_BATCH = 256
 """Examples handed to the tokenizer at once."""
@@ -71,7 +70,14 @@ def open_shard(directory: Path) -> TokenShard | None:
 
 
 def write_shard(
-    directory: Path, examples: Sequence[Example], tokenizer: ChatTokenizer, *, max_seq_len: int, train_on_inputs: bool, drop_over_long: bool
+    directory: Path,
+    examples: Sequence[Example],
+    tokenizer: ChatTokenizer,
+    *,
+    max_seq_len: int,
+    train_on_inputs: TrainOnInputs,
+    drop_over_long: bool,
+    escape_control_tokens: bool = False,
 ) -> TokenShard:
     """Tokenize `examples` into `directory`; it appears when everything in it is on disk."""
     tally = Tally()
@@ -80,14 +86,16 @@ def write_shard(
     rows: list[int] = []
     clean = []
     for example in examples:
-        problem = next(control_token_problems(example, tokenizer.control_token_pattern), None)
+        problem = None if escape_control_tokens else tokenizer.control_token_problem(example)
         if problem is None:
             clean.append(example)
         else:
             tally.drop(problem.code, example.row)
     for start in range(0, len(clean), ENCODE_BATCH):
         batch = clean[start : start + ENCODE_BATCH]
-        encoded = tokenizer.encode_batch(batch, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs)
+        encoded = tokenizer.encode_batch(
+            batch, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens
+        )
         for example, tokens in zip(batch, encoded, strict=True):
             if tokens.truncated and drop_over_long:
                 tally.drop("example_too_long", example.row)

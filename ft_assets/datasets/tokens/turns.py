@@ -55,7 +55,7 @@ class Turns:
 
     def _by_ending(self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], whole: str) -> list[Span]:
         """Each turn between the start and the end-of-turn token around its content."""
-        start, end = self._turn_ends(dicts, tools)
+        start, end = self._turn_ends(len(dicts) - 1)
         spans: list[Span] = []
         for index, message in enumerate(dicts):
             if message["role"] == "assistant":
@@ -66,24 +66,25 @@ class Turns:
                 spans.append((first + len(start), last + len(end)))
         return spans
 
-    def _turn_ends(self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    def _turn_ends(self, last: int) -> tuple[str, str]:
         """What this template writes before an assistant's turn, and the token that ends it."""
         if self._ending is None:
             asked = [{"role": "user", "content": "a"}]
             plain, prompt = (self._template.render(asked, add_generation_prompt=g).text for g in (False, True))
             whole = self._template.render([*asked, {"role": "assistant", "content": MARKER}]).text
             after = self._control.match(whole, whole.find(MARKER) + len(MARKER))
-            start = prompt[len(plain) :]
+            start = prompt[len(plain) :] or prompt[max((m.start() for m in self._control.finditer(prompt)), default=len(prompt)) :]
             if not prompt.startswith(plain) or not self._control.search(start) or after is None or MARKER not in whole:
-                raise _unstable(len(dicts) - 1, "it writes no control token at the start or at the end of a turn")
+                raise _unstable(last, "it writes no control token at the start or at the end of a turn")
             self._ending = start, after.group()
         return self._ending
 
     def _place(self, dicts: list[dict[str, Any]], index: int, tools: Sequence[Mapping[str, Any]], whole: str) -> int:
         """A character of `whole` inside message `index`: the end of its content, or of the name of its last call."""
         message = dict(dicts[index])
-        if message.get("content"):
-            message["content"] += MARKER
+        if content := message.get("content"):
+            said = content.rstrip()
+            message["content"] = said + MARKER + content[len(said) :]  # not at an end that the template may strip
         elif message.get("tool_calls"):
             *calls, last = message["tool_calls"]
             message["tool_calls"] = [*calls, {**last, "function": {**last["function"], "name": last["function"]["name"] + MARKER}}]

@@ -7,6 +7,7 @@ the parts are the ids of the whole. With any other pre-tokenizer texts are token
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from array import array
@@ -24,23 +25,24 @@ MAX_WORD_CHARACTERS = 64
 """Longer parts (addresses, Chinese or Thai sentences) hardly repeat and are not remembered."""
 JOINED = 512
 """New words tokenized as one text."""
-MARK = "\ue005"
-"""A private-use character in place of a space at which a text is not cut."""
+SPACE, END = "\ud800", "\ud801"
+"""In marked texts only: a space at which the text is not cut, and an end in white space. Half surrogates stand in no valid text."""
 ODD = re.compile(r" \s+|[^\S ]+ \s*")
 """White space of two characters or more that holds a space."""
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD, PUNCTUATION, SPACES = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+LETTERS = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]")
+CASED = tuple(rf"[^\r\n\p{{L}}\p{{N}}]?{LETTERS[0]}{upper}{LETTERS[1]}{lower}" for upper, lower in ("*+", "+*"))
 SPLITS = frozenset(
     (
         *(f"{CONTRACTION}|{WORD}|{digits}|{PUNCTUATION}|{SPACES}" for digits in (r"\p{N}", r"\p{N}{1,3}")),
+        *(
+            f"{CASED[0]}{suffix}|{CASED[1]}{suffix}|{digits}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n/]*|{SPACES}"
+            for suffix, digits in ((f"{CONTRACTION}?", r"\p{N}{1,3}"), ("", r"\p{N}"))
+        ),
         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        *(
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{c}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{c}|{d}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
-            for c, d in ((f"{CONTRACTION}?", r"\p{N}{1,3}"), ("", r"\p{N}"))
-        ),
-        *(rf"\{c}{{1,{n}}}" for c in ("d", "p{N}") for n in (1, 2, 3)),
+        *(f"\\{kind}{{1,{most}}}" for kind in ("d", "p{N}") for most in (1, 2, 3)),
         r"\d",
         r"\p{N}",
     )
@@ -64,33 +66,16 @@ class IdBytes:
         return np.cumsum(self._table[ids])
 
 
-class _Known:
-    """Ids of the parts met so far, which all stand at the start of a text, or all after a space."""
-
-    def __init__(self, before: str) -> None:
-        self.before = before
-        self.words: dict[str, bytes] = {}
-        """Parts that can be looked up by splitting a text at its spaces."""
-        self.odd: dict[str, bytes] = {}
-        """Parts with white space at an edge, or with marked spaces inside: only valid after :func:`mark`."""
-
-    def get(self, part: str) -> bytes | None:
-        return self.words.get(part) or self.odd.get(part)
-
-    def keep(self, part: str, ids: bytes) -> None:
-        words = self.odd if MARK in part or not part or part[0].isspace() or part[-1].isspace() else self.words
-        if len(words) >= MAX_WORDS:
-            words.clear()
-        words[part] = ids
-
-
 class Words:
     """Ids of texts that hold no edge of a special token. Not safe to share between threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._cuts = _cuts_at_spaces(tokenizer)
-        self._firsts, self._others = _Known(""), _Known(" ")
+        self._firsts: dict[str, bytes] = {}
+        """Ids of parts at the start of a text."""
+        self._others: dict[str, bytes] = {}
+        """Ids of parts after a space, keyed without it."""
 
     @cached_property
     def id_bytes(self) -> IdBytes:
@@ -100,61 +85,84 @@ class Words:
         """The ids of each text, as little-endian 32-bit integers."""
         out = [self._find(text) for text in texts]
         late = [index for index, ids in enumerate(out) if ids is None]
-        if late:
-            for index, ids in zip(late, self._learn([texts[i] for i in late]), strict=True):
+        marked = [mark(texts[index]) if self._cuts else texts[index] for index in late]
+        new = []
+        for index, text in zip(late, marked, strict=True):
+            out[index] = self._find(text)
+            if out[index] is None:
+                new.append((index, text))
+        if new:
+            for (index, _), ids in zip(new, self._learn([text for _, text in new]), strict=True):
                 out[index] = ids
         return [ids for ids in out if ids is not None]
 
     def _find(self, text: str) -> bytes | None:
-        """Ids of a text of known words with single spaces between them."""
+        """Ids of a text of known parts."""
         if not self._cuts:
             return self._firsts.get(text)
         first, gap, rest = text.partition(" ")
         try:
-            head = self._firsts.words[first]
-            return head + b"".join(map(self._others.words.__getitem__, rest.split(" "))) if gap else head
+            head = self._firsts[first]
+            return head + b"".join(map(self._others.__getitem__, rest.split(" "))) if gap else head
         except KeyError:
             return None
 
     def _learn(self, texts: Sequence[str]) -> list[bytes]:
-        """Ids of texts with words that are new, or that stand between other white space than single spaces."""
-        split = [mark(text).split(" ") if self._cuts else [text] for text in texts]
-        firsts = self._ids_of({parts[0] for parts in split}, self._firsts)
-        others = self._ids_of({part for parts in split for part in parts[1:]}, self._others)
+        """Ids of marked texts of which some parts are new."""
+        split = [text.split(" ") if self._cuts else [text] for text in texts]
+        firsts = self._ids_of({parts[0] for parts in split}, self._firsts, before="")
+        others = self._ids_of({part for parts in split for part in parts[1:]}, self._others, before=" ")
         return [b"".join((firsts[parts[0]], *map(others.__getitem__, parts[1:]))) for parts in split]
 
-    def _ids_of(self, parts: Set[str], known: _Known) -> dict[str, bytes]:
+    def _ids_of(self, parts: Set[str], known: dict[str, bytes], *, before: str) -> dict[str, bytes]:
         """Ids of `parts`; those that were not known are, afterwards."""
-        found = {part: known.get(part) for part in parts}
-        new = [part for part, ids in found.items() if ids is None]
-        for start in range(0, len(new), JOINED):
-            group = new[start : start + JOINED]
-            for part, ids in zip(group, self._encode(group, known.before), strict=True):
-                found[part] = ids
-                if len(part) <= MAX_WORD_CHARACTERS:
-                    known.keep(part, ids)
-        return {part: ids for part, ids in found.items() if ids is not None}
+        found = {part: known[part] for part in parts & known.keys()}
+        new = list(parts - found.keys())
+        ended = [part for part in new if part.endswith(END)]
+        inner = [part for part in new if not part.endswith(END)] if ended else new
+        for start in range(0, len(inner), JOINED):
+            group = inner[start : start + JOINED]
+            found.update(zip(group, self._encode(group, before), strict=True))
+        found.update(zip(ended, self._encode_alone(ended, before), strict=True))
+        if len(known) + len(new) > MAX_WORDS:
+            known.clear()
+        known.update((part, found[part]) for part in new if len(part) <= MAX_WORD_CHARACTERS)
+        return found
 
     def _encode(self, parts: Sequence[str], before: str) -> list[bytes]:
         """Ids of each part: of all as one text where they can be told apart in it, which costs half."""
-        texts = [before + part.replace(MARK, " ") for part in parts]
-        safe = before and not any(p == "" or p[0].isspace() or p[-1].isspace() for p in parts)
-        if safe and len(parts) > 1:
-            ids = np.asarray(self._tokenizer.encode("".join(texts), add_special_tokens=False).ids, dtype=np.int32)
-            starts, wanted = self.id_bytes.ends(ids), np.cumsum([len(text.encode()) for text in texts])
-            edges = np.searchsorted(starts, wanted)
-            if len(starts) and starts[-1] == wanted[-1] and bool(np.all(starts[edges] == wanted)):
-                return [part.tobytes() for part in np.split(ids, edges[:-1] + 1)]
+        if not before:
+            return self._encode_alone(parts, before)
+        texts = [before + unmark(part) for part in parts]
+        (whole,) = self._tokenizer.encode_batch_fast(["".join(texts)], add_special_tokens=False)
+        ids = np.asarray(whole.ids, dtype=np.int32)
+        ends, wanted = self.id_bytes.ends(ids), np.cumsum([len(text.encode()) for text in texts])
+        edges = np.searchsorted(ends, wanted)
+        if not len(ends) or ends[-1] != wanted[-1] or not bool(np.all(ends[edges] == wanted)):
+            return self._encode_alone(parts, before)
+        packed, cuts = ids.tobytes(), [0, *((edges + 1) * ids.itemsize).tolist()]
+        return [packed[start:end] for start, end in itertools.pairwise(cuts)]
+
+    def _encode_alone(self, parts: Sequence[str], before: str) -> list[bytes]:
+        texts = [before + unmark(part) for part in parts]
         return [array("i", e.ids).tobytes() for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def mark(text: str) -> str:
-    """`text` with :data:`MARK` for every space at which it must not be cut: those next to other white space."""
-    return ODD.sub(lambda found: found.group().replace(" ", MARK), text)
+    """`text` so that it can be cut at its spaces and a part means the same wherever it is found.
+
+    A space next to other white space becomes :data:`SPACE`, and an end in white space is followed by :data:`END`.
+    """
+    text = ODD.sub(lambda found: found.group().replace(" ", SPACE), text)
+    return text + END if text[-1:].isspace() else text
+
+
+def unmark(part: str) -> str:
+    return part.replace(SPACE, " ").replace(END, "")
 
 
 def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether the parts of a text cut by :data:`CUT` have the ids of the whole."""
+    """Whether the parts of a text cut at single spaces have the ids of the whole."""
     added = tokenizer.get_added_tokens_decoder().values()
     steps = [] if tokenizer.pre_tokenizer is None else _leaves(json.loads(tokenizer.pre_tokenizer.__getstate__()))
     return bool(steps) and all(" " not in t.content for t in added) and any(map(_splits_words, steps)) and all(map(_is_known, steps))

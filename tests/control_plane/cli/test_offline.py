@@ -11,7 +11,7 @@ import pytest
 
 COMMANDS = (
     "up", "down", "status", "env", "login", "check", "upload", "submit", "jobs", "job", "logs", "cancel", "pause", "resume", "promote",
-    "rollback", "chat", "adapters", "models", "admin",
+    "rollback", "chat", "adapters", "models", "admin", "datasets", "suites", "estimate", "preview",
 )  # fmt: skip
 Ft = Callable[..., Any]
 """Runs ``ft`` with these arguments; see the fixtures."""
@@ -31,6 +31,9 @@ def test_help_names_every_command(offline: Ft) -> None:
         (["submit", "no-such-file.jsonl"], "neither a file here nor the id of an uploaded one"),
         (["submit", "file-1", "--hp", "n_epochs"], "write --hp n_epochs=3"),
         (["check", "x.csv", "--map", "text"], "write --map text=prompt"),
+        (["check", "x.csv", "--policy", "pii"], "write --policy pii=redact"),
+        (["upload", "no-such-file.jsonl"], "is no file here"),
+        (["suites", "add", "quiz", "no-such-file.jsonl"], "does not exist"),
         (["admin", "tenants", "create"], "Missing argument"),
     ],
 )
@@ -103,3 +106,45 @@ def test_columns_of_a_csv_can_be_mapped(offline: Ft, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_exit_code_2(offline: Ft, tmp_path: Path) -> None:
     assert offline("check", tmp_path / "none.jsonl").code == 2
     assert offline("check", tmp_path).code == 2
+
+
+def test_policies_decide_what_is_valid(offline: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    path = write_chat_rows(120)
+    path.write_text(path.read_text() + '{"messages": 3}\n')
+    assert offline("check", path).code == 1
+    dropped = offline("check", path, "--policy", "bad_rows=drop", "--policy", "contamination_threshold=0.4", "--json")
+    assert dropped.code == 0
+    assert dropped.json["policies"]["contamination_threshold"] == 0.4
+    refused = offline("check", path, "--policy", "bad_rows=perhaps")
+    assert refused.code == 1
+    assert "[invalid_policy, policies.bad_rows]" in refused.err
+
+
+def test_the_report_can_be_a_page_of_its_own(offline: Ft, write_chat_rows: Callable[..., Path], tmp_path: Path) -> None:
+    path = write_chat_rows(120)
+    path.write_text(path.read_text() + '{"messages": [{"role": "<b>robot</b>", "content": "x"}]}\n')
+    done = offline("check", path, "--html", tmp_path / "report.html")
+    assert done.code == 1
+    page = (tmp_path / "report.html").read_text()
+    assert "invalid_role" in page
+    assert "<svg" in page
+    assert "<b>robot" not in page
+    assert "src=" not in page
+
+
+def test_a_preview_of_a_file_here_needs_no_platform(offline: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    done = offline("preview", write_chat_rows(12), "--model", "demo-llama-3m", "-n", "2")
+    assert done.code == 0, done.err
+    assert "What is 0 plus 0?" in done.out
+    assert "What is 1 plus 1?" in done.out
+    assert "What is 2 plus 2?" not in done.out
+    shown = offline("preview", write_chat_rows(12), "-n", "1", "--json").json
+    assert len(shown) == 1
+
+
+def test_a_hub_that_is_not_set_up_is_named(offline: Ft) -> None:
+    for command in ("check", "preview"):
+        done = offline(command, "hf://acme/tickets@" + "a" * 40)
+        assert done.code == 2
+        assert "[hub_disabled]" in done.err
+    assert "[hub_revision_not_pinned]" in offline("check", "hf://acme/tickets").err

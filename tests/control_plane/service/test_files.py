@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from control_plane import tenants as tiers
 from control_plane.api.validation import ValidationWorker
-from control_plane.service import datasets, files, tenants
+from control_plane.service import examination, files, tenants
 from control_plane.service.platform import Platform
 from control_plane.tables import datasets as datasets_table
 from control_plane.tables import files as files_table
@@ -168,7 +168,7 @@ def test_an_upload_that_breaks_off_leaves_no_file(platform: Platform, tenant: Te
 
 def test_a_summary_names_the_first_problems_and_counts_the_others() -> None:
     errors = [{"row": i, "path": "messages[0]", "message": "is wrong", "code": "wrong_type"} for i in range(1, 11)]
-    said = datasets.summary({"errors": errors, "error_counts": {"wrong_type": 2000}}, "file-1")
+    said = examination.summary({"errors": errors, "error_counts": {"wrong_type": 2000}}, "file-1")
     assert said.startswith("2000 problems: row 1, messages[0]: is wrong (wrong_type); row 2")
     assert "and 1997 more" in said
     assert said.endswith("GET /v1/datasets/file-1/report")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +22,7 @@ from hypothesis import strategies as st
 
 from ft_assets.datasets.ingest import IngestResult, Policies, validate_file
 from ft_assets.datasets.problems import CODES
+from ft_assets.datasets.readers.opening import open_rows
 from tests.ft_assets.datasets.examples_of import chat
 
 GOOD = json.dumps(chat("hi", "hello")).encode()
@@ -37,6 +44,22 @@ def validate(tmp_path: Path, content: bytes, *, name: str = "rows.jsonl", polici
     return result
 
 
+def tar_of(content: bytes) -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        member = tarfile.TarInfo("rows.jsonl")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return held.getvalue()
+
+
+def zip_of(content: bytes) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rows.jsonl", content)
+    return held.getvalue()
+
+
 BAD_FILES: dict[str, tuple[bytes, str, str]] = {
     "no bytes": (b"", "rows.jsonl", "empty_file"),
     "white space only": (b"\n \n\t\n", "rows.jsonl", "empty_file"),
@@ -46,6 +69,11 @@ BAD_FILES: dict[str, tuple[bytes, str, str]] = {
     "a PDF": (b"%PDF-1.7\n" + bytes(200), "rows.csv", "binary_file"),
     "a pickle": (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "rows.jsonl", "binary_file"),
     "noise": (bytes(range(1, 32)) * 50, "rows.jsonl", "binary_file"),
+    "bzip2": (bz2.compress(LINES), "rows.jsonl.bz2", "unsupported_container"),
+    "xz": (lzma.compress(LINES), "rows.jsonl.xz", "unsupported_container"),
+    "a tar archive": (tar_of(LINES), "rows.tar", "unsupported_container"),
+    "a tar archive within gzip": (gzip.compress(tar_of(LINES)), "rows.tar.gz", "unsupported_container"),
+    "a zip bomb": (zip_of(b"x" * 10_000_000), "rows.zip", "unsupported_container"),
     "a zip archive": (b"PK\x03\x04" + bytes(100), "rows.zip", "unsupported_container"),
     "gzip within gzip": (gzip.compress(gzip.compress(LINES)), "rows.jsonl.gz", "unsupported_container"),
     "gzip cut short": (gzip.compress(LINES * 500)[:-40], "rows.jsonl.gz", "truncated_container"),
@@ -54,6 +82,12 @@ BAD_FILES: dict[str, tuple[bytes, str, str]] = {
     "zstd noise": (b"\x28\xb5\x2f\xfd" + bytes(range(60)), "rows.jsonl.zst", "truncated_container"),
     "Parquet cut short": (b"PAR1" + bytes(200), "rows.parquet", "truncated_container"),
     "UTF-16 with a mark": (LINES.decode().encode("utf-16"), "rows.jsonl", "unsupported_encoding"),
+    "UTF-16 with a mark, the other way round": (b"\xfe\xff" + LINES.decode().encode("utf-16-be"), "rows.jsonl", "unsupported_encoding"),
+    "UTF-16 within gzip": (gzip.compress(LINES.decode().encode("utf-16")), "rows.jsonl.gz", "unsupported_encoding"),
+    "UTF-32 with a mark": (LINES.decode().encode("utf-32"), "rows.jsonl", "unsupported_encoding"),
+    "a mark and nothing else": (b"\xef\xbb\xbf", "rows.jsonl", "empty_file"),
+    "gzip of nothing": (gzip.compress(b""), "rows.jsonl.gz", "empty_file"),
+    "a bomb of 300 MB in 30 KB": (zstandard.compress(LINES + b" " * 300_000_000), "rows.jsonl.zst", "file_too_large"),
     "UTF-16 without a mark": (LINES.decode().encode("utf-16-le"), "rows.jsonl", "unsupported_encoding"),
     "prose": (b"Dear diary\ntoday nothing happened\n", "notes.txt", "unknown_format"),
     "one object over many lines": (json.dumps(chat("a", "b"), indent=2).encode(), "rows.json", "unknown_format"),
@@ -91,7 +125,7 @@ BAD_ROWS: dict[str, tuple[bytes | Any, str, str]] = {
     "a line over 16 MiB": (chat("a", "x" * (16 * 1024 * 1024)), "line_too_long", ""),
     "a number": (b"42", "not_an_object", ""),
     "an array": (b"[1, 2]", "not_an_object", ""),
-    "an unknown shape": ({"instruction": "a", "output": "b"}, "unknown_row_shape", ""),
+    "an unknown shape": ({"x": "a", "y": "b"}, "unknown_row_shape", ""),
     "another format": ({"text": "abc"}, "mixed_formats", ""),
     "messages that are text": ({"messages": "hi"}, "wrong_type", "messages"),
     "no messages": ({"messages": []}, "empty_messages", "messages"),
@@ -218,12 +252,75 @@ def test_an_array_that_does_not_end_well_is_reported(tmp_path: Path, content: by
     assert code in validate(tmp_path, content, name="rows.json").report.error_counts
 
 
-def test_every_code_of_a_report_is_documented_and_tested() -> None:
+def dictionary_bomb(path: Path, *, nested: bool) -> None:
+    """A few KB that decode to 2 GB: one long value, named again and again."""
+    long = pa.array(["x" * 10_000_000])
+    if nested:
+        rows = pa.array([[{"role": "user", "content": "y" * 3_000_000}] for _ in range(96)])
+        pq.write_table(pa.table({"messages": rows}), path, compression="zstd", store_schema=False)
+    else:
+        table = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), long)})
+        pq.write_table(table, path, compression="zstd", store_schema=False)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_parquet_file_of_one_long_value_repeated_is_read_in_bounded_memory(tmp_path: Path, nested: bool) -> None:
+    path = tmp_path / "bomb.parquet"
+    dictionary_bomb(path, nested=nested)
+    assert path.stat().st_size < 20_000
+    num_rows = 96 if nested else 200
+    before = pa.total_allocated_bytes()
+    peak = 0
+    count = 0
+    for count, row in enumerate(open_rows(path, filename=path.name).rows, 1):
+        peak = max(peak, pa.total_allocated_bytes() - before)
+        assert nested or len(row.value["text"]) == 10_000_000
+    assert count == num_rows
+    assert peak < 600_000_000
+
+
+def test_a_parquet_row_over_16_mib_is_reported_and_the_next_one_read(tmp_path: Path) -> None:
+    content = parquet_bytes(tmp_path, {"text": ["a", "x" * (16 * 1024 * 1024 + 1), "b"]})
+    report = validate(tmp_path, content, name="rows.parquet").report
+    assert [(e["row"], e["code"]) for e in report.errors] == [(2, "line_too_long")]
+    assert report.examples == 2
+
+
+def test_a_parquet_column_that_claims_too_many_values_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"x": pa.ListArray.from_arrays([0, 72 << 20], pa.array(np.zeros(72 << 20, np.int8)))})
+    pq.write_table(table, tmp_path / "rows.parquet", compression="zstd")
+    assert (tmp_path / "rows.parquet").stat().st_size < 1_000_000
+    report = validate_file(tmp_path / "rows.parquet", filename="rows.parquet", policies=FEW).report
+    assert report.error_counts == {"file_too_large": 1}
+
+
+def test_a_mark_and_a_wrong_name_are_warned_of_and_no_more(tmp_path: Path) -> None:
+    report = validate(tmp_path, b"\xef\xbb\xbf" + LINES, name="rows.csv").report
+    assert report.valid
+    assert {"bom_skipped", "wrong_extension"} <= {w["code"] for w in report.warnings}
+
+
+ELSEWHERE = {
+    "too_few_examples": "test_ingest.py",
+    "too_many_examples": "test_ingest.py",
+    "identical_preference": "test_ingest.py",
+    "unknown_column": "test_readers_mapping.py",
+    "transcript_text": "test_readers_mapping.py",
+    "control_token_in_content": "test_ingest.py",
+    "example_too_long": "test_packs.py",
+    "template_refused": "test_ingest.py",
+    "template_unstable": "test_ingest.py",
+    "no_chat_template": "test_ingest.py",
+}
+"""Codes that need more than a file, and the test that makes them."""
+
+
+def test_every_code_of_a_report_has_a_test() -> None:
     seen = {code for _, _, code in BAD_FILES.values()} | {code for _, code, _ in BAD_ROWS.values()} | {c for _, c in CSV_CASES.values()}
     assert seen <= set(CODES)
-    with_a_tokenizer = {"control_token_in_content", "example_too_long", "template_refused", "template_unstable", "no_chat_template"}
-    elsewhere = {"too_few_examples", "too_many_examples", "file_too_large", "identical_preference", "unknown_column"}
-    assert set(CODES) == seen | elsewhere | with_a_tokenizer, "a code without a test"
+    assert set(CODES) == seen | set(ELSEWHERE), "a code without a test"
+    for code, name in ELSEWHERE.items():
+        assert code in (Path(__file__).parent / name).read_text(), f"{name} does not speak of {code}"
 
 
 NASTY = st.one_of(

@@ -1,18 +1,14 @@
-"""Rows of CSV and Parquet files as objects of column to value; empty cells are absent."""
+"""Rows of CSV files as objects of column to value; empty cells are absent."""
 
 from __future__ import annotations
 
 import copy
 import csv
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers.containers import Meter, refuse
+from ft_assets.datasets.readers.containers import refuse
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 from ft_assets.datasets.readers.transcripts import LLAMA_START
@@ -32,8 +28,6 @@ STRUCTURED = frozenset(
     )
 )
 """Fields whose CSV cell may hold JSON."""
-PARQUET_BATCH = 512
-"""Rows decoded at once; pages bound the memory below that."""
 
 
 class _Lines:
@@ -118,46 +112,3 @@ def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:
                 return Problem(path=name, code=parsed.code, message=parsed.message, fix=parsed.fix)
             out[name] = parsed
     return out
-
-
-def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> tuple[list[str], Iterator[Row]]:
-    """The columns and rows of a Parquet file, a batch at a time."""
-    try:
-        file = pq.ParquetFile(path)
-        meta = file.metadata
-        size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-        columns = list(file.schema_arrow.names)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise refuse("truncated_container", f"the Parquet file is damaged or ends early ({str(error)[:120]}); export it again") from error
-    if size > max_bytes:
-        raise refuse("file_too_large", f"the file holds {size} bytes decompressed, more than {max_bytes}; split it into several files")
-    if len(set(columns)) != len(columns):
-        raise refuse("invalid_csv", f"the columns {columns[:20]} have a repeated name; give each column a name of its own")
-    return columns, _parquet_records(file, meter)
-
-
-def _parquet_records(file: pq.ParquetFile, meter: Meter | None) -> Iterator[Row]:
-    number, num_rows = 0, max(1, file.metadata.num_rows)
-    try:
-        for batch in file.iter_batches(batch_size=PARQUET_BATCH):
-            if meter is not None:  # by rows: the file is read in jumps
-                meter.consumed = meter.total_bytes * min(num_rows, number + batch.num_rows) // num_rows
-            for index in range(batch.num_rows):
-                number += 1
-                yield Row(number=number, byte_offset=None, value=_parquet_value(batch, index))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise refuse(
-            "truncated_container", f"the Parquet file is damaged after row {number} ({str(error)[:120]}); export it again"
-        ) from error
-
-
-def _parquet_value(batch: pa.RecordBatch, index: int) -> Any | Problem:
-    try:
-        value = {n: v for n, v in zip(batch.schema.names, (c[index].as_py() for c in batch.columns), strict=True) if v is not None}
-    except UnicodeDecodeError as error:
-        return Problem(
-            path="", code="invalid_utf8", message=f"a text holds bytes that are not UTF-8: {error.reason}", fix="write UTF-8 text"
-        )
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        return Problem(path="", code="wrong_type", message=f"a value cannot be read: {str(error)[:120]}", fix="use text, numbers and lists")
-    return next(text_problems(value), None) or value

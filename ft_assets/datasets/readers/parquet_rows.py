@@ -1,0 +1,162 @@
+"""Rows of Parquet files in bounded memory, though a few bytes of Parquet can stand for gigabytes of repeated values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.containers import Meter, refuse
+from ft_assets.datasets.readers.json_rows import too_long
+from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
+
+BATCH_BYTES = 512 << 20
+"""Of text that one batch may decode to at worst, if each of its values were as long as the dictionary of its column."""
+MIN_BATCH, MAX_BATCH = 16, 256
+"""Rows decoded at once; below 16 the cost of a batch shows (measured: 4 rows twice, 1 row eight times the time of 64)."""
+MAX_VALUES = 64 << 20
+"""Of one column of one row group: levels are run-length encoded, so a few bytes can claim any number. 64 Mi make 512 MiB of numbers;
+writers start a new row group after a million rows."""
+DAMAGED = (pa.ArrowException, OSError, ValueError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How to read a file without decoding more than ``BATCH_BYTES`` at once."""
+
+    batch_rows: int
+    dictionary_columns: list[str]
+    """Kept as their dictionary, which is slower: columns of a few long values that are repeated."""
+
+
+def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> tuple[list[str], Iterator[Row]]:
+    """The columns and rows of a Parquet file, a batch at a time."""
+    try:
+        with path.open("rb") as stream:
+            meta = pq.read_metadata(stream)
+            size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+            columns = list(meta.schema.to_arrow_schema().names)
+            most = max((c.num_values for c in _chunks(meta)), default=0)
+            plan = _plan(meta, stream)
+    except DAMAGED as error:
+        raise refuse("truncated_container", f"the Parquet file is damaged or ends early ({str(error)[:120]}); export it again") from error
+    if size > max_bytes:
+        raise refuse("file_too_large", f"the file holds {size} bytes decompressed, more than {max_bytes}; split it into several files")
+    if most > MAX_VALUES:
+        raise refuse("file_too_large", f"a row group holds {most} values in one column, more than {MAX_VALUES}; write smaller row groups")
+    if len(set(columns)) != len(columns):
+        raise refuse("invalid_csv", f"the columns {columns[:20]} have a repeated name; give each column a name of its own")
+    return columns, _records(path, plan, meter)
+
+
+def _chunks(meta: Any) -> Iterator[Any]:
+    for group in range(meta.num_row_groups):
+        for column in range(meta.num_columns):
+            yield meta.row_group(group).column(column)
+
+
+def _plan(meta: Any, stream: BinaryIO) -> _Plan:
+    rows, repeated = MAX_BATCH, set()
+    for group in range(meta.num_row_groups):
+        num_rows = max(1, meta.row_group(group).num_rows)
+        for index in range(meta.num_columns):
+            chunk = meta.row_group(group).column(index)
+            if chunk.physical_type != "BYTE_ARRAY" or not chunk.has_dictionary_page:
+                continue
+            at_worst = _dictionary_bytes(stream, chunk.dictionary_page_offset) * max(1, chunk.num_values // num_rows)
+            fitting = BATCH_BYTES // max(1, at_worst)
+            if fitting < MIN_BATCH:
+                repeated.add(chunk.path_in_schema)
+            else:
+                rows = min(rows, fitting)
+    return _Plan(rows, sorted(repeated))
+
+
+def _dictionary_bytes(stream: BinaryIO, offset: int) -> int:
+    """Size of the dictionary page at `offset`, decompressed: the second number of its header (Thrift's compact protocol)."""
+    stream.seek(offset)
+    header = stream.read(16)
+    if len(header) < 16 or header[0] != 0x15:
+        raise ValueError("no page header where the dictionary should be")
+    at = 1
+    while header[at] & 0x80 and at < 8:
+        at += 1
+    if header[at + 1] != 0x15:
+        raise ValueError("no size in a page header")
+    at, value, shift = at + 2, 0, 0
+    while at < 16:
+        value |= (header[at] & 0x7F) << shift
+        shift += 7
+        if not header[at] & 0x80:
+            break
+        at += 1
+    return value >> 1  # zigzag; sizes are not negative
+
+
+def _records(path: Path, plan: _Plan, meter: Meter | None) -> Iterator[Row]:
+    number = 0
+    try:
+        with pq.ParquetFile(path, read_dictionary=plan.dictionary_columns) as file:
+            num_rows = max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=plan.batch_rows):
+                if meter is not None:  # by rows: the file is read in jumps
+                    meter.consumed = meter.total_bytes * min(num_rows, number + batch.num_rows) // num_rows
+                for value in _values(batch, careful=bool(plan.dictionary_columns)):
+                    number += 1
+                    yield Row(number=number, byte_offset=None, value=value)
+    except DAMAGED as error:
+        raise refuse(
+            "truncated_container", f"the Parquet file is damaged after row {number} ({str(error)[:120]}); export it again"
+        ) from error
+
+
+def _values(batch: pa.RecordBatch, *, careful: bool) -> Iterator[Any]:
+    """The rows of `batch` as objects or problems; absent where null."""
+    names = batch.schema.names
+    if not careful and batch.nbytes <= MAX_ROW_BYTES:
+        try:
+            columns = [column.to_pylist() for column in batch.columns]
+        except (UnicodeDecodeError, pa.ArrowException, ValueError, OverflowError):
+            pass  # one of the values: row by row it is found
+        else:
+            for cells in zip(*columns, strict=True):
+                value = {n: v for n, v in zip(names, cells, strict=True) if v is not None}
+                yield next(text_problems(value), None) or value
+            return
+    for index in range(batch.num_rows):
+        yield _value(batch.slice(index, 1))
+
+
+def _value(row: pa.RecordBatch) -> Any | Problem:
+    try:
+        if sum(_decoded_bytes(column) for column in row.columns) > MAX_ROW_BYTES:
+            return too_long()
+        value = {n: v for n, v in zip(row.schema.names, (c[0].as_py() for c in row.columns), strict=True) if v is not None}
+    except UnicodeDecodeError as error:
+        return Problem(
+            path="", code="invalid_utf8", message=f"a text holds bytes that are not UTF-8: {error.reason}", fix="write UTF-8 text"
+        )
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        return Problem(path="", code="wrong_type", message=f"a value cannot be read: {str(error)[:120]}", fix="use text, numbers and lists")
+    return next(text_problems(value), None) or value
+
+
+def _decoded_bytes(array: pa.Array) -> int:
+    """What `array` takes with every value written out."""
+    if pa.types.is_dictionary(array.type):
+        indices = array.indices.drop_null()
+        if not pa.types.is_binary(array.type.value_type) and not pa.types.is_string(array.type.value_type):
+            return int(array.nbytes)
+        lengths = pc.binary_length(array.dictionary.cast(pa.binary()))
+        return int(pc.sum(lengths.take(indices)).as_py() or 0)
+    if pa.types.is_struct(array.type):
+        return sum(_decoded_bytes(child) for child in array.flatten())
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _decoded_bytes(array.flatten())
+    return int(array.nbytes)

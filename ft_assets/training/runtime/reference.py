@@ -1,0 +1,217 @@
+"""Computes the reference log-probabilities of a preference pack, file by file; what an earlier run left whole is kept.
+
+    python -m ft_assets.training.runtime.reference --pack DIR --base DIR --base-digest SHA --out DIR [--precision fp32]
+
+For each answer: the sum of the log-probabilities of the tokens that carry loss, as TRL's ``precompute_ref_log_probs`` has them. torch is
+imported only once there is something to compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ft_assets.base_models import model_digest
+from ft_assets.datasets.packs.manifest import PackManifest
+from ft_assets.datasets.packs.manifest import verify as verify_pack
+from ft_assets.errors import FtError
+from ft_assets.training.failures import EXIT_CODES
+from ft_assets.training.reference import MANIFEST, PARTIAL, ReferenceFile, ReferenceManifest, reference_key, usable_files, write_logps
+from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
+from ft_assets.training.runtime.imports import OFFLINE
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+PRECISIONS = ("fp32", "bf16", "fp16")
+ATTENTION = ("sdpa", "eager", "flash_attention_2")
+UNUSED = ("bitsandbytes", "deepspeed", "scipy")
+"""Probed for and imported by the libraries, seconds each; nothing here needs them."""
+BATCH_TOKENS = 16_384
+"""Tokens of a batch, padding included: hidden states of an 8B model take 130 MB a layer. Halved when memory runs out."""
+
+
+def compute(
+    pack_dir: Path, base_dir: Path, out_dir: Path, *, base_digest: str, precision: str, attention: str, batch_tokens: int = BATCH_TOKENS
+) -> ReferenceManifest:
+    """The log-probabilities in `out_dir`, computed as far as they are not there; a second call computes nothing."""
+    pack = verify_pack(pack_dir)
+    if pack.kind != "pairs":
+        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities are of pairs: build a preference pack")
+    key = reference_key(pack.fingerprint, base_digest, precision, attention)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    done = {entry.of: entry for entry in usable_files(out_dir, key)}
+    wanted = _files(pack)
+    manifest = ReferenceManifest(
+        key=key, pack_fingerprint=pack.fingerprint, base_digest=base_digest, precision=precision, attention=attention, files=()
+    )
+    missing = [name for name in wanted if name not in done]
+    if missing:
+        (out_dir / MANIFEST).unlink(missing_ok=True)
+        model = Model(base_dir, precision=precision, attention=attention, batch_tokens=batch_tokens)
+    for name in missing:
+        started = time.monotonic()
+        done[name] = _compute_file(model, pack_dir / name, out_dir)
+        _with_files(manifest, done.values()).write(out_dir, name=PARTIAL)
+        log.info("%s: %d pairs in %.1f s", name, done[name].num_pairs, time.monotonic() - started)
+    whole = _with_files(manifest, [done[name] for name in wanted])
+    if missing or not (out_dir / MANIFEST).is_file():
+        whole.write(out_dir)
+    (out_dir / PARTIAL).unlink(missing_ok=True)
+    log.info("%s: %d files computed, %d found", key, len(missing), len(wanted) - len(missing))
+    return whole
+
+
+def _files(pack: PackManifest) -> list[str]:
+    return [str(s["name"]) for s in (*pack.shards, *(pack.validation["shards"] if pack.validation else ()))]
+
+
+def _with_files(manifest: ReferenceManifest, files: Any) -> ReferenceManifest:
+    return replace(manifest, files=tuple(cast("Sequence[ReferenceFile]", files)))
+
+
+def _compute_file(model: Model, path: Path, out_dir: Path) -> ReferenceFile:
+    table = pq.read_table(path)
+    sides = [(_arrays(table[f"{side}_input_ids"]), _arrays(table[f"{side}_labels"])) for side in ("chosen", "rejected")]
+    ids, labels = ([*sides[0][i], *sides[1][i]] for i in (0, 1))
+    logps = model.sequence_logps(ids, labels)
+    rows = table["row"].to_numpy()
+    bad = ~np.isfinite(logps)
+    if bad.any():
+        row = int(np.tile(rows, 2)[int(bad.argmax())])
+        raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is no number; use precision fp32 or bf16")
+    return write_logps(out_dir, path.name, {"row": rows, "chosen_logp": logps[: len(rows)], "rejected_logp": logps[len(rows) :]})
+
+
+def _arrays(column: pa.ChunkedArray) -> list[NDArray[np.int32]]:
+    lists = column.combine_chunks()
+    values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
+    return [values[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+
+
+class Model:
+    """The base model as it is, without dropout and gradients."""
+
+    def __init__(self, directory: Path, *, precision: str, attention: str, batch_tokens: int) -> None:
+        os.environ.update({k: v for k, v in OFFLINE.items() if k not in os.environ})
+        for name in UNUSED:
+            cast("dict[str, Any]", sys.modules).setdefault(name, None)
+        import torch
+        import transformers
+        from trl.trainer.utils import add_fused_lm_head
+
+        transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        self._torch = torch
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._batch_tokens = batch_tokens
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        try:
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=attention
+            )
+        except (OSError, ValueError, ImportError) as e:
+            raise BadInput(f"base model in {directory} cannot be loaded: {e}", code="base_model_unavailable") from e
+        add_fused_lm_head(loaded)  # scores the labels in tiles: no logits of the whole batch
+        self._model = loaded.to(self._device).eval()
+        self._vocab_size = int(loaded.get_input_embeddings().num_embeddings)
+
+    def sequence_logps(self, ids: Sequence[NDArray[np.int32]], labels: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
+        """Sum of the log-probabilities of the labels of each sequence, in batches of like length, the longest first.
+
+        A batch that memory is too small for is halved, and so are those after it.
+        """
+        highest = max(int(i.max()) for i in ids)
+        if highest >= self._vocab_size:
+            raise BadInput(f"the pack holds token {highest}, the base model's vocabulary ends at {self._vocab_size - 1}; build the pack again")
+        out = np.empty(len(ids), np.float32)
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        while order:
+            batch = order[: max(1, self._batch_tokens // len(ids[order[0]]))]
+            try:
+                out[batch] = self._forward([ids[i] for i in batch], [labels[i] for i in batch])
+            except self._torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    raise
+                self._batch_tokens = len(ids[order[0]]) * (len(batch) // 2)
+                self._torch.cuda.empty_cache()
+                log.info("memory is short: %d tokens a batch from now on", self._batch_tokens)
+                continue
+            order = order[len(batch) :]
+        return out
+
+    def _forward(self, ids: Sequence[NDArray[np.int32]], labels: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
+        torch = self._torch
+        shape = (len(ids), max(len(i) for i in ids))
+        batch = {"input_ids": torch.zeros(shape, dtype=torch.long), "attention_mask": torch.zeros(shape, dtype=torch.long)}
+        batch["labels"] = torch.full(shape, -100)
+        for row, (i, lab) in enumerate(zip(ids, labels, strict=True)):
+            batch["input_ids"][row, : len(i)] = torch.from_numpy(i.copy())
+            batch["attention_mask"][row, : len(i)] = 1
+            batch["labels"][row, : len(i)] = torch.from_numpy(lab.copy())
+        with torch.inference_mode():
+            found = self._model(**{k: v.to(self._device) for k, v in batch.items()}, use_cache=False, fused_lm_head=True).log_probs
+            result: NDArray[np.float32] = found.double().sum(dim=1).float().cpu().numpy()
+        return result
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
+    if options.die_with_parent is not None and not _die_with(options.die_with_parent):
+        return 1
+    try:
+        compute(
+            options.pack,
+            options.base,
+            options.out,
+            base_digest=options.base_digest or model_digest(options.base),
+            precision=options.precision,
+            attention=options.attention,
+            batch_tokens=options.batch_tokens,
+        )
+    except RunEnded as e:
+        log.error("%s", e.message)
+        return EXIT_CODES[e.outcome]
+    except FtError as e:
+        log.error("%s", json.dumps(e.to_dict()))
+        return EXIT_CODES[BadInput.outcome]
+    return 0
+
+
+def _die_with(parent: int) -> bool:
+    """Have the kernel end this process when its parent dies; false where that is dead already."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ft_assets.training.runtime.reference", description=__doc__.split("\n")[0] if __doc__ else None)
+    for name in ("pack", "base", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--base-digest", help="digest of the base model; computed from its files where it is not given")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
+    parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process does")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,253 @@
+"""``/v1/datasets``, policies with an upload, previews and estimates, over the wire."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import openai
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+
+from control_plane import tenants as tiers
+from control_plane.client import FtClient
+from control_plane.service import tenants
+from control_plane.service.examination import limits
+from control_plane.service.platform import Platform
+from control_plane.tables import files
+from control_plane.tenants import Tenant
+from ft_assets.base_models import Catalogue
+from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
+from tests.tiny_model import build_tiny_model
+
+MODEL = "tiny-chat"
+
+
+@pytest.fixture(scope="module")
+def platform(new_platform: Callable[..., Platform], tmp_path_factory: pytest.TempPathFactory) -> Platform:
+    """A platform whose only base model has a real tokenizer and template."""
+    directory = build_tiny_model(tmp_path_factory.mktemp("models") / MODEL)
+    return replace(new_platform(), models=Catalogue({MODEL: ({"id": MODEL, "path": str(directory)}, directory.parent)}))
+
+
+@pytest.fixture
+def pages(api_url: str, api_key: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=api_url, headers={"authorization": f"Bearer {api_key}", "accept": "text/html"}) as client:
+        yield client
+
+
+def with_addresses(path: Path) -> Path:
+    """Rows of which every tenth holds an e-mail address."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows[::10]:
+        row["messages"][0]["content"] += " Write to jane.doe@example.com."
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def stored_text(platform: Platform, tenant: Tenant, dataset: str, tmp_path: Path) -> str:
+    target = tmp_path / "rows.parquet"
+    platform.objects.get_file(f"tenants/{tenant.id}/datasets/{dataset}/rows.parquet", target)
+    return "\n".join(pq.read_table(target).column("example").to_pylist())
+
+
+def test_policies_of_an_upload_by_the_openai_client_shape_the_dataset(
+    client: openai.OpenAI, platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = with_addresses(write_chat_rows(120))
+    plain = client.files.create(file=path, purpose="fine-tune")
+    spread = client.files.create(file=path, purpose="fine-tune", extra_body={"policies": {"pii": "redact", "toxicity_threshold": 0.8}})
+    as_text = client.files.create(file=path, purpose="fine-tune", extra_body={"policies": '{"pii": "redact", "toxicity_threshold": 0.8}'})
+    assert spread.policies == as_text.policies == {"pii": "redact", "toxicity_threshold": 0.8}
+    assert spread.dataset_id == as_text.dataset_id != plain.dataset_id
+    assert "jane.doe@example.com" in stored_text(platform, tenant, plain.dataset_id, tmp_path)
+    redacted = stored_text(platform, tenant, spread.dataset_id, tmp_path)
+    assert "jane.doe@example.com" not in redacted
+    assert "[EMAIL]" in redacted
+
+
+@pytest.mark.parametrize(
+    "policies",
+    ["pii=redact", '["pii"]', '{"pii": "perhaps"}', '{"nothing": "warn"}', '{"min_examples": 1}', '{"contamination_threshold": 7}'],
+)
+def test_policies_that_cannot_be_read_are_refused_before_anything_is_stored(
+    ft: FtClient, api_url: str, api_key: str, policies: str
+) -> None:
+    answer = httpx.post(
+        f"{api_url}/v1/files",
+        headers={"authorization": f"Bearer {api_key}"},
+        data={"purpose": "fine-tune", "policies": policies},
+        files={"file": ("a.jsonl", b"{}\n")},
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_policy")
+    assert ft.files() == []
+
+
+def test_more_examples_than_the_tier_allows_are_refused(platform: Platform, ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
+    made, _ = tenants.create(platform, "free-tier", tier="free")
+    assert limits(platform, made.id)["max_examples"] == tiers.TIERS["free"].max_examples == 1_000_000
+    uploaded = ft.upload_file(write_chat_rows(120))
+    assert ft.dataset_report(uploaded["id"])["policies"]["max_examples"] == 10_000_000
+
+
+def test_a_dataset_is_listed_shown_and_reported(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
+    first = ft.upload_file(write_chat_rows(120), model=MODEL)
+    second = ft.upload_file(write_chat_rows(130, salt="?", name="other.jsonl"))
+    assert [d["id"] for d in ft.datasets()] == [second["dataset_id"], first["dataset_id"]]
+    shown = ft.dataset(first["dataset_id"])
+    assert (shown["object"], shown["name"], shown["version"], shown["format"]) == ("dataset", "support", 1, "chat")
+    assert (shown["row_count"], shown["dedup_removed"], shown["review"]) == (ft.dataset_report(first["id"])["examples"], 0, "none")
+    assert shown["token_count"] > 1000
+    assert ft.dataset(second["dataset_id"])["token_count"] is None, "no model was named, so nobody counted"
+    assert ft.dataset_report(first["dataset_id"])["model"]["id"] == MODEL
+    with pytest.raises(NotFound, match="no dataset"):
+        ft.dataset("ds_none")
+
+
+def test_a_report_is_a_page_for_those_who_ask_for_one(ft: FtClient, pages: httpx.Client, write_chat_rows: Callable[..., Path]) -> None:
+    path = write_chat_rows(120)
+    path.write_text(path.read_text() + '{"messages": [{"role": "<script>alert(1)</script>", "content": "x"}]}\n')
+    refused = ft.upload_file(path)
+    answer = pages.get(f"/v1/datasets/{refused['id']}/report")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "not valid" in answer.text
+    assert "invalid_role" in answer.text
+    assert "<svg" in answer.text
+    assert "<script" not in answer.text, "what a file holds is never markup"
+    assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in answer.text
+    assert pages.get(f"/v1/datasets/{refused['id']}/report", headers={"accept": "*/*"}).json()["valid"] is False
+
+
+def test_a_dataset_held_back_for_review_trains_only_once_it_is_approved(
+    ft: FtClient, platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    suite = tmp_path / "quiz.jsonl"
+    long = "Which of the many rivers that cross the wide northern plain is the longest one of all of them today?"
+    suite.write_text(json.dumps({"question": long}) + "\n")
+    ft.add_suite("quiz", suite, field="question")
+    path = write_chat_rows(120)
+    leaked = {"messages": [{"role": "user", "content": long}, {"role": "assistant", "content": "The grey one."}]}
+    path.write_text(path.read_text() + json.dumps(leaked) + "\n")
+    file = ft.upload_file(path, policies={"contamination": "review"})
+    assert file["status"] == "processed"
+    held = ft.dataset(file["dataset_id"])
+    assert (held["review"], held["contamination_flagged"], held["approved_by"]) == ("pending", 1, None)
+    with pytest.raises(InvalidRequest, match="ft datasets approve") as refused:
+        ft.create_job(model=MODEL, training_file=file["id"])
+    assert refused.value.code == "dataset_needs_review"
+    reader = tenants.create_key(platform, tenant.id, name="reader", scopes=["read"])
+    approved = ft.approve_dataset(file["dataset_id"])
+    assert (approved["review"], approved["approved_by"]) == ("approved", approved["approved_by"])
+    assert approved["approved_by"].startswith("key_") and approved["approved_by"] != reader.id
+    assert ft.approve_dataset(file["dataset_id"])["approved_at"] == approved["approved_at"]
+    assert ft.create_job(model=MODEL, training_file=file["id"])["state"] == "validating"
+
+
+def test_approval_needs_a_key_that_may_write(platform: Platform, tenant: Tenant, api_url: str) -> None:
+    reader = tenants.create_key(platform, tenant.id, name="reader", scopes=["read"])
+    answer = httpx.post(f"{api_url}/v1/datasets/ds_1/approve", headers={"authorization": f"Bearer {reader.secret}"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
+
+
+def test_a_preview_shows_what_is_trained(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
+    file = ft.upload_file(write_chat_rows(120))
+    for subject in (file["id"], file["dataset_id"]):
+        shown = ft.preview(subject, model=MODEL, num_examples=2)["data"]
+        assert len(shown) == 2
+        assert "What is 0 plus 0?" in json.dumps(shown[0])
+    assert ft.preview(file["id"], model=MODEL, num_examples=1, max_seq_len=8)["data"][0]["truncated"] is True
+    for wrong in ({"num_examples": 0}, {"num_examples": 101}, {"max_seq_len": 100_000}):
+        with pytest.raises(InvalidRequest) as refused:
+            ft.preview(file["id"], model=MODEL, **wrong)
+        assert refused.value.code == "invalid_limit"
+
+
+def test_an_estimate_rests_on_counted_tokens_where_they_were_counted(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
+    path = write_chat_rows(120)
+    counted, plain = ft.upload_file(path, model=MODEL), ft.upload_file(path)
+    exact = ft.estimate(model=MODEL, training_file=counted["id"], hyperparameters={"n_epochs": 3})
+    sampled = ft.estimate(model=MODEL, training_file=plain["id"], hyperparameters={"n_epochs": 3})
+    assert exact["tokens"]["counted"] and sampled["tokens"]["counted"], "120 rows are all looked at"
+    assert "counted at validation" in exact["tokens"]["how"]
+    assert exact["tokens"]["per_epoch"] == sampled["tokens"]["per_epoch"] > 1000
+    assert exact["tokens"]["total"] == 3 * exact["tokens"]["per_epoch"]
+    assert exact["total_steps"] > 0 and exact["gpu_hours"] > 0 and exact["price_micros"] > 0
+    assert exact["seconds_to_start"] == 0, "nothing is ahead of it"
+    assert exact["seconds_to_finish"] == pytest.approx(exact["gpu_hours"] * 3600, abs=1)
+    assert len(exact["assumptions"]) >= 5
+    assert ft.jobs() == [], "an estimate submits nothing"
+
+
+def test_an_estimate_goes_by_its_other_names(ft: FtClient, api_url: str, api_key: str, write_chat_rows: Callable[..., Path]) -> None:
+    body = {"model": MODEL, "training_file": ft.upload_file(write_chat_rows(120))["id"]}
+    headers = {"authorization": f"Bearer {api_key}"}
+    paths = ("fine_tuning/jobs/estimate", "fine_tuning/jobs/estimate-price", "fine-tunes/estimate-price")
+    prices = [httpx.post(f"{api_url}/v1/{path}", json=body, headers=headers).json()["price_micros"] for path in paths]
+    assert len(set(prices)) == 1
+
+
+def test_what_cannot_be_estimated_has_a_reason(
+    ft: FtClient, platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    file = ft.upload_file(write_chat_rows(120))
+    with pytest.raises(NotFound) as unknown:
+        ft.estimate(model="nobody", training_file=file["id"])
+    assert unknown.value.code == "model_not_found"
+    small = ft.upload_file(write_chat_rows(12, name="small.jsonl"))
+    with pytest.raises(InvalidDataset):
+        ft.estimate(model=MODEL, training_file=small["id"])
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(files).where(files.c.id == file["id"]).values(status="uploaded"))
+    with pytest.raises(Conflict) as early:
+        ft.estimate(model=MODEL, training_file=file["id"])
+    assert early.value.code == "file_not_validated"
+
+
+def test_a_large_upload_is_validated_behind_its_answer_and_streams_how_far_it_is(ft: FtClient, tmp_path: Path) -> None:
+    draw, path = random.Random(5), tmp_path / "large.jsonl.gz"
+    with gzip.open(path, "wt", compresslevel=1) as out:
+        for i in range(3200):
+            turns = [("user", f"{i} {draw.randbytes(700).hex()}"), ("assistant", f"It is {i}.")]
+            out.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
+    made = ft.upload_file(path)
+    assert (made["status"], made["report_url"]) == ("uploaded", None)
+    events = list(ft.file_events(made["id"]))
+    assert [e["status"] for e in events[:-1]] == ["uploaded"] * (len(events) - 1)
+    assert events[-1]["status"] == "processed"
+    assert events[-1]["dataset_id"].startswith("ds_")
+    assert any(e["progress"] and e["progress"]["stage"] for e in events)
+    assert ft.file(made["id"])["progress"] is None
+    assert next(ft.file_events(made["id"]))["status"] == "processed", "a stream that begins late tells the end"
+    with pytest.raises(Conflict) as refused:
+        ft.validate_again(made["id"])
+    assert refused.value.code == "file_is_validated"
+    with pytest.raises(NotFound):
+        list(ft.file_events("file-none"))
+
+
+def test_suites_go_over_the_wire(ft: FtClient, tmp_path: Path) -> None:
+    path = tmp_path / "quiz.jsonl"
+    path.write_text('{"question": "How many sheep are on the hill?"}\n')
+    assert ft.add_suite("herd", path, field="question")["num_items"] == 1
+    assert [(s["name"], s["owner"]) for s in ft.suites()] == [("herd", "tenant")]
+    assert ft.remove_suite("herd")["deleted"] is True
+    with pytest.raises(NotFound) as gone:
+        ft.remove_suite("herd")
+    assert gone.value.code == "suite_not_found"
+
+
+def test_an_import_without_a_hub_is_refused_and_leaves_nothing(ft: FtClient) -> None:
+    with pytest.raises(InvalidRequest) as disabled:
+        ft.import_dataset("hf://acme/tickets@" + "a" * 40)
+    assert disabled.value.code == "hub_disabled"
+    with pytest.raises(InvalidRequest) as wrong:
+        ft.import_dataset("hf://acme/tickets@" + "a" * 40, policies={"pii": "perhaps"})
+    assert wrong.value.code == "invalid_policy"
+    assert ft.files() == []

@@ -1,0 +1,94 @@
+"""Data commands of ``ft`` against the real API: uploads with policies, versions, suites, estimates, previews."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+from control_plane.api.app import create_app
+from control_plane.service.platform import Platform
+from ft_assets.base_models import Catalogue
+from tests.tiny_model import build_tiny_model
+
+MODEL = "tiny-chat"
+Ft = Callable[..., Any]
+"""Runs ``ft`` with these arguments; see the fixtures."""
+
+
+@pytest.fixture(scope="module")
+def platform(new_platform: Callable[..., Platform], tmp_path_factory: pytest.TempPathFactory) -> Platform:
+    """A platform whose only base model has a real tokenizer and template."""
+    directory = build_tiny_model(tmp_path_factory.mktemp("models") / MODEL)
+    return replace(new_platform(), models=Catalogue({MODEL: ({"id": MODEL, "path": str(directory)}, directory.parent)}))
+
+
+@pytest.fixture(scope="module")
+def api_url(platform: Platform, serve: Callable[[ASGIApp], str]) -> str:
+    return serve(create_app(platform))
+
+
+def test_an_upload_with_policies_is_a_dataset_that_is_listed_and_shown(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    made = ft("upload", write_chat_rows(120), "--policy", "pii=redact", "--model", MODEL, "--json").json
+    assert (made["status"], made["policies"], made["model"]) == ("processed", {"pii": "redact"}, MODEL)
+    listed = ft("datasets", "list", "--json").json
+    assert [d["id"] for d in listed] == [made["dataset_id"]]
+    (line,) = [row for row in ft("datasets", "list").out.splitlines() if made["dataset_id"] in row]
+    assert "support v1" in line
+    shown = ft("datasets", "show", made["dataset_id"])
+    assert "row count:" in shown.out
+    assert "rows," in shown.out
+    assert ft("datasets", "show", made["id"], "--json").json["report"]["valid"] is True
+    assert "[dataset_not_found" in ft("datasets", "show", "ds_0").err
+
+
+def test_a_large_upload_is_followed_until_it_is_validated(ft: Ft, tmp_path: Path) -> None:
+    draw, path = random.Random(3), tmp_path / "large.jsonl.gz"
+    with gzip.open(path, "wt", compresslevel=1) as out:
+        for i in range(3200):
+            turns = [("user", f"{i} {draw.randbytes(700).hex()}"), ("assistant", f"It is {i}.")]
+            out.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
+    at_once = ft("upload", path, "--no-wait", "--json").json
+    assert at_once["status"] == "uploaded"
+    done = ft("upload", path)
+    assert done.code == 0, done.err
+    assert "status:  processed" in done.out
+    assert "validating: " in done.err
+
+
+def test_suites_are_added_listed_and_removed(ft: Ft, tmp_path: Path) -> None:
+    path = tmp_path / "quiz.csv"
+    path.write_text("q,a\n" + "".join(f"What is the sum of {i} and {i}?,{2 * i}\n" for i in range(9)))
+    done = ft("suites", "add", "quiz", path, "--field", "q")
+    assert done.code == 0, done.err
+    assert "9 items" in done.err
+    assert [(s["name"], s["owner"], s["num_items"]) for s in ft("suites", "list", "--json").json] == [("quiz", "tenant", 9)]
+    assert "[suite_exists" in ft("suites", "add", "quiz", path, "--field", "q").err
+    assert ft("suites", "remove", "quiz").code == 0
+    assert ft("suites", "list", "--json").json == []
+
+
+def test_an_estimate_of_a_file_uploads_it_and_says_what_it_rests_on(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    path = write_chat_rows(120)
+    done = ft("estimate", path, "--model", MODEL, "--hp", "n_epochs=2")
+    assert done.code == 0, done.err
+    for shown in ("tokens:", "in 2 epochs", "steps:", "gpu hours:", "USD", "finishes in:", "  - price:"):
+        assert shown in done.out
+    found = ft("estimate", path, "--model", MODEL, "--tier", "free", "--json").json
+    assert (found["object"], found["price_micros"]) == ("fine_tuning.estimate", 0)
+    assert "[model_not_found" in ft("estimate", path, "--model", "nobody").err
+    assert ft("jobs", "--json").json == []
+
+
+def test_a_dataset_is_previewed_by_its_id(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    made = ft("upload", write_chat_rows(120), "--json").json
+    done = ft("preview", made["dataset_id"], "--model", MODEL, "-n", "1")
+    assert done.code == 0, done.err
+    assert "What is 0 plus 0?" in done.out

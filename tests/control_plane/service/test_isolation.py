@@ -1,0 +1,212 @@
+"""Large files are read by a process of their own: what it needs and how it dies is not the server's concern."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import sqlalchemy as sa
+
+from control_plane.service import examination, file_progress, files
+from control_plane.service.isolation import MODULE, carry_out_apart
+from control_plane.service.platform import Platform
+from control_plane.service.validate_file import Order, carry_out
+from control_plane.tables import files as files_table
+from control_plane.tenants import Tenant
+from ft_assets.datasets.progress import Progress
+from ft_assets.errors import Conflict, FtError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compressed file over the limit, of text that compresses badly."""
+    draw = random.Random(7)
+    path = tmp_path_factory.mktemp("large") / "large.jsonl.gz"
+    with gzip.open(path, "wt", compresslevel=1) as out:
+        for i in range(3000):
+            turns = [("user", f"{i} {draw.randbytes(600).hex()}"), ("assistant", f"It is {i}.")]
+            out.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
+    assert path.stat().st_size > examination.LARGE_COMPRESSED_BYTES, "it would be validated at once"
+    return path
+
+
+def order(path: Path, directory: Path) -> Order:
+    return Order(path=path, filename=path.name, output=directory / "rows.parquet")
+
+
+def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
+    with path.open("rb") as stream:
+        file = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
+    assert file["status"] == "uploaded"
+    return str(file["id"])
+
+
+def validator_of(process: psutil.Process, *, within_s: float = 20) -> psutil.Process:
+    """The validating child of `process`, as soon as there is one."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if MODULE in child.cmdline():
+                    return child
+        time.sleep(0.01)
+    raise AssertionError("no validator was started")
+
+
+def test_a_file_says_by_its_size_and_first_bytes_whether_it_is_large() -> None:
+    mib = 1 << 20
+    assert [examination.is_large(n * mib, b'{"a"') for n in (2, 31, 32)] == [False, False, True]
+    for head in (b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd", b"PAR1"):
+        assert [examination.is_large(n, head) for n in (2 * mib - 1, 2 * mib)] == [False, True]
+
+
+def test_an_order_survives_the_way_to_the_child(tmp_path: Path) -> None:
+    given = Order(path=tmp_path / "a", filename="a.csv", output=tmp_path / "b", column_map={"x": "prompt"}, max_seq_len=9, suites=tmp_path)
+    assert Order.from_dict(json.loads(json.dumps(given.to_dict()))) == given
+
+
+def test_the_child_finds_what_the_parent_would(large: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    apart, here = tmp_path / "apart", tmp_path / "here"
+    apart.mkdir()
+    found = carry_out_apart(order(large, apart), apart, progress=seen.append)
+    own = carry_out(order(large, here), workers=1)
+    assert (found.report["valid"], found.num_rows, found.content_sha256) == (True, 3000, own.content_sha256)
+    assert (apart / "rows.parquet").read_bytes() == (here / "rows.parquet").read_bytes()
+    assert seen, "it told how far it was"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, as when memory runs out"),
+        ("import os; os.abort()", "SIGABRT"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("raise MemoryError('all of it')", "exit code 1"),
+        ("pass", "exit code 0"),
+    ],
+)
+def test_a_child_that_dies_is_a_failure_of_the_platform_with_a_name(tmp_path: Path, code: str, says: str) -> None:
+    with pytest.raises(FtError, match=says) as died:
+        carry_out_apart(order(tmp_path / "x.jsonl", tmp_path), tmp_path, command=(sys.executable, "-c", code))
+    assert (died.value.code, died.value.fault) == ("validation_crashed", "platform")
+
+
+def test_a_child_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    code = "import subprocess, sys, time; subprocess.Popen(['sleep', '86399']); time.sleep(86399)"
+    with pytest.raises(FtError, match="made no progress") as hung:
+        carry_out_apart(order(tmp_path / "x.jsonl", tmp_path), tmp_path, command=(sys.executable, "-c", code), silent_for_s=1.0)
+    assert hung.value.code == "validation_crashed"
+    time.sleep(0.2)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "86399"]]
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    pipe = tmp_path / "never-written"
+    os.mkfifo(pipe)  # to open it waits for ever
+    code = (
+        "from pathlib import Path; from control_plane.service.isolation import *; "
+        f"carry_out_apart(Order(path=Path({str(pipe)!r}), filename='x.jsonl', output=Path('rows')), Path({str(tmp_path)!r}))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    try:
+        child = validator_of(psutil.Process(parent.pid))
+        time.sleep(1.0)
+        assert child.is_running()
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(platform: Platform, tenant: Tenant, large: Path) -> None:
+    file_id = uploaded(platform, tenant, large)
+
+    def kill() -> None:
+        validator_of(psutil.Process()).kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    refused = files.validate(platform, file_id)
+    killer.join()
+    assert (refused["status"], refused["status_code"], refused["report"], refused["progress"]) == (
+        "error",
+        "validation_crashed",
+        None,
+        None,
+    )
+    assert f"POST /v1/files/{file_id}/validate" in refused["status_details"]
+    assert files.validate_again(platform, tenant.id, file_id)["status"] == "uploaded"
+    assert files.validate(platform, file_id)["status"] == "processed"
+    with pytest.raises(Conflict, match="gives the same"):
+        files.validate_again(platform, tenant.id, file_id)
+
+
+def test_two_who_want_the_same_large_file_read_it_once(platform: Platform, tenant: Tenant, large: Path) -> None:
+    file_id = uploaded(platform, tenant, large)
+    heard: list[Progress] = []
+    with file_progress.claimed(platform, file_id) as sink:
+        assert sink is not None
+        sink(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
+        assert files.validate(platform, file_id, wait=False)["status"] == "uploaded", "it is somebody's work"
+        waiting = threading.Thread(target=lambda: files.validate(platform, file_id, progress=heard.append))
+        waiting.start()
+        deadline = time.monotonic() + 20
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert heard[0].rows in (0, 7), "who waits is told how far the other is"
+    waiting.join()
+    assert files.get(platform, tenant.id, file_id)["status"] == "processed", "who waited took over once the claim was free"
+
+
+def test_a_claim_that_nobody_renews_is_lost(platform: Platform, tenant: Tenant, large: Path) -> None:
+    file_id = uploaded(platform, tenant, large)
+    long_ago = (platform.clock() - timedelta(minutes=5)).timestamp()
+    stale = {"stage": "reading", "rows": 1, "bytes": 1, "total_bytes": 2, "at": long_ago}
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(progress=stale))
+    with file_progress.claimed(platform, file_id) as sink, file_progress.claimed(platform, file_id) as second:
+        assert sink is not None
+        assert second is None
+
+
+def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:
+    from control_plane.service import jobs, preparation
+
+    said: list[str] = []
+    tell = preparation.announcer(platform, job_id, say=said.append)
+    for rows in range(100):
+        tell(Progress(stage="reading", rows=rows, bytes=rows, total_bytes=200))
+    tell(Progress(stage="writing", rows=1000, bytes=0, total_bytes=0))
+    events = [e for e in jobs.list_events(platform, tenant.id, job_id).items if e["code"] == "dataset_progress"]
+    assert [e["message"] for e in events[::-1]] == said == ["Dataset: reading, 0 rows, 0 %.", "Dataset: writing, 1,000 rows."]
+
+
+def test_a_job_of_a_large_file_prepares_it_and_tells_of_it(
+    platform: Platform, tenant: Tenant, large: Path, write_chat_rows: Callable[..., Path]
+) -> None:
+    from control_plane.service import jobs, preparation
+    from control_plane.service.submission import JobRequest
+
+    file_id = uploaded(platform, tenant, large)
+    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id})).job["id"]
+    said: list[str] = []
+    pinned = preparation.pin_dataset(platform, tenant.id, job, progress=preparation.announcer(platform, job, say=said.append))
+    assert pinned.row_count == 3000
+    assert said

@@ -1,0 +1,123 @@
+"""Evaluation suites: the operator's for all, each tenant's own for itself, one index for a set of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from control_plane.service import files, suites, tenants
+from control_plane.service.platform import Platform
+from control_plane.tenants import Tenant
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
+
+QUESTION = "How many of the {} sheep that the old shepherd counted on the hill before the storm came back to the valley?"
+
+
+def suite(*questions: str, field: str = "question") -> io.BytesIO:
+    return io.BytesIO("".join(json.dumps({field: q}) + "\n" for q in questions).encode())
+
+
+def add(platform: Platform, tenant: str | None, name: str, *questions: str) -> None:
+    suites.add(platform, tenant, suite(*questions), name=name, filename=f"{name}.jsonl", field="question")
+
+
+def flagged(platform: Platform, tenant: str, path: Path, questions: Sequence[str]) -> dict[str, int]:
+    """Rows of each suite that a dataset of `path` and `questions` is found to hold."""
+    rows = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "Nine."}]} for q in questions]
+    path.write_text(path.read_text() + "".join(json.dumps(r) + "\n" for r in rows))
+    with path.open("rb") as stream:
+        file = files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "warn"})
+    assert file["status"] == "processed", file["status_details"]
+    found: dict[str, int] = file["report"]["stats"]["contamination"]["suites"]
+    return {name: count for name, count in found.items() if count}
+
+
+def test_datasets_are_held_against_the_operators_suites_and_the_tenants_own(
+    fresh_platform: Platform, write_chat_rows: Callable[..., Path]
+) -> None:
+    platform = fresh_platform
+    one, other = (tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}")[0].id for _ in range(2))
+    add(platform, None, "gsm8k", QUESTION.format("white"))
+    add(platform, one, "gsm8k", QUESTION.format("black").replace("shepherd", "herdsman with the dog"))
+    asked = [QUESTION.format("white"), QUESTION.format("black").replace("shepherd", "herdsman with the dog")]
+    assert flagged(platform, one, write_chat_rows(120), asked) == {"gsm8k": 1, "own/gsm8k": 1}
+    assert set(flagged(platform, other, write_chat_rows(121), asked)) == {"gsm8k"}, "another tenant's suite is not looked for"
+    assert [(r["name"], r["tenant_id"]) for r in suites.list_suites(platform, one)] == [("gsm8k", None), ("gsm8k", one)]
+    assert [r["tenant_id"] for r in suites.list_suites(platform, other)] == [None]
+
+
+def test_an_index_is_built_once_for_a_set_and_found_again_by_another_machine(platform: Platform, tenant: Tenant, tmp_path: Path) -> None:
+    add(platform, tenant.id, "quiz", QUESTION.format("grey"))
+    first = suites.index_directory(platform, tenant.id)
+    assert first is not None
+    stamps = {p.name: p.stat().st_mtime_ns for p in first.iterdir()}
+    assert suites.index_directory(platform, tenant.id) == first
+    assert {p.name: p.stat().st_mtime_ns for p in first.iterdir()} == stamps
+    elsewhere = replace(platform, settings=replace(platform.settings, home=tmp_path))
+    fetched = suites.index_directory(elsewhere, tenant.id)
+    assert fetched is not None and fetched != first
+    assert {p.name: p.read_bytes() for p in fetched.iterdir()} == {p.name: p.read_bytes() for p in first.iterdir()}
+    add(platform, tenant.id, "second", QUESTION.format("brown"))
+    assert suites.index_directory(platform, tenant.id) != first
+
+
+def test_another_set_of_suites_makes_another_dataset(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    def dataset() -> str:
+        with write_chat_rows(120).open("rb") as stream:
+            return str(files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")["dataset_id"])
+
+    before = dataset()
+    add(platform, tenant.id, "quiz", QUESTION.format("red"))
+    assert dataset() != before
+    suites.remove(platform, tenant.id, "quiz")
+    assert dataset() == before
+
+
+def test_a_name_is_taken_once_and_free_again_when_it_is_removed(platform: Platform, tenant: Tenant) -> None:
+    add(platform, tenant.id, "quiz", QUESTION.format("one"))
+    with pytest.raises(Conflict) as taken:
+        add(platform, tenant.id, "quiz", QUESTION.format("two"))
+    assert taken.value.code == "suite_exists"
+    keys = [o.key for o in platform.objects.list(f"tenants/{tenant.id}/suites")]
+    assert len(keys) == 1, "the refused one left nothing"
+    suites.remove(platform, tenant.id, "quiz")
+    assert list(platform.objects.list(f"tenants/{tenant.id}/suites")) == []
+    with pytest.raises(NotFound):
+        suites.remove(platform, tenant.id, "quiz")
+    add(platform, tenant.id, "quiz", QUESTION.format("two"))
+
+
+def test_a_tenant_removes_no_suite_of_the_operator(platform: Platform, tenant: Tenant) -> None:
+    name = f"op-{uuid.uuid4().hex[:8]}"
+    add(platform, None, name, QUESTION.format("own"))
+    with pytest.raises(NotFound) as refused:
+        suites.remove(platform, tenant.id, name)
+    assert refused.value.code == "suite_not_found"
+    suites.remove(platform, None, name)
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "says"),
+    [
+        (b'{"question": "a"}\n{"answer": "b"}\n', "question", "row 2"),
+        (b'{"question": 7}\n', "question", "row 1"),
+        (b"", "question", "empty"),
+        (b'{"question": "a"}\n', " , ", "field is empty"),
+    ],
+)
+def test_a_file_that_is_no_suite_is_refused(platform: Platform, tenant: Tenant, data: bytes, field: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        suites.add(platform, tenant.id, io.BytesIO(data), name="bad", filename="bad.jsonl", field=field)
+    assert [r for r in suites.list_suites(platform, tenant.id) if r["tenant_id"]] == []
+
+
+def test_several_fields_and_lists_of_answers_make_one_item(platform: Platform, tenant: Tenant) -> None:
+    row = {"question": "Which one?", "choices": ["this", "that"]}
+    made = suites.add(platform, tenant.id, io.BytesIO(json.dumps(row).encode()), name="mc", filename="mc.jsonl", field="question, choices")
+    assert json.loads(platform.objects.get_bytes(made["object_key"])) == "Which one?\nthis\nthat"

@@ -1,0 +1,21 @@
+"""Preference examples for tests."""
+
+from __future__ import annotations
+
+import random
+
+from ft_assets.datasets.schema import Example, Message
+from tests.ft_assets.datasets.examples_of import varied_text
+
+
+def varied_preferences(count: int, *, seed: int = 0) -> list[Example]:
+    """Prompts of one to three turns with two different answers."""
+    rng = random.Random(seed)
+    out = []
+    for row in range(1, count + 1):
+        messages = [Message(role="user", content=varied_text(rng))]
+        for _ in range(rng.randint(0, 1)):
+            messages += [Message(role="assistant", content=varied_text(rng)), Message(role="user", content=varied_text(rng))]
+        answers = [(Message(role="assistant", content=f"{name}: {varied_text(rng)}"),) for name in ("good", "bad")]
+        out.append(Example(kind="preference", messages=tuple(messages), chosen=answers[0], rejected=answers[1], row=row))
+    return out

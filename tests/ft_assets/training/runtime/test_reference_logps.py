@@ -1,0 +1,181 @@
+"""Reference log-probabilities equal those of TRL and of a plain forward pass, are computed once, and survive damage and kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch", reason="needs the training environment")
+
+from ft_assets.datasets.packs.manifest import PackManifest  # noqa: E402
+from ft_assets.training.reference import load_logps, verify  # noqa: E402
+from ft_assets.training.runtime import reference  # noqa: E402
+from ft_assets.training.runtime.endings import BadInput, BadSpec  # noqa: E402
+from tests.ft_assets.training.preference_packs import build_preferences  # noqa: E402
+from tests.tiny_model import build_tiny_model  # noqa: E402
+
+REPOSITORY = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def pack(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("pack")
+    build_preferences(directory, base)
+    return directory
+
+
+def compute(pack: Path, base: Path, out: Path, **changes: Any) -> Any:
+    settings: dict[str, Any] = {"base_digest": "d", "precision": "fp32", "attention": "sdpa", **changes}
+    return reference.compute(pack, base, out, **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(pack: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reference")
+    compute(pack, base, out)
+    return out
+
+
+def pairs_of(pack: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    manifest = PackManifest.read(pack)
+    assert manifest.validation is not None
+    names = [s["name"] for s in (*manifest.shards, *manifest.validation["shards"])]
+    return names, [row for name in names for row in pq.read_table(pack / name).to_pylist()]
+
+
+def found(out: Path, pack: Path) -> NDArray[np.float64]:
+    """(pairs, 2): chosen and rejected."""
+    table = load_logps(out, verify(out), pairs_of(pack)[0])
+    return np.stack([table["chosen_logp"].to_numpy(), table["rejected_logp"].to_numpy()], axis=1).astype(np.float64)
+
+
+def model_of(base: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+def test_they_equal_a_plain_forward_pass_of_each_answer_alone(pack: Path, base: Path, whole: Path) -> None:
+    names, pairs = pairs_of(pack)
+    assert len(names) >= 4 and len(pairs) == 60
+    model, expected = model_of(base), []
+    for pair in pairs:
+        for side in ("chosen", "rejected"):
+            ids, labels = (torch.tensor([pair[f"{side}_{what}"]]) for what in ("input_ids", "labels"))
+            with torch.no_grad():
+                logps = model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+            expected.append(float(logps[labels[:, 1:] != -100].double().sum()))
+    plain = np.asarray(expected).reshape(-1, 2)
+    assert len(np.unique(plain.round(3))) > 100  # guards against values that are all alike
+    np.testing.assert_allclose(found(whole, pack), plain, atol=1e-4, rtol=1e-6)
+    rows = load_logps(whole, verify(whole), names)["row"].to_pylist()
+    assert rows == [p["row"] for p in pairs]
+
+
+def test_they_equal_what_trl_computes_in_advance(pack: Path, base: Path, whole: Path) -> None:
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    from trl.trainer.dpo_trainer import DataCollatorForPreference, DPOTrainer
+    from trl.trainer.utils import add_fused_lm_head
+
+    _, pairs = pairs_of(pack)
+    examples = [
+        {
+            "prompt_ids": p["chosen_input_ids"][: p["prompt_length"]],
+            "chosen_ids": p["chosen_input_ids"][p["prompt_length"] :],
+            "rejected_ids": p["rejected_input_ids"][p["prompt_length"] :],
+        }
+        for p in pairs
+    ]
+    model = model_of(base)
+    add_fused_lm_head(model)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext),
+        args=SimpleNamespace(gradient_checkpointing_kwargs=None),
+        ref_model=None,
+        model=model,
+        ld_alpha=None,
+    )
+    theirs = []
+    collate = DataCollatorForPreference(pad_token_id=0)
+    for start in range(0, len(examples), 8):
+        chosen, rejected = DPOTrainer.compute_ref_log_probs(trainer, model, collate(examples[start : start + 8]))
+        theirs.append(torch.stack([chosen, rejected], dim=1).numpy())
+    np.testing.assert_allclose(found(whole, pack), np.concatenate(theirs), atol=1e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 1000])
+def test_the_size_of_batches_changes_nothing(pack: Path, base: Path, whole: Path, tmp_path: Path, batch_tokens: int) -> None:
+    compute(pack, base, tmp_path, batch_tokens=batch_tokens)
+    np.testing.assert_allclose(found(tmp_path, pack), found(whole, pack), atol=1e-4)
+
+
+def test_a_second_run_makes_no_forward_pass(pack: Path, whole: Path, tmp_path: Path) -> None:
+    manifest = verify(whole)
+    assert compute(pack, tmp_path / "no model here", whole) == manifest
+    code = f"import sys\nfrom ft_assets.training.runtime import reference\nargs = sys.argv[1:]\nassert reference.main(args) == 0\nassert 'torch' not in sys.modules"
+    arguments = [f"--pack={pack}", f"--base={tmp_path}", "--base-digest=d", f"--out={whole}"]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, cwd=REPOSITORY)
+
+
+def test_only_a_damaged_file_is_computed_again(pack: Path, base: Path, tmp_path: Path) -> None:
+    manifest = compute(pack, base, tmp_path)
+    stamps = {f.name: (tmp_path / f.name).stat().st_ino for f in manifest.files}
+    torn = tmp_path / manifest.files[1].name
+    torn.write_bytes(torn.read_bytes()[:100])
+    assert compute(pack, base, tmp_path) == manifest == verify(tmp_path)
+    changed = [name for name, inode in stamps.items() if (tmp_path / name).stat().st_ino != inode]
+    assert changed == [torn.name] or not changed  # an inode may be given again
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_killed_run_goes_on_where_it_was(base: Path, tmp_path: Path) -> None:
+    pack, out = tmp_path / "pack", tmp_path / "out"
+    build_preferences(pack, base, count=600)
+    command = [sys.executable, "-m", "ft_assets.training.runtime.reference", f"--pack={pack}", f"--base={base}", f"--out={out}"]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    arguments = [*command, "--base-digest=d", "--batch-tokens=400"]
+    process = subprocess.Popen(arguments, env=env, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while len(list(out.glob("ref-*.parquet"))) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = {p.name: p.read_bytes() for p in out.glob("ref-*.parquet")}
+    with pytest.raises(Exception, match="not finished"):
+        verify(out)
+    done = subprocess.run(arguments, env=env, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    manifest = verify(out)
+    assert f"{len(before)} found" in done.stdout or f"{len(before) - 1} found" in done.stdout
+    assert 3 <= len(before) < len(manifest.files)
+    assert {name: (out / name).read_bytes() for name in before} == before
+
+
+def test_what_cannot_be_computed_is_refused_with_the_reason(pack: Path, base: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        compute(pack, tmp_path / "nothing", tmp_path / "a")
+    assert reference.main([f"--pack={pack}", f"--base={tmp_path}", "--base-digest=d", f"--out={tmp_path / 'b'}"]) != 0
+    from ft_assets.datasets.packs.build import PackSettings, build_pack
+    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+    from tests.ft_assets.datasets.examples_of import varied_chats
+
+    build_pack(varied_chats(5), ChatTokenizer.load(base), PackSettings(max_seq_len=400), tmp_path / "windows", dataset_id="ds_1")
+    with pytest.raises(BadSpec, match="build a preference pack"):
+        compute(tmp_path / "windows", base, tmp_path / "c")
