@@ -261,10 +261,13 @@ def packing(ground: Ground) -> dict[str, Any]:
     moved, moved_s = timed(lambda: _moved(few), repeats=3)
     results["ours"]["rows_per_cpu_s_with_tokens_moved"] = len(few) / moved_s
     assert moved == int(few.sum())
-    rows = Dataset.from_dict({"input_ids": [np.zeros(n, np.int32) for n in few]})
-    for name, batch in (("trl bfd, batches of 1,000 (default)", 1_000), ("trl bfd, one batch", len(few))):
-        packed, cpu_s = timed(lambda batch=batch: pack_dataset(rows, ours.WINDOW, "bfd", map_kwargs={"batch_size": batch}))  # type: ignore[misc]
-        results[name] = {"rows_per_cpu_s": len(few) / cpu_s, "fill": fill(int(few.sum()), len(packed), ours.WINDOW)}
+    ids = [np.zeros(n, np.int32) for n in few]
+    for columns in (("input_ids",), ("input_ids", "labels")):
+        rows = Dataset.from_dict(dict.fromkeys(columns, ids))
+        for batch in (1_000, len(few)):
+            packed, cpu_s = timed(lambda rows=rows, batch=batch: pack_dataset(rows, ours.WINDOW, "bfd", map_kwargs={"batch_size": batch}))  # type: ignore[misc]
+            name = f"trl bfd, {'one batch' if batch > 1_000 else 'batches of 1,000 (its default)'}, moves {' and '.join(columns)}"
+            results[name] = {"rows_per_cpu_s": len(few) / cpu_s, "fill": fill(int(few.sum()), len(packed), ours.WINDOW)}
     return results
 
 

@@ -1,4 +1,4 @@
-"""Reference log-probabilities of a preference pack: computed once for a pack and a base model, stored beside the packs, reused by all jobs."""
+"""Reference log-probabilities of a preference pack: computed once for a base model, stored beside the packs, reused by all jobs."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ft_assets.datasets.checks.contamination import SuiteIndex
+from ft_assets.datasets.checks.toxicity import load_classifier
 from ft_assets.datasets.identity import dataset_id
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.decision import Decision, decide
@@ -150,8 +151,13 @@ class _Validation:
             writer.close(keep=done)
 
     def _shaping(self) -> dict[str, object]:
-        shaping = self._options.policies.shaping()
-        return {**shaping, "suites": self._suites.digest} if self._suites is not None else shaping
+        """What the dataset's id covers beside its content."""
+        shaping: dict[str, object] = dict(self._options.policies.shaping())
+        if self._suites is not None:
+            shaping["suites"] = self._suites.digest
+        if self._options.policies.toxicity != "off":
+            shaping["classifier"] = load_classifier(self._options.classifier).name
+        return shaping
 
     def _on_read(self, rows: int, num_bytes: int) -> None:
         self._say("reading", rows, num_bytes, self._opened.total_bytes if self._opened else 0)

@@ -93,9 +93,7 @@ def _build(
     out_dir.mkdir(parents=True, exist_ok=True)
     report = progress or (lambda _: None)
     tokens_dir = out_dir / f".tokens-{fingerprint}"
-    tokenized = tokenize(
-        source, validation, tokenizer, settings, tokens_dir, report, kind=kind, workers=workers, model_dir=model_dir
-    )
+    tokenized = tokenize(source, validation, tokenizer, settings, tokens_dir, report, kind=kind, workers=workers, model_dir=model_dir)
     tally = tokenized.tally()
     _enforce(tally, settings)
     parts = _write_parts(kind, tokenized, settings, out_dir, fingerprint, workers, report)

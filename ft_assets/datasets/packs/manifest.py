@@ -45,7 +45,7 @@ class PackManifest:
     """``{"name", "sha256"}`` of the file that says which rows are in which window; empty for pairs, which name their row."""
     kind: str = "windows"
     safety: dict[str, Any] | None = None
-    """``{"num_examples", "num_wanted", "num_distinct"}`` of the safety-preserving examples in the training part; their rows are -1, -2 ..."""
+    """``{"num_examples", "num_wanted", "num_distinct"}`` of the safety-preserving examples for training; their rows are -1, -2 ..."""
     format: int = 1
 
     @classmethod

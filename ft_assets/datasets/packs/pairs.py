@@ -94,9 +94,7 @@ def pair_tokens(shard: TokenShard) -> int:
     return int(sum(_lengths(table, side).sum() for side in ("chosen", "rejected")))
 
 
-def write_pair_files(
-    shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, written: Written
-) -> PartManifest:
+def write_pair_files(shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, written: Written) -> PartManifest:
     """The pairs of `shards` in their order, in files of equally many: the same whatever the shards were."""
     prefix = "shard" if part == "train" else "val"
     files: list[dict[str, Any]] = []

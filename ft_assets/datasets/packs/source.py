@@ -64,7 +64,7 @@ def shard_size(source: Source, settings: PackSettings) -> int:
     """Examples per token shard: as set, or as many as keep a large dataset under `MAX_SHARDS`."""
     if not isinstance(source, Path):
         return settings.shard_examples
-    return max(settings.shard_examples, -(-pq.read_metadata(source).num_rows // MAX_SHARDS))
+    return max(settings.shard_examples, -(-int(pq.read_metadata(source).num_rows) // MAX_SHARDS))
 
 
 def batches(source: Source, validation: Source, settings: PackSettings, *, size: int) -> Iterator[Batch]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,6 +18,9 @@ from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
+
+GROUPS = ("messages", "chosen", "rejected")
+"""Fields of an example that hold messages."""
 
 
 class Screen:
@@ -73,7 +76,7 @@ class Screen:
         texts = [_texts(row.example) for row in rows]
         if self._scanner is None:
             raise AssertionError("asked for only where there is a scanner")
-        found = iter(self._scanner.scan(list(itertools.chain.from_iterable(texts))))
+        found = iter(self._scanner.scan([text for group in texts for _, text in group]))
         out = []
         for row, own in zip(rows, texts, strict=True):
             matches = [next(found) for _ in own]
@@ -82,10 +85,10 @@ class Screen:
             if kinds:
                 result.totals["personal_data"] += 1
                 if self._policies.pii == "reject":
-                    report_bad(row, [_personal_problem(row.example, matches, kinds)], result)
+                    report_bad(row, [_personal_problem([path for path, _ in own], matches, kinds)], result)
                     continue
                 if self._policies.pii == "redact":
-                    row.example = _redacted(row.example, own, matches)
+                    row.example = _redacted(row.example, [text for _, text in own], matches)
                     result.totals["redacted"] += 1
             out.append(row)
         return out
@@ -123,15 +126,22 @@ def _why_uncounted(tokenizer: ChatTokenizer, example: Example) -> int | Problem:
         return Problem(path="", code=error.code, message=error.message, fix=fix)
 
 
-def _texts(example: Example) -> list[str]:
-    """The texts that may hold personal data, in the order in which :func:`_redacted` puts them back."""
-    texts = [m.content or "" for m in example.all_messages()]
-    return [*texts, example.text] if example.text is not None else texts
+def _texts(example: Example) -> list[tuple[str, str]]:
+    """(path, text) of everything that may hold personal data, in the order in which :func:`_redacted` puts it back."""
+    out: list[tuple[str, str]] = []
+    for name in GROUPS:
+        for index, message in enumerate(getattr(example, name)):
+            if message.content is not None:
+                out.append((f"{name}[{index}].content", message.content))
+            for number, call in enumerate(message.tool_calls):
+                out += [(f"{name}[{index}].tool_calls[{number}].arguments", text) for text in _strings(call.arguments)]
+    if example.text is not None:
+        out.append(("text", example.text))
+    return out
 
 
-def _personal_problem(example: Example, matches: Sequence[Sequence[Match]], kinds: Sequence[str]) -> Problem:
-    names = [f"{g}[{i}].content" for g in ("messages", "chosen", "rejected") for i in range(len(getattr(example, g)))] + ["text"]
-    path = next(name for name, group in zip(names, matches, strict=False) if group) if example.text is None else "text"
+def _personal_problem(paths: Sequence[str], matches: Sequence[Sequence[Match]], kinds: Sequence[str]) -> Problem:
+    path = next(path for path, found in zip(paths, matches, strict=True) if found)
     message = f"holds personal data or a secret: {', '.join(kinds)}"
     return Problem(path=path, code="personal_data", message=message, fix="remove it, or choose the policy pii=redact")
 
@@ -139,8 +149,28 @@ def _personal_problem(example: Example, matches: Sequence[Sequence[Match]], kind
 def _redacted(example: Example, texts: Sequence[str], matches: Sequence[Sequence[Match]]) -> Example:
     clean = iter([redact(text, found) if found else text for text, found in zip(texts, matches, strict=True)])
 
-    def group(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        return tuple(msgspec.structs.replace(m, content=text) if m.content is not None else m for m in messages for text in (next(clean),))
+    def one(message: Message) -> Message:
+        content = next(clean) if message.content is not None else None
+        calls = tuple(msgspec.structs.replace(c, arguments=_with_strings(c.arguments, clean)) for c in message.tool_calls)
+        return msgspec.structs.replace(message, content=content, tool_calls=calls)
 
-    replaced = {name: group(getattr(example, name)) for name in ("messages", "chosen", "rejected")}
+    replaced = {name: tuple(one(m) for m in getattr(example, name)) for name in GROUPS}
     return msgspec.structs.replace(example, **replaced, text=next(clean) if example.text is not None else None)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text inside JSON, depth first; keys are names, not data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
+
+
+def _with_strings(value: Any, texts: Iterator[str]) -> Any:
+    """`value` with its texts replaced by `texts`, in the order of :func:`_strings`."""
+    if isinstance(value, str):
+        return next(texts)
+    if isinstance(value, dict):
+        return {key: _with_strings(item, texts) for key, item in value.items()}
+    return [_with_strings(item, texts) for item in value] if isinstance(value, list) else value

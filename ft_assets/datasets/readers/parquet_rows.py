@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +15,7 @@ from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.containers import Meter, refuse
 from ft_assets.datasets.readers.json_rows import too_long
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
+from ft_assets.datasets.readers.thrift import decode_struct
 
 BATCH_BYTES = 512 << 20
 """Of text that one batch may decode to at worst, if each of its values were as long as the dictionary of its column."""
@@ -23,6 +24,11 @@ MIN_BATCH, MAX_BATCH = 16, 256
 MAX_VALUES = 64 << 20
 """Of one column of one row group: levels are run-length encoded, so a few bytes can claim any number. 64 Mi make 512 MiB of numbers;
 writers start a new row group after a million rows."""
+MAX_FOOTER_BYTES = 64 << 20
+"""Of 10,000 row groups of 50 columns."""
+MAX_PAGE_HEADER_BYTES = 4096
+"""Of a dictionary page: three numbers, and no statistics."""
+BYTE_ARRAY, DICTIONARY_PAGE, DICTIONARY_ENCODINGS = 6, 2, (2, 8)
 DAMAGED = (pa.ArrowException, OSError, ValueError, MemoryError)
 
 
@@ -35,16 +41,27 @@ class _Plan:
     """Kept as their dictionary, which is slower: columns of a few long values that are repeated."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What the footer says of one column of one row group."""
+
+    path: str
+    is_text: bool
+    num_values: int
+    num_rows: int
+    dictionary_at: int | None
+    """Where its dictionary page starts."""
+
+
 def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> tuple[list[str], Iterator[Row]]:
     """The columns and rows of a Parquet file, a batch at a time."""
     try:
         with path.open("rb") as stream:
-            meta = pq.read_metadata(stream)
-            size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-            columns = list(meta.schema.to_arrow_schema().names)
-            most = max((c.num_values for c in _chunks(meta)), default=0)
-            plan = _plan(meta, stream)
-    except DAMAGED as error:
+            size, chunks = _footer(stream)
+            most = max((c.num_values for c in chunks), default=0)
+            plan = _plan(chunks, stream)
+        columns = list(pq.read_schema(path).names)
+    except (*DAMAGED, KeyError, TypeError, AttributeError) as error:
         raise refuse("truncated_container", f"the Parquet file is damaged or ends early ({str(error)[:120]}); export it again") from error
     if size > max_bytes:
         raise refuse("file_too_large", f"the file holds {size} bytes decompressed, more than {max_bytes}; split it into several files")
@@ -55,48 +72,46 @@ def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> t
     return columns, _records(path, plan, meter)
 
 
-def _chunks(meta: Any) -> Iterator[Any]:
-    for group in range(meta.num_row_groups):
-        for column in range(meta.num_columns):
-            yield meta.row_group(group).column(column)
+def _footer(stream: BinaryIO) -> tuple[int, list[_Column]]:
+    """(bytes decompressed, columns of every row group); field numbers as in parquet.thrift."""
+    end = stream.seek(0, 2)
+    stream.seek(max(0, end - 8))
+    tail = stream.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if len(tail) < 8 or tail[4:] != b"PAR1" or not 0 < length <= min(end - 12, MAX_FOOTER_BYTES):
+        raise ValueError("it has no footer")
+    stream.seek(end - 8 - length)
+    groups = decode_struct(stream.read(length)).get(4, [])
+    columns = []
+    for group in groups:
+        for chunk in group[1]:
+            meta = chunk[3]
+            has_dictionary = any(e in DICTIONARY_ENCODINGS for e in meta[2])
+            at = meta.get(11) or meta[9]  # some writers leave out where the dictionary is: it comes first
+            path = ".".join(part.decode("utf-8", "replace") for part in meta[3])
+            columns.append(_Column(path, meta[1] == BYTE_ARRAY, meta[5], max(1, group[3]), at if has_dictionary else None))
+    return sum(max(0, group[2]) for group in groups), columns
 
 
-def _plan(meta: Any, stream: BinaryIO) -> _Plan:
+def _plan(columns: Iterable[_Column], stream: BinaryIO) -> _Plan:
     rows, repeated = MAX_BATCH, set()
-    for group in range(meta.num_row_groups):
-        num_rows = max(1, meta.row_group(group).num_rows)
-        for index in range(meta.num_columns):
-            chunk = meta.row_group(group).column(index)
-            if chunk.physical_type != "BYTE_ARRAY" or not chunk.has_dictionary_page:
-                continue
-            at_worst = _dictionary_bytes(stream, chunk.dictionary_page_offset) * max(1, chunk.num_values // num_rows)
-            fitting = BATCH_BYTES // max(1, at_worst)
-            if fitting < MIN_BATCH:
-                repeated.add(chunk.path_in_schema)
-            else:
-                rows = min(rows, fitting)
+    for column in columns:
+        if not column.is_text or column.dictionary_at is None:
+            continue
+        at_worst = _dictionary_bytes(stream, column.dictionary_at) * max(1, column.num_values // column.num_rows)
+        fitting = BATCH_BYTES // max(1, at_worst)
+        if fitting < MIN_BATCH:
+            repeated.add(column.path)
+        else:
+            rows = min(rows, fitting)
     return _Plan(rows, sorted(repeated))
 
 
 def _dictionary_bytes(stream: BinaryIO, offset: int) -> int:
-    """Size of the dictionary page at `offset`, decompressed: the second number of its header (Thrift's compact protocol)."""
+    """Size of the page at `offset`, decompressed, if it is a dictionary."""
     stream.seek(offset)
-    header = stream.read(16)
-    if len(header) < 16 or header[0] != 0x15:
-        raise ValueError("no page header where the dictionary should be")
-    at = 1
-    while header[at] & 0x80 and at < 8:
-        at += 1
-    if header[at + 1] != 0x15:
-        raise ValueError("no size in a page header")
-    at, value, shift = at + 2, 0, 0
-    while at < 16:
-        value |= (header[at] & 0x7F) << shift
-        shift += 7
-        if not header[at] & 0x80:
-            break
-        at += 1
-    return value >> 1  # zigzag; sizes are not negative
+    header = decode_struct(stream.read(MAX_PAGE_HEADER_BYTES))
+    return int(header[2]) if header[1] == DICTIONARY_PAGE else 0
 
 
 def _records(path: Path, plan: _Plan, meter: Meter | None) -> Iterator[Row]:

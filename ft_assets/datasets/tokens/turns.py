@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,20 +61,25 @@ class Turns:
         for index, message in enumerate(dicts):
             if message["role"] == "assistant":
                 said = self._place(dicts, index, tools, whole)
-                first, last = whole.rfind(start, 0, said), whole.find(end, said)
-                if first < 0 or last < 0 or (spans and first < spans[-1][1]):
+                before = self._template.render(dicts[:index], tools=tools, add_generation_prompt=True).text
+                known = whole.startswith(before) and len(before) <= said
+                found, last = whole.rfind(start, 0, said), whole.find(end, said)
+                first = len(before) if known else found + len(start)
+                if (found < 0 and not known) or last < 0 or (spans and first < spans[-1][1]):
                     raise _unstable(index, "its start or its end-of-turn token cannot be found")
-                spans.append((first + len(start), last + len(end)))
+                spans.append((first, last + len(end)))
         return spans
 
     def _turn_ends(self, last: int) -> tuple[str, str]:
         """What this template writes before an assistant's turn, and the token that ends it."""
         if self._ending is None:
-            asked = [{"role": "user", "content": "a"}]
-            plain, prompt = (self._template.render(asked, add_generation_prompt=g).text for g in (False, True))
-            whole = self._template.render([*asked, {"role": "assistant", "content": MARKER}]).text
+            asked = {"role": "user", "content": "a"}
+            plain, prompt = (self._template.render([asked], add_generation_prompt=g).text for g in (False, True))
+            whole = self._template.render([asked, {"role": "assistant", "content": MARKER}, asked]).text
             after = self._control.match(whole, whole.find(MARKER) + len(MARKER))
-            start = prompt[len(plain) :] or prompt[max((m.start() for m in self._control.finditer(prompt)), default=len(prompt)) :]
+            pairs = zip(prompt[len(plain) :], whole[len(plain) :], strict=False)
+            added = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))  # a prompt may go on: "<think>"
+            start = added or prompt[max((m.start() for m in self._control.finditer(prompt)), default=len(prompt)) :]
             if not prompt.startswith(plain) or not self._control.search(start) or after is None or MARKER not in whole:
                 raise _unstable(last, "it writes no control token at the start or at the end of a turn")
             self._ending = start, after.group()

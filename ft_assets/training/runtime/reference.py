@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,7 +103,7 @@ def _compute_file(model: Model, path: Path, out_dir: Path) -> ReferenceFile:
 def _arrays(column: pa.ChunkedArray) -> list[NDArray[np.int32]]:
     lists = column.combine_chunks()
     values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
-    return [values[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [values[a:b] for a, b in pairwise(offsets.tolist())]
 
 
 class Model:
@@ -123,7 +124,7 @@ class Model:
         self._batch_tokens = batch_tokens
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         try:
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=attention
             )
         except (OSError, ValueError, ImportError) as e:
@@ -139,7 +140,9 @@ class Model:
         """
         highest = max(int(i.max()) for i in ids)
         if highest >= self._vocab_size:
-            raise BadInput(f"the pack holds token {highest}, the base model's vocabulary ends at {self._vocab_size - 1}; build the pack again")
+            raise BadInput(
+                f"the pack holds token {highest}, the base model's vocabulary ends at {self._vocab_size - 1}; build the pack again"
+            )
         out = np.empty(len(ids), np.float32)
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         while order:
@@ -202,7 +205,9 @@ def _die_with(parent: int) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ft_assets.training.runtime.reference", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m ft_assets.training.runtime.reference", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     for name in ("pack", "base", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--base-digest", help="digest of the base model; computed from its files where it is not given")

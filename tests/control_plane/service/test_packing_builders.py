@@ -113,13 +113,17 @@ def test_of_two_jobs_that_start_at_once_one_tokenizes(
     tenant, both = two_jobs(first, write_chat_rows(NUM_ROWS))
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     url = first.engine.url.render_as_string(hide_password=False)
+    shared = [url, str(tmp_path / "objects")]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PACK, url, str(tmp_path / "objects"), str(tmp_path / home), str(model), tenant, job, str(tmp_path / "go")],
-            env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", PACK, *shared, str(tmp_path / home), str(model), tenant, job, str(tmp_path / "go")],
+            env=env,
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for home, job in zip(homes, both, strict=True)
-    ]  # fmt: skip
+    ]
     for process in started:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     (tmp_path / "go").touch()

@@ -40,7 +40,9 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    examples = [chat_example(f"question {i} " + "why " * (i % 50), f"answer {i} " + "so " * (i % 70), row=i) for i in range(1, NUM_EXAMPLES)]
+    examples = [
+        chat_example(f"question {i} " + "why " * (i % 50), f"answer {i} " + "so " * (i % 70), row=i) for i in range(1, NUM_EXAMPLES)
+    ]
     return write_rows(tmp_path_factory.mktemp("rows") / "rows.parquet", examples)
 
 
@@ -55,9 +57,7 @@ def test_neither_workers_nor_shards_change_a_byte(
 ) -> None:
     seen: list[PackProgress] = []
     settings = replace(SETTINGS, shard_examples=shard_examples)
-    made = build_pack(
-        rows, tokenizer, settings, tmp_path, dataset_id="ds_1", workers=workers, model_dir=tiny_model, progress=seen.append
-    )
+    made = build_pack(rows, tokenizer, settings, tmp_path, dataset_id="ds_1", workers=workers, model_dir=tiny_model, progress=seen.append)
     assert made == by_one == verify(tmp_path)  # digests of the files included
     assert made.validation is not None and made.validation["num_examples"] > 200
     done = [p.num_examples for p in seen if (p.stage, p.part) == ("tokenize", "train")]

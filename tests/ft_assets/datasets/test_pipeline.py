@@ -266,3 +266,18 @@ def test_a_policy_of_review_holds_the_dataset_back(jsonl: Callable[..., Path], n
     report = validate_file(path, filename="a.jsonl", policies=policies).report
     code = {"near_duplicates": "near_duplicates", "toxicity": "toxic"}[name]
     assert (report.valid, report.review) == (True, [code])
+
+
+def test_personal_data_in_the_arguments_of_a_tool_call_is_redacted(jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "mail", "arguments": '{"to": ["ann@example.org"], "n": 1, "text": "hi"}'}}
+    messages = [{"role": "user", "content": "write"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    path = jsonl(
+        {"messages": [*messages, {"role": "tool", "content": "sent", "tool_call_id": "1"}, {"role": "assistant", "content": "done"}]}
+    )
+    policies = Policies(min_examples=1, pii="redact")
+    report = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "o.parquet").report
+    assert report.stats["personal_data"]["rows"] == 1
+    (stored,) = load_stored(tmp_path / "o.parquet")
+    assert stored.example.messages[1].tool_calls[0].arguments == {"to": ["[EMAIL]"], "n": 1, "text": "hi"}
+    refused = validate_file(path, filename="a.jsonl", policies=Policies(min_examples=1, pii="reject")).report
+    assert [e["path"] for e in refused.errors] == ["messages[1].tool_calls[0].arguments"]

@@ -21,9 +21,7 @@ from tests.ft_assets.datasets.conftest import CORPUS
 from tests.ft_assets.datasets.examples_of import chat_example, varied_text
 
 TEMPLATES = Path(__file__).with_name("templates")
-LLAMA = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +158,7 @@ def test_patterns_and_segments_give_what_rendering_each_row_and_offsets_give(loa
     fast, slow = load(name), by_offsets(load(name))
     assert isinstance(fast._encoder, Segments)
     examples = chats(120, system=name != "mistral_marked", seed=1, weights=True)
-    pairs = list(
-        zip(*(t.encode_batch(examples, max_seq_len=10**6, train_on_inputs=train_on_inputs) for t in (fast, slow)), strict=True)
-    )
+    pairs = list(zip(*(t.encode_batch(examples, max_seq_len=10**6, train_on_inputs=train_on_inputs) for t in (fast, slow)), strict=True))
     assert all(same(one, other) for one, other in pairs)
     assert any(p is not None for p in fast._patterns._known.values())  # the fast way was taken
     assert fast.count_tokens_batch(examples).tolist() == [one.num_tokens for one, _ in pairs]
@@ -248,6 +244,20 @@ def test_qwen3_trains_the_thinking_of_the_last_turn_and_drops_that_of_earlier_on
     assert "easy" not in encoded.text
 
 
+def test_a_prompt_that_opens_the_thinking_keeps_exact_turns(tmp_path: Path) -> None:
+    directory = build(tmp_path / "opens", "qwen3")
+    template = (directory / "chat_template.jinja").read_text()
+    opening = template.replace(
+        "{{- '<|im_start|>assistant\\n' }}\n    {%- if enable", "{{- '<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable"
+    )
+    assert opening != template
+    (directory / "chat_template.jinja").write_text(opening)
+    tokenizer = ChatTokenizer.load(directory)
+    messages = (*chat_example("1+1?", "2").messages, *chat_example("2+2?", "<think>\nso\n</think>\n\n4").messages)
+    encoded = tokenizer.encode(Example(kind="chat", messages=messages), max_seq_len=1000)
+    assert trained(tokenizer, encoded) == "2<|im_end|>so\n</think>\n\n4<|im_end|>"
+
+
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3"])
 def test_tool_calls_carry_loss_and_what_tools_say_does_not(load: Load, name: str) -> None:
     tokenizer, family = load(name), FAMILIES[name]
@@ -273,7 +283,7 @@ def test_tool_calls_carry_loss_and_what_tools_say_does_not(load: Load, name: str
 def test_mistral_refuses_roles_that_do_not_alternate_and_names_the_row(load: Load) -> None:
     messages = (*chat_example("a", "b").messages, Message(role="assistant", content="c"))
     example = Example(kind="chat", messages=messages, row=9)
-    with pytest.raises(InvalidDataset, match="row 9: .*must alternate") as refused:
+    with pytest.raises(InvalidDataset, match=r"row 9: .*must alternate") as refused:
         load("mistral").encode(example, max_seq_len=100)
     assert refused.value.code == "template_refused"
     assert load("mistral").count_tokens_batch([example, chat_example("a", "b")]).tolist()[0] == -1
@@ -282,7 +292,9 @@ def test_mistral_refuses_roles_that_do_not_alternate_and_names_the_row(load: Loa
 def test_a_stop_token_that_is_never_trained_is_refused(models_dir: Callable[[str], Path], tmp_path: Path) -> None:
     wrong = build(tmp_path / "wrong", "llama3_marked")
     (wrong / "generation_config.json").write_text(json.dumps({"eos_token_id": [4]}))
-    with pytest.raises(InvalidRequest, match="trained to end with '.*<.eot_id.>', but its inference stops at '<.end_of_text.>'") as refused:
+    with pytest.raises(
+        InvalidRequest, match=r"trained to end with '.*<.eot_id.>', but its inference stops at '<.end_of_text.>'"
+    ) as refused:
         ChatTokenizer.load(wrong).check_stop_token()
     assert refused.value.code == "stop_token_not_trained"
     (wrong / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 3]}))

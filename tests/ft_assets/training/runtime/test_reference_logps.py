@@ -87,6 +87,7 @@ def test_they_equal_a_plain_forward_pass_of_each_answer_alone(pack: Path, base: 
     assert rows == [p["row"] for p in pairs]
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # trl reads transformers' older name
 def test_they_equal_what_trl_computes_in_advance(pack: Path, base: Path, whole: Path) -> None:
     from contextlib import nullcontext
     from types import SimpleNamespace
@@ -129,7 +130,14 @@ def test_the_size_of_batches_changes_nothing(pack: Path, base: Path, whole: Path
 def test_a_second_run_makes_no_forward_pass(pack: Path, whole: Path, tmp_path: Path) -> None:
     manifest = verify(whole)
     assert compute(pack, tmp_path / "no model here", whole) == manifest
-    code = f"import sys\nfrom ft_assets.training.runtime import reference\nargs = sys.argv[1:]\nassert reference.main(args) == 0\nassert 'torch' not in sys.modules"
+    code = "\n".join(
+        [
+            "import sys",
+            "from ft_assets.training.runtime import reference",
+            "assert reference.main(sys.argv[1:]) == 0",
+            "assert 'torch' not in sys.modules",
+        ]
+    )
     arguments = [f"--pack={pack}", f"--base={tmp_path}", "--base-digest=d", f"--out={whole}"]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, cwd=REPOSITORY)
 
