@@ -42,7 +42,18 @@ class Sizes:
     packed_trl: int = 20_000
 
 
-QUICK = Sizes(usual=100, usual_tokens=50, tuned=1_000, tuned_tokens=1_000, ours=20_000, near=2_000, unseen=20_000, personal=2_000, packed=200_000, packed_trl=5_000)
+QUICK = Sizes(
+    usual=100,
+    usual_tokens=50,
+    tuned=1_000,
+    tuned_tokens=1_000,
+    ours=20_000,
+    near=2_000,
+    unseen=20_000,
+    personal=2_000,
+    packed=200_000,
+    packed_trl=5_000,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +219,14 @@ def _unseen(ground: Ground, seed: int) -> dict[str, Any]:
     labelled = sum(label.kind == "exact" for label in read_labels(path))
     gone = set(found.texts) - kept
     bad = _bad_rows(path, report)
-    return {"seed": seed, "rows": ground.sizes.unseen, "exact_labelled": labelled, **report.stats["duplicates"], **near.score(found, gone), "bad": bad}
+    return {
+        "seed": seed,
+        "rows": ground.sizes.unseen,
+        "exact_labelled": labelled,
+        **report.stats["duplicates"],
+        **near.score(found, gone),
+        "bad": bad,
+    }
 
 
 def personal_data(ground: Ground) -> dict[str, Any]:
@@ -229,7 +247,12 @@ def personal_data(ground: Ground) -> dict[str, Any]:
 
     def judge(name: str, found: set[int], cpu_s: float, **more: Any) -> None:
         right = len(found & set(planted))
-        results[name] = {"rows_per_cpu_s": len(rows) / cpu_s, "recall": right / len(planted), "rows_flagged_without": len(found) - right, **more}
+        results[name] = {
+            "rows_per_cpu_s": len(rows) / cpu_s,
+            "recall": right / len(planted),
+            "rows_flagged_without": len(found) - right,
+            **more,
+        }
 
     judge("ours", {r for r, h in zip(rows, hits, strict=True) if h}, ours_s)
     judge("re, each pattern", {r for r, h in zip(rows, plain, strict=True) if h}, plain_s)

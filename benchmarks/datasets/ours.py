@@ -53,7 +53,9 @@ def rows_only(path: Path) -> IngestResult:
 def packed(rows: Path, model_dir: Path, out_dir: Path, *, workers: int = 1) -> PackManifest:
     """Tokens, loss masks, windows and files of a validated dataset."""
     settings = PackSettings(max_seq_len=WINDOW)
-    return build_pack(rows, ChatTokenizer.load(model_dir), settings, out_dir, dataset_id="ds_benchmark", workers=workers, model_dir=model_dir)
+    return build_pack(
+        rows, ChatTokenizer.load(model_dir), settings, out_dir, dataset_id="ds_benchmark", workers=workers, model_dir=model_dir
+    )
 
 
 def warm_up(path: Path, scratch: Path, suites: Path, model_dir: Path) -> None:
@@ -94,7 +96,10 @@ def stages(rows: Path, suites: Path, model_dir: Path, *, num_tokenized: int) -> 
     points = CodePoints(np.concatenate([p.codes for p in folded]), _offsets(folded))
     with clock.stage("pairs, true Jaccard, clusters"):
         near_pairs(points, np.concatenate(keys))
-    halves = {"template, tokens and mask": examples[:num_tokenized], "template and count of tokens": examples[num_tokenized:][:num_tokenized]}
+    halves = {
+        "template, tokens and mask": examples[:num_tokenized],
+        "template and count of tokens": examples[num_tokenized:][:num_tokenized],
+    }
     for name, few in halves.items():  # rows of their own: the tokenizer remembers words
         work = tokenizer.count_tokens_batch if "count" in name else partial(tokenizer.encode_batch, max_seq_len=WINDOW)
         with clock.stage(name):

@@ -96,7 +96,11 @@ def _packing(found: dict[str, Any]) -> str:
     ours = found["ours"]
     rows = [
         (f"ours, placement, {found['rows']:,} rows", ours["rows_per_cpu_s"], f"{ours['fill']:.5f}"),
-        (f"ours, placement, {found['rows_trl']:,} rows", ours["rows_per_cpu_s_at_the_size_of_trl"], f"{ours['fill_at_the_size_of_trl']:.5f}"),
+        (
+            f"ours, placement, {found['rows_trl']:,} rows",
+            ours["rows_per_cpu_s_at_the_size_of_trl"],
+            f"{ours['fill_at_the_size_of_trl']:.5f}",
+        ),
         ("ours, moves input_ids and labels", ours["rows_per_cpu_s_with_tokens_moved"], f"{ours['fill_at_the_size_of_trl']:.5f}"),
     ]
     rows += [(n, t["rows_per_cpu_s"], f"{t['fill']:.5f}") for n, t in found.items() if n.startswith("trl")]

@@ -150,7 +150,9 @@ def show(run: dict[str, Any]) -> None:
     print(f"{run['rows']:,} rows, {run['bytes'] / 1e9:.2f} GB: {run['process_wall_s']:.1f} s, {run['process_cpu_s']:.1f} CPU s")
     print(f"{run['rows_per_cpu_s']:,.0f} rows per CPU second; kept {run['kept']:,}, bad {run['bad_rows']:,}")
     over = "over" if peak["pss_bytes"] > GOAL_BYTES else "under"
-    print(f"peak {peak['pss_bytes'] / 2**20:,.0f} MiB (PSS) over {peak['num_processes']} processes, {over} 2 GiB; last seen {run['stage_last_seen_s']}")
+    print(
+        f"peak {peak['pss_bytes'] / 2**20:,.0f} MiB (PSS) over {peak['num_processes']} processes, {over} 2 GiB; last seen {run['stage_last_seen_s']}"
+    )
     if run["growth"]:
         print("growth over the next smaller size: " + ", ".join(f"{name} x {value:.2f}" for name, value in run["growth"].items()))
     print(f"written: {RESULTS}")

@@ -22,7 +22,10 @@ DRAW_BITS = 22
 VOCABULARY_SEED = 20_261_121
 """The language is the same for every file; the seed of a file draws the text."""
 
-ONSETS = 4 * "b c d f g h k l m n p r s t w".split() + "j v z bl br ch cl cr dr fl fr gl gr pl pr qu sc sh sk sl sm sn sp st str sw th tr tw wh".split()
+ONSETS = (
+    4 * "b c d f g h k l m n p r s t w".split()
+    + "j v z bl br ch cl cr dr fl fr gl gr pl pr qu sc sh sk sl sm sn sp st str sw th tr tw wh".split()
+)
 NUCLEI = 4 * "a e i o u".split() + "ai au ea ee ie io oa oo ou".split()
 CODAS = [*9 * [""], *2 * "n r s t l m d".split(), *"ck nd ng nt rn ss st th".split()]
 SEPARATORS = (b" ", b", ", b". ", b"? ", b"! ", b"; ", b": ", b'." ', b".\n", b"\n\n", b" - ")
@@ -69,7 +72,14 @@ def words() -> tuple[str, ...]:
 
 def _number(rng: random.Random) -> str:
     value = rng.randrange(10_000)
-    return (str(value % 100), str(1900 + value % 130), f"{value / 100:.2f}", f"${value}", f"{value % 24}:{value % 60:02}", f"{value % 101}%")[value % 6]
+    return (
+        str(value % 100),
+        str(1900 + value % 130),
+        f"{value / 100:.2f}",
+        f"${value}",
+        f"{value % 24}:{value % 60:02}",
+        f"{value % 101}%",
+    )[value % 6]
 
 
 @cache

@@ -30,8 +30,14 @@ def preview_dataset(
         )
     if base.directory is None:
         raise Unavailable(f"base model {base.id} is not on this machine", code="base_model_unavailable")
-    rows = rows_file(platform, tenant, _dataset_id(platform, tenant, subject))
-    shown = preview(load_rows(rows), ChatTokenizer.load(base.directory), max_seq_len=length, num_examples=num_examples)
+    dataset_id = _dataset_id(platform, tenant, subject)
+    shown = preview(
+        load_rows(rows_file(platform, tenant, dataset_id)),
+        ChatTokenizer.load(base.directory),
+        max_seq_len=length,
+        num_examples=num_examples,
+        escape_control_tokens=datasets.report(platform, tenant, dataset_id)["policies"].get("control_tokens") == "escape",
+    )
     return [one.to_dict() for one in shown]
 
 

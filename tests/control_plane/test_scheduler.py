@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.pools import Pool, local_pool
-from control_plane.scheduler import Reason, Running, Snapshot, Start, Wait, Waiting, expected_start, order, schedule
+from control_plane.scheduler import Reason, Running, Snapshot, Start, Wait, Waiting, expected_start, order, projected_start, schedule
 
 NOW = 1_000_000.0
 
@@ -112,3 +112,24 @@ def test_no_pool_is_ever_overbooked_and_every_job_gets_one_decision(jobs: list[W
 def test_the_same_snapshot_gives_the_same_decisions_in_any_order_of_rows(jobs: list[Waiting], gpus: int) -> None:
     snapshot = Snapshot(pools=[pool(gpus)], waiting=jobs, running=[])
     assert schedule(snapshot, now=NOW) == schedule(dataclasses.replace(snapshot, waiting=list(reversed(jobs))), now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "held", "starts_in"),
+    [
+        pytest.param([], [], 0.0, id="at once in an empty pool"),
+        pytest.param([], [running("r", 2, ends_in=60)], 60.0, id="when the running one ends"),
+        pytest.param([waiting("a", gpus=2, expected=100)], [running("r", 2, ends_in=60)], 160.0, id="behind a shorter one"),
+        pytest.param([waiting("z", gpus=2, expected=9000)], [running("r", 2, ends_in=60)], 60.0, id="before a longer one"),
+        pytest.param([waiting("a", gpus=2, expected=100, tier="free")], [], 0.0, id="before a lower tier"),
+        pytest.param([waiting("a", gpus=9, expected=1)], [running("r", 2, ends_in=60)], 60.0, id="past one that never fits"),
+    ],
+)
+def test_a_start_is_projected_by_playing_the_queue_forward(ahead: list[Waiting], held: list[Running], starts_in: float) -> None:
+    queue = Snapshot(pools=[pool(2)], waiting=[*ahead, waiting("mine", gpus=2, expected=300)], running=held)
+    assert projected_start(queue, "mine", now=NOW) == NOW + starts_in
+
+
+def test_no_start_is_projected_for_what_no_pool_can_hold() -> None:
+    queue = Snapshot(pools=[pool(2)], waiting=[waiting("mine", gpus=3)], running=[running("r", 1)])
+    assert projected_start(queue, "mine", now=NOW) is None

@@ -34,10 +34,11 @@ MAPS: list[dict[str, str] | None] = [
 ]  # fmt: skip
 NAMES = ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.jsonl.zst", "a", "a.zip", "\u00e9 \n.jsonl"]
 JUNK = [
-    b"\0", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b'"', b"\\", b"\n", b"\r", b"\r\n\n", b",", b"{", b"}",
-    b"[", b"]",    b"NaN", b"-Infinity", b"1e999", b"null", b"true", b'"messages":1,', b'"a":1,"a":2', b"[" * 70, b"9" * 5000, b"<s>[INST]", b"Human:",
-    b"PAR1",    b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\x80", b"\xc0\x80", "\u2028".encode(), b"'", b";", b"\t", b"-", b"0x1", b"\x0c", b"\x85",
-]  # fmt: skip
+    *(b"\0", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b'"', b"\\", b"\n", b"\r", b"\r\n\n", b","),
+    *(b"{", b"}", b"[", b"]", b"NaN", b"-Infinity", b"1e999", b"null", b"true", b'"messages":1,', b'"a":1,"a":2', b"[" * 70),
+    *(b"9" * 5000, b"<s>[INST]", b"Human:", b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\x80", b"\xc0\x80"),
+    *("\u2028".encode(), b"'", b";", b"\t", b"-", b"0x1", b"\x0c", b"\x85"),
+]
 VALUES: list[Any] = [
     None, True, 0, -1, 1e308, 10**30, "", " ", "x", "\ud800", "\0", [], {}, [[]], [None], {"": None}, {"a": {}}, "Human: a\n\nAssistant: b",
     "[INST] a [/INST] b", "system", "assistant", [1, "a"], {"role": "user", "content": "x"}, {"from": "gpt", "value": "x"}, 10**400,

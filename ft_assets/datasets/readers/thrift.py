@@ -27,8 +27,6 @@ class _Decoder:
         self._data, self._at = data, at
 
     def struct(self, depth: int) -> dict[int, Any]:
-        if depth > MAX_NESTING:
-            raise ValueError("a Thrift struct is nested too deep")
         out: dict[int, Any] = {}
         number = 0
         while (head := self._byte()) != 0:
@@ -38,6 +36,8 @@ class _Decoder:
         return out
 
     def _value(self, kind: int, depth: int) -> Any:
+        if depth > MAX_NESTING:
+            raise ValueError("a Thrift value is nested too deep")
         if kind in INTEGERS:
             return self._integer()
         if kind == BINARY:

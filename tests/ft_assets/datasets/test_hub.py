@@ -91,7 +91,9 @@ class Answers(BaseHTTPRequestHandler):
         etag = {"X-Repo-Commit": SHA, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         if name in self.server.large:
             linked = {"X-Linked-Etag": etag["ETag"], "X-Linked-Size": str(len(content))}
-            return self.reply(302, b"", {**etag, **linked, "Location": f"http://localhost:{self.server.server_address[1]}/cdn/{repo}/-/{name}"})
+            return self.reply(
+                302, b"", {**etag, **linked, "Location": f"http://localhost:{self.server.server_address[1]}/cdn/{repo}/-/{name}"}
+            )
         return self.reply(200, self.bytes_of(repo, name), etag)
 
     def bytes_of(self, repo: str, name: str) -> bytes:

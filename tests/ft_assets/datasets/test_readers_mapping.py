@@ -27,7 +27,7 @@ TRANSCRIPTS = {
     "single line breaks": "Human: Hi\nAssistant: Hello.\n\nHow are you?\nHuman: Fine\nAssistant: Good",
     "headings": "### Human: Hi\n### Assistant: Hello.\n\nHow are you?\n### Human: Fine\n### Assistant: Good",
     "headings without line breaks": "### Human: Hi### Assistant: Hello.\n\nHow are you?### Human: Fine### Assistant: Good",
-    "instruction and response": "### Instruction:\nHi\n\n### Response:\nHello.\n\nHow are you?\n\n### Instruction:\nFine\n\n### Response:\nGood",
+    "instructions": "### Instruction:\nHi\n\n### Response:\nHello.\n\nHow are you?\n### Instruction:\nFine\n### Response:\nGood",
     "Llama 2": "<s>[INST] Hi [/INST] Hello.\n\nHow are you? </s><s>[INST] Fine [/INST] Good </s>",
     "Llama 2 without begin and end": "[INST] Hi [/INST] Hello.\n\nHow are you? [INST] Fine [/INST] Good",
 }
@@ -139,7 +139,8 @@ def test_a_column_map_is_parsed() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "text", "text=", "=prompt", "a=prompt,,b=completion", "a=promt", "a=text:transcript", "a=prompt:script", "a=prompt,a=completion", "a=prompt,b=prompt"],
+    ["", "text", "text=", "=prompt", "a=prompt,,b=completion", "a=promt", "a=text:transcript", "a=prompt:script",
+     "a=prompt,a=completion", "a=prompt,b=prompt"],
 )  # fmt: skip
 def test_a_column_map_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(InvalidDataset) as caught:

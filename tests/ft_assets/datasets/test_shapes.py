@@ -251,7 +251,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     ),
     "tools that are an object": ({**chat("a", "b"), "tools": {"name": "x"}}, ("tools", "wrong_type")),
     "tools that are no JSON": ({**chat("a", "b"), "tools": "x"}, ("tools", "wrong_type")),
-    "tools of a preference": ({"input": {"messages": PROMPT, "tools": 1}, "preferred_output": [], "non_preferred_output": []}, ("input.tools", "wrong_type")),
+    "tools of a preference": (
+        {"input": {"messages": PROMPT, "tools": 1}, "preferred_output": [], "non_preferred_output": []}, ("input.tools", "wrong_type")),
     "parallel_tool_calls that is text": ({**chat("a", "b"), "parallel_tool_calls": "no"}, ("parallel_tool_calls", "wrong_type")),
     "a huge weight": (
         {"messages": [{"role": "user", "content": "x", "weight": 10**400}]},
@@ -259,7 +260,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     ),
     "a weight that is a list": ({"messages": [{"role": "user", "content": "x", "weight": [1]}]}, ("messages[0].weight", "invalid_weight")),
     "a preference that asks nothing": ({"chosen": "a", "rejected": "b"}, ("prompt", "missing_field")),
-    "one answer of two": ({"input": {"messages": PROMPT}, "preferred_output": [{"role": "assistant", "content": "a"}]}, ("non_preferred_output", "missing_field")),
+    "one answer of two": (
+        {"input": {"messages": PROMPT}, "preferred_output": PROMPT}, ("non_preferred_output", "missing_field")),
     "a system prompt that is a list": ({**chat("a", "b"), "system": []}, ("system", "wrong_type")),
 }  # fmt: skip
 

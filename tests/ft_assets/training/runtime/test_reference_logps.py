@@ -96,11 +96,20 @@ def test_they_equal_what_trl_computes_in_advance(pack: Path, base: Path, whole: 
     from trl.trainer.utils import add_fused_lm_head
 
     _, pairs = pairs_of(pack)
+
+    def answer(pair: dict[str, Any], side: str) -> list[int]:
+        """Up to the last token with loss: what a template writes after a turn is no part of it, and TRL's mask has no gaps."""
+        labels = np.asarray(pair[f"{side}_labels"]) != -100
+        end = int(labels.nonzero()[0][-1]) + 1
+        assert labels[pair["prompt_length"] : end].all()
+        ids: list[int] = pair[f"{side}_input_ids"][pair["prompt_length"] : end]
+        return ids
+
     examples = [
         {
             "prompt_ids": p["chosen_input_ids"][: p["prompt_length"]],
-            "chosen_ids": p["chosen_input_ids"][p["prompt_length"] :],
-            "rejected_ids": p["rejected_input_ids"][p["prompt_length"] :],
+            "chosen_ids": answer(p, "chosen"),
+            "rejected_ids": answer(p, "rejected"),
         }
         for p in pairs
     ]
