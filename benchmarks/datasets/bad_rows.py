@@ -47,7 +47,7 @@ FAULTS: dict[str, Callable[[Messages], bytes]] = {
     "too_deep": lambda m: _line(m)[:-1] + b', "extra": ' + b"[" * 100 + b"]" * 100 + b"}",
     "an_array": lambda m: json.dumps(m).encode(),
     "no_messages": lambda m: json.dumps({"id": "x", "note": m[-1]["content"]}).encode(),
-    "empty_messages": lambda m: _line([]),
+    "empty_messages": lambda m: _line(m[:0]),
     "messages_is_text": lambda m: _line(m[-1]["content"]),
     "message_is_text": lambda m: _line([*m[:-1], m[-1]["content"]]),
     "unknown_role": lambda m: _last(m, role="bot"),

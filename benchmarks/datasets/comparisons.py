@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from benchmarks.datasets.peers.run import run_peer
 from benchmarks.datasets.rows import block, read_labels, write_rows
 from benchmarks.datasets.suites import suites
 from ft_assets.datasets.packs.packing import best_fit_decreasing, fill
+
+Pipeline = Callable[..., usual.Outcome]
 
 SEED = 1
 UNSEEN_SEEDS = (977, 1_289, 5_501)
@@ -89,22 +92,22 @@ def pipelines(ground: Ground) -> dict[str, Any]:
     items = suites()
     tokenize = usual_tokenizer(ground.model_dir)
     path = ground.rows(sizes.ours)
-    found: dict[str, Any] = {}
     naive_grams, tuned_grams = usual.usual_index(items), usual.tuned_index(items)
-    for name, pipeline, grams, number, with_tokens in (
-        ("usual", usual.usual, naive_grams, sizes.usual, sizes.usual_tokens),
-        ("tuned", usual.tuned, tuned_grams, sizes.tuned, sizes.tuned_tokens),
-    ):
-        pipeline(path, limit=50, grams=grams, tokenize=tokenize, output=scratch / "warm.jsonl")  # type: ignore[operator]
-        out = pipeline(path, limit=number, grams=grams, tokenize=None, output=scratch / f"{name}.jsonl")  # type: ignore[operator]
-        full = pipeline(path, limit=with_tokens, grams=grams, tokenize=tokenize, output=scratch / f"{name}.jsonl")  # type: ignore[operator]
-        clock = Clock({**out.clock.seconds})
-        stages = _per_second(clock, dict.fromkeys(clock.seconds, number))
-        stages["template, tokens and mask"] = with_tokens / full.clock.seconds["template, tokens and mask"]
+    both: tuple[tuple[str, Pipeline, int, int], ...] = (
+        ("usual", partial(usual.usual, path, grams=naive_grams), sizes.usual, sizes.usual_tokens),
+        ("tuned", partial(usual.tuned, path, grams=tuned_grams), sizes.tuned, sizes.tuned_tokens),
+    )
+    found: dict[str, Any] = {}
+    for name, pipeline, number, with_tokens in both:
+        pipeline(limit=50, tokenize=tokenize, output=scratch / "warm.jsonl")
+        out = pipeline(limit=number, tokenize=None, output=scratch / f"{name}.jsonl")
+        full = pipeline(limit=with_tokens, tokenize=tokenize, output=scratch / f"{name}.jsonl")
+        stages = _per_second(out.clock, dict.fromkeys(out.clock.seconds, number))
+        stages["template, tokens and mask"] = len(full.kept) / full.clock.seconds["template, tokens and mask"]
         found[name] = {
             "rows": number,
             "rows_with_tokens": with_tokens,
-            "without_tokens": number / clock.total,
+            "without_tokens": number / out.clock.total,
             "with_tokens": with_tokens / full.clock.total,
             "stages": stages,
             "did": {k: len(getattr(out, k)) for k in ("bad", "kept", "exact", "near", "contaminated", "personal")},
@@ -120,7 +123,7 @@ def _ours(ground: Ground, path: Path) -> dict[str, Any]:
     _, single_s = timed(lambda: ours.rows_only(path))
     few = ground.rows(sizes.tuned)
     _, few_s = timed(lambda: ours.whole(few, ground.scratch / "few.parquet", suites=ground.suites), repeats=2)
-    counted = {"model_dir": ground.model_dir, "max_seq_len": ours.WINDOW}
+    counted: dict[str, Any] = {"model_dir": ground.model_dir, "max_seq_len": ours.WINDOW}
     _, counted_s = timed(lambda: ours.whole(few, ground.scratch / "few.parquet", suites=ground.suites, **counted))
     number = 0
 
@@ -269,7 +272,7 @@ def personal_data(ground: Ground) -> dict[str, Any]:
 def packing(ground: Ground) -> dict[str, Any]:
     """Placement by lengths, and placement with the tokens moved, against TRL on batches of 1,000 and in one batch."""
     from datasets import Dataset, disable_caching, disable_progress_bars
-    from trl import pack_dataset
+    from trl import pack_dataset  # type: ignore[attr-defined]
 
     disable_progress_bars()
     disable_caching()

@@ -51,7 +51,7 @@ def usual_tokenizer(directory: Path) -> Callable[[list[list[dict[str, Any]]]], i
     tokenizer = AutoTokenizer.from_pretrained(directory)
 
     def tokenize(chats: list[list[dict[str, Any]]]) -> int:
-        out = tokenizer.apply_chat_template(chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        out: Any = tokenizer.apply_chat_template(chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         return sum(map(len, out["input_ids"]))
 
     return tokenize

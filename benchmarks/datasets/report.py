@@ -44,7 +44,7 @@ def _pipelines(found: dict[str, Any]) -> str:
             _table(("stage, rows per CPU second", "usual", "tuned usual"), stages),
             "Parts of ours, measured one by one on the kept rows:\n",
             _table(("part", "rows per CPU second"), ours["stages"].items()),
-            f"Of {bad['labelled']:,} rows made bad, ours counted {bad['counted']:,} and named {bad['named']:,} (it names 1,000 at most), "
+            f"Of {bad['labelled']:,} rows made bad, ours counted {bad['counted']:,} and named {bad['named']:,} (it spells out 1,000 problems at most), "
             f"{bad['named_wrongly']:,} of them wrongly; {did['removed']:,} duplicates removed, {did['kept']:,} rows kept. "
             f"The index of 30,000 suite items took {ours['suite_index_cpu_s']:.1f} CPU seconds, once.\n",
         )

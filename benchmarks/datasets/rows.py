@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ from benchmarks.datasets.suites import SIZES, escaped_items
 from benchmarks.datasets.text import draw_words, lines_of_words, spell, trimmed
 from benchmarks.datasets.vocabulary import SCRIPTS, table
 
+VERSION = 1
+"""Of everything that decides the rows; a change makes files anew."""
 BLOCK_ROWS = 20_000
 MEAN_WORDS, SIGMA = 120, 0.8
 """Lognormal lengths: a median of 87 words, and some rows of thousands, as in chats; 1,000 bytes a row in the mean."""
@@ -92,7 +95,7 @@ def _turns(data: bytes, starts: np.ndarray[tuple[int], np.dtype[np.int64]], at: 
         begin = at + turn * step
         cuts += [begin + max(2, int(step * r.uniform(0.15, 0.75))), begin + step if turn < num - 1 else at + count]
     edges = starts[cuts].tolist()
-    texts = [trimmed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    texts = [trimmed(data[a:b]) for a, b in pairwise(edges)]
     chat = tuple((b"assistant" if i % 2 else b"user", text) for i, text in enumerate(texts))
     return ((b"system", r.choice(SYSTEM_PROMPTS)), *chat) if r.random() < 0.5 else chat
 
@@ -204,7 +207,7 @@ def encoded_blocks(num_rows: int, seed: int, processes: int) -> Iterator[tuple[b
 def write_rows(path: Path, *, num_rows: int, seed: int, processes: int = 2) -> Path:
     """The file and ``<path>.labels``; both are kept as they are if this size and seed were written before."""
     stamp = path.with_name(path.name + ".stamp")
-    wanted = f"{num_rows} rows, seed {seed}, {Path(__file__).stat().st_mtime_ns}"
+    wanted = f"{num_rows} rows, seed {seed}, generator {VERSION}"
     if path.exists() and stamp.exists() and stamp.read_text() == wanted:
         return path
     stamp.unlink(missing_ok=True)

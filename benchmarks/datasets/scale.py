@@ -45,11 +45,12 @@ class Peak:
         pss = rss = count = 0
         for pid in _tree(root):
             try:
-                fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
             except OSError:  # it ended
                 continue
-            pss += int(fields["Pss"].split()[0]) * 1024
-            rss += int(fields["Rss"].split()[0]) * 1024
+            kib = {words[0]: int(words[1]) for words in map(str.split, rollup)}
+            pss += kib["Pss:"] * 1024
+            rss += kib["Rss:"] * 1024
             count += 1
         self.pss_bytes, self.rss_bytes = max(self.pss_bytes, pss), max(self.rss_bytes, rss)
         self.num_processes, self.samples = max(self.num_processes, count), self.samples + 1
@@ -150,9 +151,8 @@ def show(run: dict[str, Any]) -> None:
     print(f"{run['rows']:,} rows, {run['bytes'] / 1e9:.2f} GB: {run['process_wall_s']:.1f} s, {run['process_cpu_s']:.1f} CPU s")
     print(f"{run['rows_per_cpu_s']:,.0f} rows per CPU second; kept {run['kept']:,}, bad {run['bad_rows']:,}")
     over = "over" if peak["pss_bytes"] > GOAL_BYTES else "under"
-    print(
-        f"peak {peak['pss_bytes'] / 2**20:,.0f} MiB (PSS) over {peak['num_processes']} processes, {over} 2 GiB; last seen {run['stage_last_seen_s']}"
-    )
+    print(f"peak {peak['pss_bytes'] / 2**20:,.0f} MiB (PSS) over {peak['num_processes']} processes, {over} 2 GiB")
+    print(f"stages last seen at {run['stage_last_seen_s']}")
     if run["growth"]:
         print("growth over the next smaller size: " + ", ".join(f"{name} x {value:.2f}" for name, value in run["growth"].items()))
     print(f"written: {RESULTS}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,7 @@ def lines_of_words(rng: np.random.Generator, lengths: NDArray[np.int64], script:
     """One text for each length (in words), without white space at its end."""
     data, starts = spell(rng, draw_words(rng, int(lengths.sum())), script)
     edges = starts[np.concatenate(([0], np.cumsum(lengths)))].tolist()
-    return [trimmed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [trimmed(data[a:b]) for a, b in pairwise(edges)]
 
 
 def trimmed(text: bytes) -> bytes:

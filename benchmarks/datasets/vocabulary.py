@@ -8,6 +8,8 @@ half of the rows hold digits, as chats do: scanners for personal data would be f
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,19 +24,17 @@ DRAW_BITS = 22
 VOCABULARY_SEED = 20_261_121
 """The language is the same for every file; the seed of a file draws the text."""
 
-ONSETS = (
-    4 * "b c d f g h k l m n p r s t w".split()
-    + "j v z bl br ch cl cr dr fl fr gl gr pl pr qu sc sh sk sl sm sn sp st str sw th tr tw wh".split()
-)
-NUCLEI = 4 * "a e i o u".split() + "ai au ea ee ie io oa oo ou".split()
-CODAS = [*9 * [""], *2 * "n r s t l m d".split(), *"ck nd ng nt rn ss st th".split()]
+CLUSTERS: Sequence[str] = re.findall("[a-z]+", "bl br ch cl cr dr fl fr gl gr pl pr qu sc sh sk sl sm sn sp st str sw th tr tw wh")
+ONSETS = (*4 * "bcdfghklmnprstw", *"jvz", *CLUSTERS)
+NUCLEI = (*4 * "aeiou", "ai", "au", "ea", "ee", "ie", "io", "oa", "oo", "ou")
+CODAS = (*9 * ("",), *2 * "nrstlmd", "ck", "nd", "ng", "nt", "rn", "ss", "st", "th")
 SEPARATORS = (b" ", b", ", b". ", b"? ", b"! ", b"; ", b": ", b'." ', b".\n", b"\n\n", b" - ")
 SEPARATOR_WEIGHTS = (0.865, 0.05, 0.05, 0.006, 0.002, 0.003, 0.004, 0.002, 0.01, 0.005, 0.003)
 
 CYRILLIC = str.maketrans("abcdefghijklmnopqrstuvwz", "абцдефгхийклмнопчрстувшз")
 GREEK = str.maketrans("abcdefghijklmnopqrstuvwz", "αβχδεφγηιξκλμνοπθρστυβωζ")
 ACCENTS = str.maketrans("aeionc", "àéïöñç")
-FULL_WIDTH = {ord(c): chr(ord(c) + 0xFEE0) for c in "abcdefghijklmnopqrstuvwxyz0123456789"}
+FULL_WIDTH: dict[int, str] = {ord(c): chr(ord(c) + 0xFEE0) for c in "abcdefghijklmnopqrstuvwxyz0123456789"}
 SCRIPTS = ("accents", "cyrillic", "greek", "han", "full_width")
 
 

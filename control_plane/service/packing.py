@@ -7,17 +7,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import sqlalchemy as sa
+from numpy.typing import NDArray
 
+from control_plane.events import Event
+from control_plane.jobs import JobState
 from control_plane.service.building import Say, one_anywhere, one_on_this_machine
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
 from control_plane.service.references import Reference, reference
 from control_plane.service.rows import rows_file
 from control_plane.service.training import fetch_pack, upload
+from control_plane.service.transition import record
 from control_plane.tables import datasets, files
 from ft_assets import layout, provenance
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets.checks.quality import train_validation_overlap
+from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.packs.build import (
     PackManifest,
     PackProgress,
@@ -44,6 +52,8 @@ FLOPS_PER_TOKEN_FACTOR = 6.0
 DEVICE_FLOPS = {"fp32": 1.0e11, "bf16": 4.0e14, "fp16": 4.0e14}
 """Sustained operations a second: two CPU cores in fp32 (8,500 tokens/s on 1.3M parameters); an H100 at 40 % of its
 989 TFLOP/s dense bf16 peak. First estimates of a duration; history corrects them."""
+JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
+"""Warnings about a dataset that depend on the job that trains on it."""
 PREFERENCE_METHODS = frozenset(("dpo", "orpo"))
 """Methods that train on pairs of answers."""
 
@@ -74,7 +84,12 @@ def pack(
         id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest
     )
     plan = hyperparameters.plan(job.hyperparameters, facts, method=job.method, recipe=(job.request or {}).get("recipe"))
-    settings = PackSettings(max_seq_len=plan.max_seq_len, **_policies(platform, tenant, job), **_split(platform, tenant, job))
+    settings = PackSettings(
+        max_seq_len=plan.max_seq_len,
+        **{name: plan.requested[name] for name in hyperparameters.PACK_SETTINGS if name in plan.requested},
+        **_policies(platform, tenant, job),
+        **_split(platform, tenant, job),
+    )
     manifest, reused = _stored_pack(platform, tenant, job, model, settings, progress=progress, say=say)
     spec = hyperparameters.resolve(
         plan,
@@ -84,6 +99,7 @@ def pack(
         commit=provenance.commit(),
         image=provenance.image(),
     )
+    _doubt(platform, tenant, job, num_epochs=spec.optimization.num_epochs)
     steps = spec.optimization.total_steps(num_windows=manifest.num_windows, world_size=spec.world_size)
     expected_s = training_seconds(model.num_parameters, manifest.num_tokens * spec.optimization.num_epochs, spec.precision)
     mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected_s)
@@ -95,6 +111,31 @@ def pack(
         spec_sha256=spec.sha256,
         uri=platform.objects.uri(layout.pack_prefix(tenant, manifest.fingerprint)),
     )
+
+
+def _doubt(platform: Platform, tenant: str, job: sa.Row[Any], *, num_epochs: float) -> None:
+    """Tell the tenant what only the job shows: too many epochs over many rows, validation rows that are trained on."""
+    if job.state != JobState.VALIDATING:
+        return  # told when it was
+    overlapping = num_validation = 0
+    if job.validation_file:
+        held_out = _split_keys(platform, tenant, _dataset_of(platform, tenant, job.validation_file).id)
+        num_validation = len(held_out)
+        overlapping = train_validation_overlap(_split_keys(platform, tenant, job.dataset_id), held_out)
+    counted = _dataset_of(platform, tenant, job.training_file).report["stats"]["quality"]
+    doubts = quality_warnings(counted, num_epochs=num_epochs, num_overlapping=overlapping, num_validation=num_validation)
+    with platform.engine.begin() as conn:
+        for doubt in doubts:
+            if doubt["code"] in JOB_DOUBTS:
+                event = Event(code=doubt["code"], message=doubt["message"], level="warn")
+                record(conn, job.id, event, now=platform.clock())
+
+
+def _split_keys(platform: Platform, tenant: str, dataset_id: str) -> NDArray[np.uint64]:
+    """The first 64 bits of each row's split key: its content hash, or that of the first of its near-duplicate cluster."""
+    with pq.ParquetFile(rows_file(platform, tenant, dataset_id)) as file:
+        batches = [bytes.fromhex("".join(batch.column(0).to_pylist())) for batch in file.iter_batches(columns=["split_key"])]
+    return np.concatenate([np.empty(0, np.uint64), *(np.frombuffer(b, ">u8")[::2].astype(np.uint64) for b in batches)])
 
 
 def training_seconds(num_parameters: int, tokens: float, precision: str) -> float:

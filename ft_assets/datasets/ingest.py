@@ -105,7 +105,7 @@ class _Validation:
         reading.columns.finish()
         texts = StoredTexts(reading.columns) if self._options.keep else None
         names = list(self._suites.suites) if self._suites is not None else []
-        decision = decide(reading.columns, texts, policies, suites=names, progress=self._on_band)
+        decision = decide(reading.columns, texts, policies, suites=names, progress=self._on_compared)
         findings = Findings(reading=reading, decision=decision, policies=policies, suites=names, max_seq_len=self._options.max_seq_len)
         self._file_errors += [p.at(row=None, byte_offset=None) for p in findings.refusals(self._filename, refused=bool(self._file_errors))]
         valid = not self._file_errors and (policies.bad_rows == "drop" or not reading.totals["bad_rows"])
@@ -145,7 +145,7 @@ class _Validation:
                     rows=numbers[where], split_keys=keys, parts=parts[where], offsets=offsets, data=data, keep=decision.keep[where]
                 )
                 writer.add(block)
-                self._say("writing", where.stop, where.stop, len(columns))
+                self._say("writing", where.stop, 0, 0)
             done = True
         finally:
             writer.close(keep=done)
@@ -162,8 +162,8 @@ class _Validation:
     def _on_read(self, rows: int, num_bytes: int) -> None:
         self._say("reading", rows, num_bytes, self._opened.total_bytes if self._opened else 0)
 
-    def _on_band(self, band: int) -> None:
-        self._say("duplicates", 0, band, 0)
+    def _on_compared(self, rows: int) -> None:
+        self._say("duplicates", rows, 0, 0)
 
     def _say(self, stage: str, rows: int, num_bytes: int, total_bytes: int) -> None:
         now = time.monotonic()

@@ -70,7 +70,7 @@ class Plan:
 class _Limit:
     """What one hyperparameter may be."""
 
-    kind: Literal["int", "float", "word"]
+    kind: Literal["int", "float", "word", "flag"]
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
@@ -83,6 +83,8 @@ class _Limit:
     def text(self) -> str:
         if self.words:
             return "one of " + ", ".join(self.words)
+        if self.kind == "flag":
+            return "true or false"
         if self.allowed:
             return "one of " + ", ".join(map(str, self.allowed))
         kind = "a whole number" if self.kind == "int" else "a number"
@@ -92,6 +94,8 @@ class _Limit:
     def accepts(self, value: object) -> bool:
         if self.kind == "word":
             return value in self.words
+        if self.kind == "flag":
+            return isinstance(value, bool)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         if isinstance(value, float) and not math.isfinite(value):  # asked of a huge int, isfinite overflows
@@ -117,7 +121,14 @@ LIMITS: Mapping[str, _Limit] = {
     "weight_decay": _Limit(kind="float", low=0, high=1),
     "checkpoint_every_steps": _Limit(kind="int", low=1, high=500, because="a kill may cost 500 steps at most"),
     "precision": _Limit(kind="word", words=("fp32", "bf16", "fp16")),
+    "train_on_inputs": _Limit(kind="flag"),
+    "packing": _Limit(kind="flag"),
+    "safety_share": _Limit(kind="float", low=0, high=0.5, because="a few percent of safety-preserving examples keep what the base refuses"),
 }
+
+
+PACK_SETTINGS = ("train_on_inputs", "packing", "safety_share")
+"""Hyperparameters that decide what the pack holds, under the names of ``PackSettings``."""
 
 
 def plan(

@@ -3,6 +3,9 @@
 default: its own settings (word 5-grams, 14 x 8). equal: character 5-grams and 14 x 9, as ours.
 """
 
+# The peer is installed in an environment of its own.
+# mypy: ignore-errors
+
 import json
 import logging
 import resource
@@ -24,17 +27,17 @@ from loguru import logger
 class CharacterSignature(MinhashDedupSignature):
     """The same over character 5-grams of the text as it is."""
 
-    def get_shingles(self, text):
+    def get_shingles(self, text: str) -> np.ndarray:
         grams = {text[i : i + 5] for i in range(max(1, len(text) - 4))}
         return np.fromiter((self._hash_func(gram) for gram in grams), dtype=np.uint64).reshape((-1, 1))
 
 
-def cpu_seconds():
+def cpu_seconds() -> float:
     usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     return sum(u.ru_utime + u.ru_stime for u in usages)
 
 
-def main(texts, result, settings):
+def main(texts: str, result: str, settings: str) -> None:
     logger.remove()
     logging.disable(logging.CRITICAL)
     equal = settings == "equal"
@@ -60,7 +63,8 @@ def main(texts, result, settings):
             stages[name] = cpu_seconds() - before
         cpu_s = cpu_seconds() - start
         kept = {json.loads(line)["id"] for file in Path(scratch, "kept").glob("*.jsonl") for line in file.open()}
-    every = [json.loads(line)["id"] for line in open(texts)]
+    with open(texts) as lines:
+        every = [json.loads(line)["id"] for line in lines]
     found = {"version": version("datatrove"), "rows": len(every), "cpu_s": cpu_s, "stages": stages}
     found["removed"] = [int(i) for i in every if i not in kept]
     found["settings"] = f"{'character' if equal else 'word'} 5-grams, {config.num_buckets} x {config.hashes_per_bucket}, no verification"

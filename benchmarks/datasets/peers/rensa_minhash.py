@@ -4,6 +4,9 @@ default: RMinHash of words with RMinHashLSH at 0.9, 128 permutations and 16 band
 bands of 9. deduplicator: RMinHashDeduplicator with LSH over character 5-grams, which compares estimates with the threshold.
 """
 
+# The peer is installed in an environment of its own.
+# mypy: ignore-errors
+
 import json
 import resource
 import sys
@@ -19,22 +22,22 @@ SETTINGS = {
 }
 
 
-def cpu_seconds():
+def cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
-def tokens_of(text, settings):
+def tokens_of(text: str, settings: str) -> list[str]:
     return text.split() if settings == "default" else list({text[i : i + 5] for i in range(max(1, len(text) - 4))})
 
 
-def sketch_of(text, settings, permutations):
+def sketch_of(text: str, settings: str, permutations: int) -> RMinHash:
     sketch = RMinHash(num_perm=permutations, seed=42)
     sketch.update(tokens_of(text, settings))
     return sketch
 
 
-def removed_rows(rows, settings):
+def removed_rows(rows: list[tuple[int, str]], settings: str) -> list[int]:
     removed = []
     if settings == "deduplicator":
         deduplicator = RMinHashDeduplicator(threshold=0.9, num_perm=128, use_lsh=True)
@@ -43,7 +46,8 @@ def removed_rows(rows, settings):
                 removed.append(row)
         return removed
     permutations, bands = (128, 16) if settings == "default" else (126, 14)
-    lsh, kept = RMinHashLSH(threshold=0.9, num_perm=permutations, num_bands=bands), {}
+    lsh = RMinHashLSH(threshold=0.9, num_perm=permutations, num_bands=bands)
+    kept: dict[int, RMinHash] = {}
     for row, text in rows:
         sketch = sketch_of(text, settings, permutations)
         found = [key for key in lsh.query(sketch) if settings == "equal" or kept[key].jaccard(sketch) >= 0.9]
@@ -55,7 +59,7 @@ def removed_rows(rows, settings):
     return removed
 
 
-def main(texts, result, settings):
+def main(texts: str, result: str, settings: str) -> None:
     start = cpu_seconds()
     with open(texts) as lines:
         rows = [(int(row["id"]), row["text"]) for row in map(json.loads, lines)]

@@ -117,7 +117,7 @@ def _epochs(num_rows: int, num_epochs: float | None) -> Warnings:
     else:
         yield (
             "many_epochs",
-            f"{rows}{num_epochs:g} epochs usually overfit; set num_epochs to 1, "
+            f"{rows}{num_epochs:g} epochs usually overfit; set n_epochs to 1, "
             "or keep a validation file and take the checkpoint with the lowest loss",
         )
 

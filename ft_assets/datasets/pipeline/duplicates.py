@@ -48,7 +48,7 @@ def first_copies(columns: Columns) -> Rows:
 
 
 def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool_], *, progress: Callable[[int], None]) -> Near:
-    """Near duplicates among the rows marked in `among`; `progress` is told how many bands are done.
+    """Near duplicates among the rows marked in `among`; `progress` is told how far through the rows that is.
 
     Bands are taken one at a time, and rows that an earlier band has shown to be near another are left out of the next: what
     that may miss is found by :func:`clusters.second_look`.
@@ -62,7 +62,7 @@ def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool
             search.verify(candidates[left], candidates[right])
         if search.take_news():
             alive = clusters.kept(len(among), search.found())
-        progress(band + 1)
+        progress(len(among) * (band + 1) // columns.num_bands)
     while True:
         search.verify(*clusters.second_look(len(among), search.found()))
         if not search.take_news():

@@ -61,7 +61,7 @@ def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> t
             most = max((c.num_values for c in chunks), default=0)
             plan = _plan(chunks, stream)
         columns = list(pq.read_schema(path).names)
-    except (*DAMAGED, KeyError, TypeError, AttributeError) as error:
+    except (*DAMAGED, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise refuse("truncated_container", f"the Parquet file is damaged or ends early ({str(error)[:120]}); export it again") from error
     if size > max_bytes:
         raise refuse("file_too_large", f"the file holds {size} bytes decompressed, more than {max_bytes}; split it into several files")
