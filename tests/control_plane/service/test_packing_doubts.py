@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,20 @@ import sqlalchemy as sa
 from control_plane.service import files, jobs, packing, preparation
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
-from control_plane.tables import events
+from control_plane.tables import job_events as events
 from control_plane.tenants import Tenant
 from ft_assets.datasets.packs.manifest import PackManifest
+from tests.control_plane.service.test_packing_builders import platform_on
+from tests.tiny_model import build_tiny_model
+
+
+@pytest.fixture(scope="module")
+def platform(new_database: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform whose base model has a real tokenizer."""
+    home = tmp_path_factory.mktemp("doubts")
+    made = platform_on(new_database(), home / "objects", home / "home", build_tiny_model(home / "tiny-base"))
+    yield made
+    made.engine.dispose()
 
 
 def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
@@ -50,9 +61,7 @@ def test_a_validation_file_of_its_own_rows_raises_no_doubt(
     platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
     training = uploaded(platform, tenant, write_chat_rows(100, name="training.jsonl"))
-    validation = uploaded(
-        platform, tenant, write_chat_rows(30, name="validation.jsonl", salt=" Answer in one sentence, and be kind about it.")
-    )
+    validation = uploaded(platform, tenant, write_chat_rows(30, name="validation.jsonl", salt=" Answer in one kind sentence."))
     job_id, manifest = packed(platform, tenant, training_file=training, validation_file=validation)
     assert warned(platform, job_id) == []
     assert manifest.validation is not None and manifest.validation["num_examples"] == 30

@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.files import CONTAINERS, ROWS
 from tests.fuzz.readers import check, read
 
 FIXTURE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -34,3 +35,16 @@ def test_damaged_files_never_register_half(tmp_path: Path) -> None:
 def test_any_bytes_give_rows_or_a_refusal(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / "upload").write_bytes(content)
     assert read(tmp_path / "upload", name, None) is not None
+
+
+def test_every_damaged_byte_of_a_parquet_file_gives_rows_or_a_refusal(tmp_path: Path) -> None:
+    """Parquet's own library ends the process on some of these."""
+    whole = CONTAINERS["parquet"](ROWS["completion"])
+    met: Counter[str] = Counter()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << (at % 8)
+        (tmp_path / "upload").write_bytes(damaged)
+        met.update(read(tmp_path / "upload", "a.parquet", None))
+    assert met["truncated_container"] > 100
+    assert met["good"] > 100, "some bytes matter to nobody"
