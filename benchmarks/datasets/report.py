@@ -44,7 +44,8 @@ def _pipelines(found: dict[str, Any]) -> str:
             _table(("stage, rows per CPU second", "usual", "tuned usual"), stages),
             "Parts of ours, measured one by one on the kept rows:\n",
             _table(("part", "rows per CPU second"), ours["stages"].items()),
-            f"Of {bad['labelled']:,} rows made bad, ours counted {bad['counted']:,} and named {bad['named']:,} (it spells out 1,000 problems at most), "
+            f"Of {bad['labelled']:,} rows made bad, ours counted {bad['counted']:,} and named {bad['named']:,} "
+            "(the first 1,000 problems are spelled out), "
             f"{bad['named_wrongly']:,} of them wrongly; {did['removed']:,} duplicates removed, {did['kept']:,} rows kept. "
             f"The index of 30,000 suite items took {ours['suite_index_cpu_s']:.1f} CPU seconds, once.\n",
         )
@@ -92,6 +93,15 @@ def _personal(found: dict[str, Any]) -> str:
     return f"## Personal data\n\n{found['rows']:,} rows, {found['planted']:,} with a planted value.\n\n{_table(head, rows)}"
 
 
+def _contamination(found: dict[str, Any]) -> str:
+    rows = [(n, *(t[k] for k in ("rows_per_cpu_s", "flagged", "of_whole_items"))) for n, t in found.items() if isinstance(t, dict)]
+    text = (
+        f"{found['rows']:,} rows, of which {found['repeat_a_whole_item']:,} repeat a whole item (some have under 13 words); "
+        f"{found['flagged_by_one_only']} flagged by one only, largest difference of a share {found['largest_difference_of_shares']:.2g}.\n"
+    )
+    return f"## Contamination\n\n{text}\n{_table(('how', 'rows per CPU second', 'rows flagged', 'of whole items'), rows)}"
+
+
 def _packing(found: dict[str, Any]) -> str:
     ours = found["ours"]
     rows = [
@@ -112,6 +122,7 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
     "near_duplicates": _near,
     "unseen": _unseen,
     "personal_data": _personal,
+    "contamination": _contamination,
     "packing": _packing,
 }
 

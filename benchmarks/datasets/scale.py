@@ -83,7 +83,7 @@ def validate(given: argparse.Namespace) -> None:
         given.input, filename=given.input.name, output=output, policies=policies, suites=given.suites, workers=workers, progress=seen
     )
     report = result.report
-    document = {
+    document: dict[str, Any] = {
         "valid": report.valid,
         "kept": result.num_rows,
         "content_sha256": result.content_sha256,

@@ -77,6 +77,13 @@ def usual_index(suites: dict[str, list[str]]) -> set[str]:
     return grams
 
 
+def share(text: str, grams: set[str]) -> float:
+    """Of the 13-grams of a text, those in `grams`."""
+    words = re.findall(r"\w+", text)
+    found = [" ".join(words[i : i + GRAM]) in grams for i in range(len(words) - GRAM + 1)]
+    return sum(found) / len(found) if found else 0.0
+
+
 def usual_normal(text: str) -> str:
     return re.sub(r"\s+", " ", unicodedata.normalize("NFKC", text)).strip().lower()
 
@@ -119,9 +126,7 @@ def usual(path: Path, *, limit: int, grams: set[str], tokenize: Tokenize | None,
                 kept.append(at)
     with clock.stage("contamination"):
         for at in kept:
-            words = re.findall(r"\w+", texts[at])
-            found = [" ".join(words[i : i + GRAM]) in grams for i in range(len(words) - GRAM + 1)]
-            if found and sum(found) / len(found) > 0.5:
+            if share(texts[at], grams) > 0.5:
                 out.contaminated.append(rows[at])
     with clock.stage("personal data"):
         for at in kept:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,8 +100,8 @@ def table(script: str = "ascii") -> WordTable:
     if script == "han":
         rng = np.random.default_rng(VOCABULARY_SEED)
         return WordTable.of(["".join(chr(c) for c in 0x4E00 + rng.integers(0, 3_000, 1 + (rank > 300))) for rank in range(NUM_WORDS)])
-    spell = {"accents": ACCENTS, "cyrillic": CYRILLIC, "greek": GREEK, "full_width": FULL_WIDTH}[script]
-    return WordTable.of([w.translate(spell) for w in words()])
+    spell: dict[str, Any] = {"accents": ACCENTS, "cyrillic": CYRILLIC, "greek": GREEK, "full_width": FULL_WIDTH}
+    return WordTable.of([w.translate(spell[script]) for w in words()])
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,10 @@ Policy = Annotated[
 HUB = "hf://"
 
 
+SHOWN_PER_CODE = 5
+"""Problems of one kind that a terminal lists: the sixth teaches nothing that the fifth did not."""
+
+
 def register(app: typer.Typer) -> None:
     panel = "Data"
     app.command(rich_help_panel=panel)(check)
@@ -42,13 +47,12 @@ def register(app: typer.Typer) -> None:
 
 def parse_map(text: str | None) -> dict[str, str] | None:
     """``{"text": "prompt"}`` for ``text=prompt``; a usage error for anything else."""
-    if text is None:
-        return None
-    pairs = [part.partition("=") for part in text.split(",")]
-    bad = [f"{a}{sep}{b}" for a, sep, b in pairs if not (a.strip() and sep and b.strip())]
-    if bad:
-        raise typer.BadParameter(f"{bad[0]!r} is not COLUMN=FIELD; write --map text=prompt,category=completion")
-    return {a.strip(): b.strip() for a, _, b in pairs}
+    from ft_assets.datasets.readers.column_map import parse_column_map
+
+    try:
+        return None if text is None else parse_column_map(text)
+    except InvalidDataset as error:
+        raise typer.BadParameter(error.message) from None
 
 
 def parse_policies(pairs: list[str] | None) -> dict[str, Any] | None:
@@ -157,18 +161,20 @@ def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
     removed = stats.get("dedup_removed") or 0
     yield f"  {report['rows']} rows, {report['examples']} kept, {stats.get('bad_rows') or 0} bad, {removed} duplicates removed"
     for unit in ("tokens", "characters"):
-        if lengths := stats.get(unit):
+        if (lengths := stats.get(unit)) and report["examples"]:
             shown = ", ".join(f"{k} {lengths[k]:.0f}" for k in ("min", "p50", "p95", "max", "total") if k in lengths)
             yield f"  {unit}: {shown}"
+    counts, shown_of = report["error_counts"], Counter[str]()
     for error in report["errors"]:
-        yield f"  {_place(error)}: {error['message']} [{error['code']}]"
-        yield f"      fix: {error['fix']}"
-    counts = report["error_counts"]
+        shown_of[error["code"]] += 1
+        if shown_of[error["code"]] <= SHOWN_PER_CODE:
+            yield f"  {_place(error)}: {error['message']} [{error['code']}]"
+            yield f"      fix: {error['fix']}"
     if counts:
         yield "  problems: " + ", ".join(f"{code} {n}" for code, n in counts.items())
-    hidden = sum(counts.values()) - len(report["errors"])
+    hidden = sum(counts.values()) - sum(min(n, SHOWN_PER_CODE) for n in shown_of.values())
     if hidden > 0:
-        yield f"  {hidden} more problems are counted above but not listed"
+        yield f"  {hidden} more of the same are counted above; --json names the first {len(report['errors'])}"
     for warning in report["warnings"]:
         yield f"  warning: {warning['message']} [{warning['code']}]"
 

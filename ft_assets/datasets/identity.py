@@ -52,7 +52,7 @@ def content_hashes(examples: Sequence[Example]) -> list[bytes]:
 
 
 def _content_digest(example: Example) -> bytes:
-    parts = [example.kind.encode()]
+    parts = [example.kind.encode(), b"" if example.label is None else str(example.label).encode()]
     for group in (example.messages, example.chosen, example.rejected):
         parts.append(b"\0\0")
         for message in group:

@@ -14,6 +14,7 @@ from ft_assets.datasets.packs.workers import run_here, run_in_workers
 from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.token_shards import Tally, TokenShard, open_shard, write_shard
+from ft_assets.errors import InvalidRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,11 @@ class ShardTask:
         if self.kind == "pairs":
             num_tokens = pair_tokens(write_pairs(self.directory, examples, tokenizer, **shared))
         else:
+            if any(e.kind == "kto" for e in examples):  # a completion that is labelled bad must not be imitated
+                message = "rows with 'label' say which completions are good and bad, which supervised training cannot use"
+                raise InvalidRequest(
+                    f"{message}; choose a preference method, or keep the good ones without 'label'", code="preference_rows"
+                )
             shard = write_shard(self.directory, examples, tokenizer, train_on_inputs=settings.loss_on_inputs, **shared)
             num_tokens = int(shard.array("lengths").sum())
         return ShardDone(part=self.part, num_examples=len(self.rows), num_tokens=num_tokens)

@@ -54,7 +54,7 @@ def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool
     that may miss is found by :func:`clusters.second_look`.
     """
     ids = np.flatnonzero(among)
-    search = _Search(texts, columns.read("bytes"))
+    search = _Search(texts, columns.read("bytes"), columns.read("label"))
     alive = np.ones(len(among), np.bool_)
     for band in range(columns.num_bands):
         candidates = ids[alive[ids]]
@@ -75,8 +75,8 @@ def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool
 class _Search:
     """Pairs that were verified so far, and those that turned out unlike."""
 
-    def __init__(self, texts: StoredTexts, sizes: NDArray[Any]) -> None:
-        self._texts, self._sizes = texts, sizes
+    def __init__(self, texts: StoredTexts, sizes: NDArray[Any], labels: NDArray[np.uint8]) -> None:
+        self._texts, self._sizes, self._labels = texts, sizes, labels
         self._left: list[Rows] = []
         self._right: list[Rows] = []
         self._rejected = np.empty(0, np.uint64)
@@ -92,7 +92,9 @@ class _Search:
         return news
 
     def verify(self, left: Rows, right: Rows) -> None:
-        """Compare these pairs by true Jaccard, each once."""
+        """Compare these pairs by true Jaccard, each once; an answer called good is no copy of itself called bad."""
+        alike = self._labels[left] == self._labels[right]
+        left, right = left[alike], right[alike]
         if not len(left):
             return
         codes = np.unique(np.minimum(left, right).astype(np.uint64) << np.uint64(32) | np.maximum(left, right).astype(np.uint64))

@@ -12,9 +12,12 @@ from typing import Any
 
 import msgspec
 
+from ft_assets.datasets import shapes
 from ft_assets.datasets.pipeline.results import PARTS
 from ft_assets.datasets.schema import Example, Message
 
+MEANINGFUL = shapes.USED["chat"] | {"chosen", "rejected", "split"}
+"""Fields that change how a row with messages reads: rows that have them go the slow way (``split`` is read by both)."""
 MAX_EXTRA_FIELDS = 16
 """Top-level fields beyond the known that the decoder is built for; rows of more go the slow way."""
 
@@ -30,9 +33,9 @@ def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLin
 
     Extra fields are counted in `ignored`.
     """
-    extras = [name for name in extra_fields if name.isidentifier() and name not in ("messages", "tools", "split")][:MAX_EXTRA_FIELDS]
+    extras = [name for name in extra_fields if name.isidentifier() and name not in MEANINGFUL][:MAX_EXTRA_FIELDS]
     fields: list[Any] = [("messages", tuple[_StrictMessage, ...]), ("split", str, "")]
-    fields += [(f"extra_{i}", Any, msgspec.field(default=msgspec.UNSET, name=name)) for i, name in enumerate(extras)]
+    fields += [(f"extra_{i}", Any, msgspec.field(default=None, name=name)) for i, name in enumerate(extras)]
     decode = msgspec.json.Decoder(msgspec.defstruct("ChatRow", fields, forbid_unknown_fields=True)).decode
     attributes = [(f"extra_{i}", name) for i, name in enumerate(extras)]
 
@@ -44,7 +47,7 @@ def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLin
         if not _is_plain(row.messages) or (row.split and row.split not in PARTS):
             return None
         for attribute, name in attributes:
-            if getattr(row, attribute) is not msgspec.UNSET:
+            if getattr(row, attribute) is not None:
                 ignored[name] += 1
         return Example(kind="chat", messages=row.messages, row=number), row.split
 

@@ -60,9 +60,11 @@ class BlockReader:
 
         data = np.frombuffer(block.data, dtype=np.uint8)
         starts, ends = split_lines(data)
-        unusual = (scan_lines(data, starts, ends) & ~np.uint32(BLANK | NON_ASCII)) != 0
-        lines = zip(starts.tolist(), ends.tolist(), unusual.tolist(), strict=True)
-        for number, (start, end, is_unusual) in enumerate(lines, block.first_line):
+        flags = scan_lines(data, starts, ends)
+        filled = np.flatnonzero((flags & BLANK) == 0)
+        unusual = (flags[filled] & ~np.uint32(NON_ASCII)) != 0
+        numbers = (filled + block.first_line).tolist()
+        for number, start, end, is_unusual in zip(numbers, starts[filled].tolist(), ends[filled].tolist(), unusual.tolist(), strict=True):
             line = block.data[start:end]
             if not is_unusual and self._fast is not None and (read := self._fast(line, number)) is not None:
                 self._result.totals["rows"] += 1

@@ -20,11 +20,12 @@ PARTS: Mapping[str, int] = {"train": 1, "training": 1, "validation": 2, "valid":
 FACTS = np.dtype(
     [
         ("row", "<i8"), ("sha_high", "<u8"), ("sha_low", "<u8"), ("bytes", "<u4"), ("characters", "<u4"), ("tokens", "<u4"),
-        ("contamination", "<f4"), ("suite", "<i2"), ("toxicity", "<f4"), ("part", "u1"),
+        ("contamination", "<f4"), ("suite", "<i2"), ("toxicity", "<f4"), ("part", "u1"), ("label", "u1"),
     ]
 )  # fmt: skip
 """One record per example that passed its row checks. `sha_*`: the first 128 bits of the content hash; `bytes`: of its canonical form;
-`tokens` 0: not counted; `part`: 0 no split of its own, 1 train, 2 validation."""
+`tokens` 0: not counted; `part`: 0 no split of its own, 1 train, 2 validation; `label`: 0 none,
+1 a good completion, 2 a bad one."""
 
 
 @dataclass(kw_only=True, slots=True)

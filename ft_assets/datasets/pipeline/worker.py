@@ -80,6 +80,7 @@ class BlockWorker:
             return
         facts["row"] = [k.read.number for k in kept]
         facts["part"] = [k.read.part for k in kept]
+        facts["label"] = [0 if e.label is None else 1 if e.label else 2 for e in examples]
         facts["tokens"] = [k.read.num_tokens for k in kept]
         facts["toxicity"] = [k.read.toxicity for k in kept]
         facts["characters"] = [e.num_characters() for e in examples]

@@ -30,7 +30,7 @@ def test_help_names_every_command(offline: Ft) -> None:
         (["nonsense"], "No such command"),
         (["submit", "no-such-file.jsonl"], "neither a file here nor the id of an uploaded one"),
         (["submit", "file-1", "--hp", "n_epochs"], "write --hp n_epochs=3"),
-        (["check", "x.csv", "--map", "text"], "write --map text=prompt"),
+        (["check", "x.csv", "--map", "text"], "write text=prompt"),
         (["check", "x.csv", "--policy", "pii"], "write --policy pii=redact"),
         (["upload", "no-such-file.jsonl"], "is no file here"),
         (["suites", "add", "quiz", "no-such-file.jsonl"], "does not exist"),

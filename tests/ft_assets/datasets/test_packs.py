@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -296,3 +297,10 @@ def test_a_histogram_counts_every_length_and_draws_it() -> None:
     assert picture.count("<rect") == len(made["counts"])
     assert histogram_svg([], []) == ""
     assert json.dumps(length_stats([]))
+
+
+def test_labelled_completions_are_no_examples_to_imitate(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    example = msgspec.structs.replace(chat_example("a", "b"), kind="kto", label=False)
+    with pytest.raises(InvalidRequest, match="supervised training cannot use") as caught:
+        build_pack([example], tokenizer, PackSettings(max_seq_len=64), tmp_path / "pack", dataset_id="ds_1")
+    assert caught.value.code == "preference_rows"

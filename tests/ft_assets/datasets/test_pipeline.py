@@ -99,7 +99,19 @@ MESSAGE_TEXTS = (
     '{"role": "assistant", "content": "  "}', '{"role": "user", "content": "\\ud800"}', '{"role": "user", "content": "x", "role": "user"}',
     '{"role": "tool", "content": "t"}', '{"role": "user", "content": null}', '{"role": "assistant", "content": "b", "name": "n"}',
 )  # fmt: skip
-EXTRA_TEXTS = ('"split": "train"', '"split": 1', '"messages": 1', '"id": 3', '"other": {}', '"tools": []')
+EXTRA_TEXTS = (
+    '"split": "train"',
+    '"split": 1',
+    '"messages": 1',
+    '"id": 3',
+    '"id": null',
+    '"chosen": "x"',
+    '"rejected": "y"',
+    '"system": "s"',
+    '"text": "t"',
+    '"other": {}',
+    '"tools": []',
+)
 MESSAGES, EXTRA = st.sampled_from(MESSAGE_TEXTS), st.sampled_from(EXTRA_TEXTS)
 PIECES = st.sampled_from((*MESSAGE_TEXTS, *EXTRA_TEXTS, '{"messages": [', ", ", "]}", " ", "\t", "}"))
 
@@ -118,7 +130,9 @@ def spelled(messages: list[str], extra: list[str]) -> bytes:
 def test_the_fast_path_reads_what_the_slow_path_reads(line: bytes) -> None:
     def read(fast: bool) -> tuple[Any, ...]:
         result = BlockResult(number=0, num_bytes=len(line))
-        options = BlockOptions(scratch=Path(), policies=Policies(), format="chat", extra_fields=("id",))
+        options = BlockOptions(
+            scratch=Path(), policies=Policies(), format="chat", extra_fields=("id", "text", "chosen", "rejected", "system")
+        )
         reader = BlockReader(options, result)
         if not fast:
             reader._fast = None
@@ -281,3 +295,10 @@ def test_personal_data_in_the_arguments_of_a_tool_call_is_redacted(jsonl: Callab
     assert stored.example.messages[1].tool_calls[0].arguments == {"to": ["[EMAIL]"], "n": 1, "text": "hi"}
     refused = validate_file(path, filename="a.jsonl", policies=Policies(min_examples=1, pii="reject")).report
     assert [e["path"] for e in refused.errors] == ["messages[1].tool_calls[0].arguments"]
+
+
+def test_the_same_answer_called_good_and_bad_is_no_copy(jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "completion": "c", "label": label} for label in (True, False, True)]
+    report = validate_file(jsonl(*rows), filename="a.jsonl", policies=Policies(min_examples=1), output=tmp_path / "o.parquet").report
+    assert (report.format, report.examples) == ("kto", 2)
+    assert [s.example.label for s in load_stored(tmp_path / "o.parquet")] == [True, False]
