@@ -16,7 +16,7 @@ Kind = Literal["chat", "preference", "kto", "text"]
 Format = Literal["chat", "prompt_completion", "preference", "kto", "text"]
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A call that the assistant makes; `arguments` is the parsed object, which is what chat templates expect."""
 
     name: str
@@ -28,7 +28,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return call if self.id is None else {"id": self.id, **call}
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One turn. `weight` 0 takes an assistant message out of the loss; on other roles it has no effect."""
 
     role: Role
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return out
 
 
-class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One training example.
 
     chat: `messages`, ending with the assistant. preference: `messages` is the prompt, `chosen` and `rejected` continue it.
@@ -81,7 +81,10 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (*self.messages, *self.chosen, *self.rejected)
 
     def num_characters(self) -> int:
-        return sum(len(m.content or "") for m in self.all_messages()) + len(self.text or "")
+        total = len(self.text or "")
+        for message in self.messages if self.kind != "preference" else self.all_messages():
+            total += len(message.content or "")
+        return total
 
 
 _encoder = msgspec.json.Encoder(order="sorted")

@@ -73,6 +73,26 @@ def fold_codes(codes: Codes, offsets: Offsets, out: Codes, out_offsets: Offsets)
 
 
 @njit(cache=True, nogil=True)
+def collapse_bytes(data: Any, offsets: Offsets, out: Any, ends: Offsets) -> None:
+    """Collapse the white space of ASCII in each text of UTF-8; next to NUL, which stands between parts, and at the ends there is none."""
+    m = 0
+    for t in range(offsets.shape[0] - 1):
+        pending, inside = False, False
+        for i in range(offsets[t], offsets[t + 1]):
+            c = data[i]
+            if c <= 0x20 and (c == 0x20 or 0x09 <= c <= 0x0D or 0x1C <= c <= 0x1F):
+                pending = True
+                continue
+            if pending and inside and c != 0:
+                out[m] = 0x20
+                m += 1
+            pending, inside = False, c != 0
+            out[m] = c
+            m += 1
+        ends[t + 1] = m
+
+
+@njit(cache=True, nogil=True)
 def shingle_hashes(codes: Codes, start: int, end: int, out: Keys) -> int:
     """A 64-bit hash for each 5-gram of ``codes[start:end]``, repeats included; a shorter text is one shingle of its own."""
     n = end - start

@@ -15,8 +15,8 @@ from ft_assets.datasets.pipeline.duplicates import Near, first_copies, near_dupl
 from ft_assets.datasets.pipeline.texts import StoredTexts
 from ft_assets.datasets.policies import Policies
 
-MAX_FLAGGED = 1000
-"""Flagged rows that a report names, as many as bad ones."""
+MAX_FLAGGED = 250
+"""Flagged rows of each of the four kinds that a report names: with 1,000 in all, as many as bad ones."""
 NO_SUITE = -1
 
 

@@ -24,7 +24,7 @@ MAX_EXTRA_FIELDS = 16
 ReadLine = Callable[[bytes, int], tuple[Example, str] | None]
 
 
-class _StrictMessage(Message, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class _StrictMessage(Message, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A message without a field that is read by nothing: those are counted on the slow path."""
 
 
@@ -36,7 +36,7 @@ def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLin
     extras = [name for name in extra_fields if name.isidentifier() and name not in MEANINGFUL][:MAX_EXTRA_FIELDS]
     fields: list[Any] = [("messages", tuple[_StrictMessage, ...]), ("split", str, "")]
     fields += [(f"extra_{i}", Any, msgspec.field(default=None, name=name)) for i, name in enumerate(extras)]
-    decode = msgspec.json.Decoder(msgspec.defstruct("ChatRow", fields, forbid_unknown_fields=True)).decode
+    decode = msgspec.json.Decoder(msgspec.defstruct("ChatRow", fields, forbid_unknown_fields=True, gc=False)).decode
     attributes = [(f"extra_{i}", name) for i, name in enumerate(extras)]
 
     def read(line: bytes, number: int) -> tuple[Example, str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ft_assets.datasets.histogram import histogram, length_stats
-from ft_assets.datasets.pipeline.decision import MAX_FLAGGED, Decision
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.pass_one import Reading
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.problems import Problem, RowError
@@ -86,7 +86,7 @@ class Findings:
             errors=[e.to_dict() for e in (*file_errors, *reading.errors)][:MAX_STORED_ERRORS],
             error_counts=counts,
             warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings(opened, filename)],
-            flagged=sorted(self.decision.flagged[:MAX_FLAGGED], key=lambda f: int(f["row"])),
+            flagged=sorted(self.decision.flagged, key=lambda f: int(f["row"])),
             review=[c for c, policy in self._policies_of_flags().items() if policy == "review" and self.decision.counts[c]],
             stats=self._stats(),
             policies=asdict(self.policies),

@@ -19,6 +19,8 @@ from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 
+SEPARATOR = "\n\0\n"
+"""Between the texts of a row: no text holds NUL, so nothing is found that runs from one text into the next."""
 GROUPS = ("messages", "chosen", "rejected")
 """Fields of an example that hold messages."""
 
@@ -73,25 +75,29 @@ class Screen:
         return False
 
     def _without_personal_data(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
-        texts = [_texts(row.example) for row in rows]
+        """First a look at each row as one text, then the exact search in the texts of the few that may hold something."""
         if self._scanner is None:
             raise AssertionError("asked for only where there is a scanner")
-        found = iter(self._scanner.scan([text for group in texts for _, text in group]))
-        out = []
-        for row, own in zip(rows, texts, strict=True):
-            matches = [next(found) for _ in own]
-            kinds = sorted({m.kind for group in matches for m in group})
-            result.personal.update(kinds)
-            if kinds:
-                result.totals["personal_data"] += 1
-                if self._policies.pii == "reject":
-                    report_bad(row, [_personal_problem([path for path, _ in own], matches, kinds)], result)
-                    continue
-                if self._policies.pii == "redact":
-                    row.example = _redacted(row.example, [text for _, text in own], matches)
-                    result.totals["redacted"] += 1
-            out.append(row)
-        return out
+        suspects = self._scanner.suspects([_one_text(row.example) for row in rows])
+        refused = [index for index in suspects if not self._cleared(rows[index], result)]
+        return [row for index, row in enumerate(rows) if index not in set(refused)] if refused else rows
+
+    def _cleared(self, row: ReadRow, result: BlockResult) -> bool:
+        """Whether the row stays; redacted where the policy says so."""
+        paths, texts = zip(*_texts(row.example), strict=True)
+        matches = self._scanner.scan(texts) if self._scanner is not None else []
+        kinds = sorted({m.kind for group in matches for m in group})
+        if not kinds:
+            return True
+        result.personal.update(kinds)
+        result.totals["personal_data"] += 1
+        if self._policies.pii == "reject":
+            report_bad(row, [_personal_problem(paths, matches, kinds)], result)
+            return False
+        if self._policies.pii == "redact":
+            row.example = _redacted(row.example, texts, matches)
+            result.totals["redacted"] += 1
+        return True
 
     def _counted(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
         if self._tokenizer is None or self._max_seq_len is None:
@@ -129,7 +135,7 @@ def _why_uncounted(tokenizer: ChatTokenizer, example: Example) -> int | Problem:
 def _texts(example: Example) -> list[tuple[str, str]]:
     """(path, text) of everything that may hold personal data, in the order in which :func:`_redacted` puts it back."""
     out: list[tuple[str, str]] = []
-    for name in GROUPS:
+    for name in GROUPS if example.kind == "preference" else GROUPS[:1]:
         for index, message in enumerate(getattr(example, name)):
             if message.content is not None:
                 out.append((f"{name}[{index}].content", message.content))
@@ -138,6 +144,19 @@ def _texts(example: Example) -> list[tuple[str, str]]:
     if example.text is not None:
         out.append(("text", example.text))
     return out
+
+
+def _one_text(example: Example) -> str:
+    """All of :func:`_texts` in one."""
+    parts = []
+    for message in example.messages:
+        if message.tool_calls:
+            break
+        parts.append(message.content or "")
+    else:
+        if example.kind != "preference" and example.text is None:
+            return SEPARATOR.join(parts)
+    return SEPARATOR.join([text for _, text in _texts(example)])
 
 
 def _personal_problem(paths: Sequence[str], matches: Sequence[Sequence[Match]], kinds: Sequence[str]) -> Problem:

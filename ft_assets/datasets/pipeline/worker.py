@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,9 +55,13 @@ class BlockWorker:
 
     def run(self, block: Block) -> BlockResult:
         result = BlockResult(number=block.number, num_bytes=block.num_bytes)
+        with _no_collection():
+            self._run(block, result)
+        return result
+
+    def _run(self, block: Block, result: BlockResult) -> None:
         rows = self._screen.apply(list(self._read(block, result)), result)
         self._write(self._hash(rows, result), result)
-        return result
 
     def _read(self, block: Block, result: BlockResult) -> Iterator[ReadRow]:
         reader = BlockReader(self._options, result)
@@ -104,6 +110,18 @@ class BlockWorker:
             result.bands = minhash.band_keys(texts)
         if self._suites is not None:
             facts["contamination"], facts["suite"] = self._suites.shares(texts)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold the garbage collector back: a block makes 100,000 objects and no cycle, and looking for one took an eighth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _hash_one(row: ReadRow, result: BlockResult) -> _Kept | None:
