@@ -16,6 +16,11 @@ LENGTHS = ("min", "p50", "mean", "p95", "p99", "max", "total")
 SHOWN_APART = frozenset(("characters", "tokens", "histogram"))
 """Statistics that have a table or picture of their own."""
 
+MAX_FLAGGED_SHOWN = 20
+"""Rows that a page lists; the JSON has more."""
+LEAST_SHARE = 0.01
+"""Of the rows, from which an answer is worth a line."""
+
 
 def report_page(report: Mapping[str, Any], *, name: str) -> str:
     """`report` (see ``ft_assets.datasets.report``) as HTML; everything that came from a file is escaped."""
@@ -28,6 +33,8 @@ def report_page(report: Mapping[str, Any], *, name: str) -> str:
         lengths={unit: stats[unit] for unit in ("tokens", "characters") if stats.get(unit)},
         length_names=LENGTHS,
         counts=dict(_flat({k: v for k, v in stats.items() if k not in SHOWN_APART})),
+        answers=[a for a in (stats.get("quality") or {}).get("top_answers", ()) if a["share"] >= LEAST_SHARE],
+        flagged_shown=MAX_FLAGGED_SHOWN,
         histogram=histogram_svg(graph["counts"], graph["edges"], unit=graph["unit"]) if graph.get("counts") else "",
         policies=report.get("policies") or {},
         total_problems=total,
@@ -41,7 +48,7 @@ def _flat(stats: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for name, value in stats.items():
         if isinstance(value, Mapping):
             found += _flat(value, f"{prefix}{name}.")
-        elif value is not None:
+        elif value not in (None, "", []) and not (isinstance(value, list) and isinstance(value[0], Mapping)):
             found.append((f"{prefix}{name}", value))
     return found
 
@@ -52,6 +59,7 @@ def _template() -> jinja2.Template:
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["number"] = _number
+    environment.filters["why"] = _why
     return environment.get_template("report_page.html")
 
 
@@ -59,3 +67,12 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _why(flag: Mapping[str, Any]) -> str:
+    """What a flagged row was flagged by, in words."""
+    if "of_row" in flag:
+        return f"repeats row {flag['of_row']}"
+    if "suite" in flag:
+        return f"{100 * flag['share']:.0f} % of it is in suite {flag['suite']}"
+    return f"score {flag['score']:.2f}"
