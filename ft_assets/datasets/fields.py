@@ -108,7 +108,8 @@ class Reading:
         if role is None:
             code = "missing_field" if value is None else "invalid_role"
             known = ROLES if roles is ROLE_OF else ("human", "gpt", "system", "tool")
-            self.add(path, code, f"role is {ascii(value)[:60]}", f"use one of {', '.join(known)}")
+            message = "role is missing or null" if value is None else f"role is {ascii(value)[:60]}"
+            self.add(path, code, message, f"use one of {', '.join(known)}")
         return role
 
     def weight(self, value: Any, path: str) -> int:
