@@ -17,7 +17,7 @@ import numpy as np
 
 from ft_assets.datasets.schema import Example
 
-FORM_VERSION = 1
+FORM_VERSION = 2
 """Of the internal form; a change makes new dataset ids."""
 WIDE_SPACES = "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 """The code points beyond ASCII that ``str.split`` splits at."""

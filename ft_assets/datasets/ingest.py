@@ -8,6 +8,7 @@ bounded by columns of a few bytes a row, not by the rows: 10 million rows fit in
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from ft_assets.datasets.pipeline.texts import StoredTexts
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.problems import Problem, RowError
 from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.opening import Opened, open_rows
 from ft_assets.datasets.report import DatasetReport
 from ft_assets.datasets.stored import RowsBlock, RowsWriter, StoredRow, load_rows, load_stored
@@ -62,13 +64,15 @@ def validate_file(
     progress: ProgressCallback | None = None,
     workers: int | None = None,
     scratch: Path | None = None,
+    progress_every_s: float = PROGRESS_EVERY_S,
+    block_bytes: int = BLOCK_BYTES,
 ) -> IngestResult:
     """The report on `path`, whatever it holds; with `output`, its good rows as Parquet there if (and only if) it is valid.
 
     With `model_dir`, control tokens of that base model are looked for in content, and with `max_seq_len` too, tokens are counted.
     `suites`: directory of a saved ``SuiteIndex``. `workers`: processes; None decides by the size of the file. `scratch`: where the
-    passes leave up to the file's decompressed size; None: beside `output`, or the system's. The output is written beside and
-    renamed: a reader sees a whole file or none.
+    passes leave up to the file's decompressed size; None: beside `output`, or the system's. `block_bytes`: of the rows that a worker
+    takes at once; the result does not depend on it. The output is written beside and renamed: a reader sees a whole file or none.
     """
     policies = policies or Policies()
     beside = scratch or (output.parent if output is not None else None)
@@ -85,15 +89,28 @@ def validate_file(
             classifier=classifier,
             keep=output is not None or policies.near_duplicates != "off",
         )
-        return _Validation(path, filename, options, progress or (lambda _: None)).run(output, workers)
+        told = _Throttled(progress, every_s=progress_every_s)
+        return _Validation(path, filename, options, told, block_bytes).run(output, workers)
+
+
+class _Throttled:
+    """Passes progress on at most every so often."""
+
+    def __init__(self, tell: ProgressCallback | None, *, every_s: float) -> None:
+        self._tell, self._every_s, self._told_at = tell, every_s, -math.inf
+
+    def __call__(self, stage: str, *, rows: int, num_bytes: int = 0, total_bytes: int = 0) -> None:
+        now = time.monotonic()
+        if self._tell is not None and now - self._told_at >= self._every_s:
+            self._told_at = now
+            self._tell(Progress(stage=stage, rows=rows, bytes=num_bytes, total_bytes=total_bytes))
 
 
 class _Validation:
     """One file on its way through both passes."""
 
-    def __init__(self, path: Path, filename: str, options: BlockOptions, progress: ProgressCallback) -> None:
-        self._path, self._filename, self._options, self._tell = path, filename, options, progress
-        self._told_at = 0.0
+    def __init__(self, path: Path, filename: str, options: BlockOptions, say: _Throttled, block_bytes: int) -> None:
+        self._path, self._filename, self._options, self._say, self._block_bytes = path, filename, options, say, block_bytes
         self._opened: Opened | None = None
         self._file_errors: list[RowError] = []
         self._suites = SuiteIndex.load(options.suites) if options.suites is not None else None
@@ -110,11 +127,12 @@ class _Validation:
         self._file_errors += [p.at(row=None, byte_offset=None) for p in findings.refusals(self._filename, refused=bool(self._file_errors))]
         valid = not self._file_errors and (policies.bad_rows == "drop" or not reading.totals["bad_rows"])
         content = _content_sha256(reading.columns, decision)
+        settings = {**self._shaping(), "split": _split_sha256(reading.columns, decision)}
         if valid and output is not None and texts is not None:
             self._write(output, reading.columns, texts, decision)
         report = findings.report(
             valid=valid,
-            dataset_id=dataset_id(content, self._shaping()) if valid else None,
+            dataset_id=dataset_id(content, settings) if valid else None,
             file_errors=self._file_errors,
             opened=self._opened,
             filename=self._filename,
@@ -125,9 +143,13 @@ class _Validation:
         options = self._options
         try:
             self._opened = open_rows(
-                self._path, filename=self._filename, column_map=options.column_map, max_bytes=options.policies.max_bytes
+                self._path,
+                filename=self._filename,
+                column_map=options.column_map,
+                max_bytes=options.policies.max_bytes,
+                block_bytes=self._block_bytes,
             )
-            read_file(self._opened, options, reading, workers=workers, progress=self._on_read)
+            read_file(self._opened, options, reading, workers=workers, progress=self._on_read, block_bytes=self._block_bytes)
         except InvalidDataset as error:
             problem = Problem(path="", code=error.code, message=error.message, fix="correct the file and upload it again")
             self._file_errors.append(problem.at(row=None, byte_offset=None))
@@ -145,7 +167,7 @@ class _Validation:
                     rows=numbers[where], split_keys=keys, parts=parts[where], offsets=offsets, data=data, keep=decision.keep[where]
                 )
                 writer.add(block)
-                self._say("writing", where.stop, 0, 0)
+                self._say("writing", rows=where.stop)
             done = True
         finally:
             writer.close(keep=done)
@@ -160,16 +182,20 @@ class _Validation:
         return shaping
 
     def _on_read(self, rows: int, num_bytes: int) -> None:
-        self._say("reading", rows, num_bytes, self._opened.total_bytes if self._opened else 0)
+        self._say("reading", rows=rows, num_bytes=num_bytes, total_bytes=self._opened.total_bytes if self._opened else 0)
 
     def _on_compared(self, rows: int) -> None:
-        self._say("duplicates", rows, 0, 0)
+        self._say("duplicates", rows=rows)
 
-    def _say(self, stage: str, rows: int, num_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if now - self._told_at >= PROGRESS_EVERY_S:
-            self._told_at = now
-            self._tell(Progress(stage=stage, rows=rows, bytes=num_bytes, total_bytes=total_bytes))
+
+def _split_sha256(columns: Columns, decision: Decision) -> str:
+    """sha256 over the own part and the split key of each kept row: rows that are split otherwise are another dataset."""
+    digest = hashlib.sha256()
+    digest.update(columns.read("part")[decision.keep].tobytes())
+    cluster = decision.cluster[decision.keep]
+    for half in ("sha_high", "sha_low"):
+        digest.update(columns.read(half)[cluster].tobytes())
+    return digest.hexdigest()
 
 
 def _content_sha256(columns: Columns, decision: Decision) -> str:

@@ -55,8 +55,14 @@ CODES: Mapping[str, str] = {
     "template_refused": "a conversation that the base model's chat template refuses",
     "template_unstable": "a conversation whose turns the template rewrites, so that no loss mask can be made",
     "no_chat_template": "a conversation for a base model that has no chat template",
+    # row, by the policies that the tenant chose
+    "near_duplicate": "a row that says almost the same as an earlier one",
+    "contaminated": "a row that shares long passages with an evaluation suite",
+    "toxic": "a row that the classifier scores as toxic",
+    "personal_data": "a row that holds personal data",
 }
-"""Every error code of a report with what it means; warnings have codes of their own in ``ingest``."""
+"""Every error code of a report with what it means; warnings have codes of their own in ``pipeline.findings`` and
+``checks.quality_warnings``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

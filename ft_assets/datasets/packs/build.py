@@ -95,7 +95,8 @@ def _build(
     tokens_dir = out_dir / f".tokens-{fingerprint}"
     tokenized = tokenize(source, validation, tokenizer, settings, tokens_dir, report, kind=kind, workers=workers, model_dir=model_dir)
     tally = tokenized.tally()
-    _enforce(tally, settings)
+    for part in tokenized.shards:
+        _enforce(tokenized.tally(part), settings, part)
     parts = _write_parts(kind, tokenized, settings, out_dir, fingerprint, workers, report)
     if "train" not in parts:
         raise InvalidDataset(
@@ -142,8 +143,8 @@ def _write_parts(
     return parts
 
 
-def _enforce(tally: Tally, settings: PackSettings) -> None:
-    """Refuse what the policies do not let pass, naming the first rows."""
+def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:
+    """Refuse what the policies of the training file do not let pass in a part, naming the first rows."""
     refused = {"control_token_in_content": settings.control_tokens == "reject", "example_too_long": settings.over_long == "reject"}
     for code, refuse in refused.items():
         if refuse and (count := tally.dropped.get(code)):
@@ -153,7 +154,9 @@ def _enforce(tally: Tally, settings: PackSettings) -> None:
                 if code == "control_token_in_content"
                 else f"are over {settings.max_seq_len} tokens"
             )
-            raise InvalidDataset(f"{count} examples {what} (rows {rows}); correct them, or choose the policy 'drop'", code=code)
+            where = "" if part == "train" else " of the validation part"
+            fix = "correct them, or upload the training file with the policy 'drop' (or 'escape' for control tokens)"
+            raise InvalidDataset(f"{count} examples{where} {what} (rows {rows}); {fix}", code=code)
 
 
 def _spell(tally: Tally) -> str:

@@ -37,10 +37,11 @@ class Tokenized:
     num_train: int
     """Examples for training before anything was left out or mixed in."""
 
-    def tally(self) -> Tally:
+    def tally(self, part: Part | None = None) -> Tally:
+        """What became of the examples of `part`; None: of both."""
         total = Tally()
-        for shards in self.shards.values():
-            for shard in shards:
+        for name, shards in self.shards.items():
+            for shard in shards if part in (None, name) else ():
                 total.add(shard.tally)
         return total
 

@@ -55,7 +55,7 @@ def decide(
     if policies.near_duplicates != "off" and texts is not None and columns.num_bands:
         among = decision.keep.copy()
         among[copies] = False
-        _near(decision, near_duplicates(columns, texts, among, progress=progress), policies, numbers)
+        _near(decision, near_duplicates(columns, texts, among, progress=progress), first, policies, numbers)
     return decision
 
 
@@ -83,13 +83,13 @@ def _toxicity(decision: Decision, columns: Columns, policies: Policies, numbers:
         decision.keep[found] = False
 
 
-def _near(decision: Decision, near: Near, policies: Policies, numbers: NDArray[np.int64]) -> None:
-    found = np.flatnonzero(~near.kept)
+def _near(decision: Decision, near: Near, first: NDArray[np.int64], policies: Policies, numbers: NDArray[np.int64]) -> None:
+    found = np.flatnonzero(~near.kept[first] & decision.keep)  # a copy that is kept shares the fate of the row that it copies
     decision.counts["near_duplicates"] = len(found)
     partner = np.full(len(near.kept), -1, np.int64)
     stays = near.kept[near.left]
     partner[near.right[stays]] = near.left[stays]
-    _flag(decision, "near_duplicate", policies.near_duplicates, numbers[found], of_row=numbers[partner[found]])
+    _flag(decision, "near_duplicate", policies.near_duplicates, numbers[found], of_row=numbers[partner[first[found]]])
     decision.cluster = near.representative[decision.cluster]
     if policies.near_duplicates == "drop":
         decision.keep[found] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -74,7 +75,7 @@ class Findings:
         self, *, valid: bool, dataset_id: str | None, file_errors: Sequence[RowError], opened: Opened | None, filename: str
     ) -> DatasetReport:
         reading, sniffed = self.reading, opened.sniffed if opened else None
-        counts = {e.code: 1 for e in file_errors} | dict(reading.counts.most_common())
+        counts = dict((Counter(e.code for e in file_errors) + reading.counts).most_common())
         return DatasetReport(
             valid=valid,
             dataset_id=dataset_id,

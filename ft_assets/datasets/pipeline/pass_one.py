@@ -14,17 +14,20 @@ from ft_assets.datasets.checks.quality import QualityTally
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pool import run_blocks
+from ft_assets.datasets.pipeline.reading import MAX_FIELD_NAMES, OTHER_FIELDS
 from ft_assets.datasets.pipeline.results import BlockResult
 from ft_assets.datasets.pipeline.worker import Block
 from ft_assets.datasets.problems import Problem, RowError
+from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.column_map import apply_map
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.opening import Opened
+from ft_assets.datasets.readers.rows import Row
 from ft_assets.datasets.report import MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Format
 
 ROWS_PER_BLOCK = 4096
-"""Of containers that are no lines: about as many as a block of lines holds at 1 KB a row."""
+"""Of containers that are no lines, at most: about as many as a block of lines holds at 1 KB a row; large rows are fewer."""
 SCOUTED_ROWS = 64
 """Rows looked at to learn the file's format and its further fields before the blocks are shared out."""
 PARALLEL_FROM_BYTES = 128 << 20
@@ -39,7 +42,6 @@ class Reading:
     columns: Columns
     format: Format | None = None
     format_reason: str = ""
-    num_bytes: int = 0
     errors: list[RowError] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
@@ -52,9 +54,10 @@ class Reading:
         """Take in the next block; blocks come in file order."""
         if self.format is None and result.format is not None:
             self.format, self.format_reason = result.format, result.format_reason
-        self.num_bytes += result.num_bytes
         self.errors += result.errors[: MAX_STORED_ERRORS - len(self.errors)]
-        for name in ("counts", "ignored", "totals", "personal"):
+        for name, count in result.ignored.items():
+            self.ignored[name if name in self.ignored or len(self.ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += count
+        for name in ("counts", "totals", "personal"):
             getattr(self, name).update(getattr(result, name))
         self.advice = {**result.advice, **self.advice}
         self.quality.merge(result.quality)
@@ -62,14 +65,20 @@ class Reading:
 
 
 def read_file(
-    opened: Opened, options: BlockOptions, reading: Reading, *, workers: int | None, progress: Callable[[int, int], None]
+    opened: Opened,
+    options: BlockOptions,
+    reading: Reading,
+    *,
+    workers: int | None,
+    progress: Callable[[int, int], None],
+    block_bytes: int = BLOCK_BYTES,
 ) -> None:
     """Run every block of the file and add it to `reading`; `progress` is told rows and stored bytes behind us.
 
     `workers` None: as many as there are cores for a large file, this process for a small one. Raises ``InvalidDataset`` where the
     container turns out torn; what was read before that is in `reading`.
     """
-    blocks = _blocks(opened, line_blocks=options.column_map is None or opened.columns is None)
+    blocks = _blocks(opened, line_blocks=options.column_map is None or opened.columns is None, block_bytes=block_bytes)
     head = next(blocks, None)
     if head is None:
         return
@@ -94,16 +103,21 @@ class _Scouted:
     extra_fields: tuple[str, ...]
 
 
-def _blocks(opened: Opened, *, line_blocks: bool) -> Iterator[Block]:
+def _blocks(opened: Opened, *, line_blocks: bool, block_bytes: int) -> Iterator[Block]:
     if opened.blocks is not None and line_blocks:
         for number, lines in enumerate(opened.blocks):
-            yield Block(number=number, num_bytes=len(lines.data), lines=lines)
+            yield Block(number=number, lines=lines)
         return
-    for number in itertools.count():
-        rows = list(itertools.islice(opened.rows, ROWS_PER_BLOCK))
-        if not rows:
-            return
-        yield Block(number=number, num_bytes=0, rows=rows)
+    held: list[Row] = []
+    num_bytes, number = 0, 0
+    for row in opened.rows:
+        held.append(row)
+        num_bytes += row.num_bytes
+        if len(held) >= ROWS_PER_BLOCK or num_bytes >= block_bytes:
+            yield Block(number=number, rows=held)
+            held, num_bytes, number = [], 0, number + 1
+    if held:
+        yield Block(number=number, rows=held)
 
 
 def _scout(head: Block, options: BlockOptions) -> _Scouted | None:

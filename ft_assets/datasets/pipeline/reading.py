@@ -21,6 +21,10 @@ from ft_assets.datasets.readers.rows import Row
 from ft_assets.datasets.report import MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Example
 
+MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
+"""Unread fields counted by name, and characters of a name: some files have a key of its own in each row."""
+OTHER_FIELDS = "(other fields)"
+
 
 @dataclass(slots=True)
 class ReadRow:
@@ -112,13 +116,21 @@ class BlockReader:
         if found[0] != self._format:
             message = f"reads as {found[0]}, but the rows before it as {self._format}"
             return None, [Problem(path="", code="mixed_formats", message=message, fix="put each format into a file of its own")]
-        self._result.ignored.update(name for name in shapes.unknown_fields(value, found[0]) if name != "split" or not _is_split(value))
+        self._count_ignored(shapes.unknown_fields(value, found[0]), value)
         if (advice := shapes.advice(value)) is not None:
             self._result.advice.setdefault(*advice)
         example, problems = shapes.to_example(value, found[0], row=row.number)
         if example is not None:
             problems = list(content.order_problems(example))
         return example, problems
+
+    def _count_ignored(self, names: Sequence[str], value: Mapping[str, Any]) -> None:
+        ignored = self._result.ignored
+        for name in names:
+            if name == "split" and _is_split(value):
+                continue
+            short = name[:MAX_FIELD_NAME]
+            ignored[short if short in ignored or len(ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += 1
 
 
 def _is_split(value: Mapping[str, Any]) -> bool:

@@ -31,11 +31,8 @@ FACTS = np.dtype(
 @dataclass(kw_only=True, slots=True)
 class BlockResult:
     number: int
-    num_bytes: int
-    """Of the block, decompressed."""
     format: Format | None = None
     format_reason: str = ""
-    rows: int = 0
     errors: list[RowError] = field(default_factory=list)
     """The first of the block, at most as many as a report stores."""
     counts: Counter[str] = field(default_factory=Counter)

@@ -120,13 +120,14 @@ class Screen:
     def _num_tokens(self, examples: Sequence[Example]) -> Sequence[int | Problem]:
         if self._tokenizer is None:
             raise AssertionError("asked for only where there is a tokenizer")
-        counts = self._tokenizer.count_tokens_batch(examples).tolist()
-        return [_why_uncounted(self._tokenizer, e) if count < 0 else count for e, count in zip(examples, counts, strict=True)]
+        escape = self._policies.control_tokens == "escape"
+        counts = self._tokenizer.count_tokens_batch(examples, escape_control_tokens=escape).tolist()
+        return [_why_uncounted(self._tokenizer, e, escape) if count < 0 else count for e, count in zip(examples, counts, strict=True)]
 
 
-def _why_uncounted(tokenizer: ChatTokenizer, example: Example) -> int | Problem:
+def _why_uncounted(tokenizer: ChatTokenizer, example: Example, escape: bool) -> int | Problem:
     try:
-        return tokenizer.count_tokens(example)
+        return tokenizer.count_tokens(example, escape_control_tokens=escape)
     except InvalidRequest as error:
         fix = "change the row so that the model's chat template takes it"
         return Problem(path="", code=error.code, message=error.message, fix=fix)

@@ -24,14 +24,13 @@ from ft_assets.datasets.pipeline.screening import Screen
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.rows import Row
+from ft_assets.datasets.report import MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Example, canonical
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
     number: int
-    num_bytes: int
-    """Decompressed; 0 where a row has no bytes of its own (Parquet)."""
     lines: LineBlock | None = None
     rows: Sequence[Row] = ()
     """Of containers that are no lines: read already, not looked at."""
@@ -54,14 +53,16 @@ class BlockWorker:
         self._suites = SuiteIndex.load(options.suites) if options.suites and options.policies.contamination != "off" else None
 
     def run(self, block: Block) -> BlockResult:
-        result = BlockResult(number=block.number, num_bytes=block.num_bytes)
+        result = BlockResult(number=block.number)
         with _no_collection():
             self._run(block, result)
         return result
 
     def _run(self, block: Block, result: BlockResult) -> None:
-        rows = self._screen.apply(list(self._read(block, result)), result)
-        self._write(self._hash(rows, result), result)
+        rows = list(self._read(block, result))
+        errors, result.errors = result.errors, []  # each step keeps the first in file order; so does their union
+        self._write(self._hash(self._screen.apply(rows, result), result), result)
+        result.errors = sorted([*errors, *result.errors], key=lambda error: error.row or 0)[:MAX_STORED_ERRORS]
 
     def _read(self, block: Block, result: BlockResult) -> Iterator[ReadRow]:
         reader = BlockReader(self._options, result)

@@ -89,7 +89,7 @@ def _csv_records(records: Iterator[list[str]], lines: _Lines, header: list[str])
         if not fields:
             continue
         number += 1
-        yield Row(number=number, byte_offset=offset, value=_record(header, fields))
+        yield Row(number=number, byte_offset=offset, value=_record(header, fields), num_bytes=lines.taken - offset)
 
 
 def _record(header: list[str], fields: list[str]) -> Any | Problem:

@@ -65,7 +65,7 @@ def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
         lines = block.data.removesuffix(b"\n").split(b"\n") if block.data and not block.data.isspace() else ()
         for number, raw in enumerate(lines, block.first_line):
             if raw.strip():
-                yield Row(number=number, byte_offset=offset, value=parse_json(raw.strip()))
+                yield Row(number=number, byte_offset=offset, value=parse_json(raw.strip()), num_bytes=len(raw))
             offset += len(raw) + 1
         for number, offset in block.oversized:
             yield Row(number=number, byte_offset=offset, value=too_long())
@@ -82,7 +82,8 @@ def array_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
             )
             yield Row(number=number, byte_offset=offset, value=problem)
         elif raw.strip():
-            yield Row(number=number, byte_offset=offset + len(raw) - len(raw.lstrip()), value=parse_json(raw.strip()))
+            begin = offset + len(raw) - len(raw.lstrip())
+            yield Row(number=number, byte_offset=begin, value=parse_json(raw.strip()), num_bytes=len(raw))
         else:
             problem = Problem(path="", code="invalid_json", message="nothing between two commas", fix="remove the extra comma")
             yield Row(number=number, byte_offset=offset, value=problem)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ft_assets.datasets.readers.blocks import LineBlock, line_blocks
+from ft_assets.datasets.readers.blocks import BLOCK_BYTES, LineBlock, line_blocks
 from ft_assets.datasets.readers.column_map import apply_map, check_columns, parse_column_map
 from ft_assets.datasets.readers.containers import MAX_BYTES, UTF8_BOM, Meter, Sniffed, chunks, sniff
 from ft_assets.datasets.readers.csv_rows import csv_rows, decode_cells
@@ -32,7 +32,9 @@ class Opened:
     """Bytes of `total_bytes` read so far: what progress is measured in."""
 
 
-def open_rows(path: Path, *, filename: str, column_map: Mapping[str, str] | None = None, max_bytes: int = MAX_BYTES) -> Opened:
+def open_rows(
+    path: Path, *, filename: str, column_map: Mapping[str, str] | None = None, max_bytes: int = MAX_BYTES, block_bytes: int = BLOCK_BYTES
+) -> Opened:
     """The rows of `path`. Raises ``InvalidDataset`` when it is no dataset at all; so may the iterator, for a torn container."""
     sniffed = sniff(path, filename=filename, max_bytes=max_bytes)
     skip = len(UTF8_BOM) if sniffed.bom else 0
@@ -47,7 +49,7 @@ def open_rows(path: Path, *, filename: str, column_map: Mapping[str, str] | None
             columns, rows = csv_rows(data, delimiter=sniffed.delimiter, skip=skip)
         elif sniffed.format == "jsonl":
             rows = jsonl_rows(data, skip=skip)
-            blocks = line_blocks(chunks(path, max_bytes=max_bytes, meter=meter), skip=skip)
+            blocks = line_blocks(chunks(path, max_bytes=max_bytes, meter=meter), skip=skip, block_bytes=block_bytes)
         else:
             rows = array_rows(data, skip=skip)
     if column_map:

@@ -122,17 +122,17 @@ def _records(path: Path, plan: _Plan, meter: Meter | None) -> Iterator[Row]:
             for batch in file.iter_batches(batch_size=plan.batch_rows):
                 if meter is not None:  # by rows: the file is read in jumps
                     meter.consumed = meter.total_bytes * min(num_rows, number + batch.num_rows) // num_rows
-                for value in _values(batch, careful=bool(plan.dictionary_columns)):
+                for value, num_bytes in _values(batch, careful=bool(plan.dictionary_columns)):
                     number += 1
-                    yield Row(number=number, byte_offset=None, value=value)
+                    yield Row(number=number, byte_offset=None, value=value, num_bytes=num_bytes)
     except DAMAGED as error:
         raise refuse(
             "truncated_container", f"the Parquet file is damaged after row {number} ({str(error)[:120]}); export it again"
         ) from error
 
 
-def _values(batch: pa.RecordBatch, *, careful: bool) -> Iterator[Any]:
-    """The rows of `batch` as objects or problems; absent where null."""
+def _values(batch: pa.RecordBatch, *, careful: bool) -> Iterator[tuple[Any, int]]:
+    """The rows of `batch` as objects or problems, and about how many bytes each takes; what is null is absent."""
     names = batch.schema.names
     if not careful and batch.nbytes <= MAX_ROW_BYTES:
         try:
@@ -140,26 +140,28 @@ def _values(batch: pa.RecordBatch, *, careful: bool) -> Iterator[Any]:
         except (UnicodeDecodeError, pa.ArrowException, ValueError, OverflowError):
             pass  # one of the values: row by row it is found
         else:
+            share = batch.nbytes // max(1, batch.num_rows)
             for cells in zip(*columns, strict=True):
                 value = {n: v for n, v in zip(names, cells, strict=True) if v is not None}
-                yield next(text_problems(value), None) or value
+                yield next(text_problems(value), None) or value, share
             return
     for index in range(batch.num_rows):
         yield _value(batch.slice(index, 1))
 
 
-def _value(row: pa.RecordBatch) -> Any | Problem:
+def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
     try:
-        if sum(_decoded_bytes(column) for column in row.columns) > MAX_ROW_BYTES:
-            return too_long()
+        num_bytes = sum(_decoded_bytes(column) for column in row.columns)
+        if num_bytes > MAX_ROW_BYTES:
+            return too_long(), 0
         value = {n: v for n, v in zip(row.schema.names, (c[0].as_py() for c in row.columns), strict=True) if v is not None}
     except UnicodeDecodeError as error:
-        return Problem(
-            path="", code="invalid_utf8", message=f"a text holds bytes that are not UTF-8: {error.reason}", fix="write UTF-8 text"
-        )
+        message = f"a text holds bytes that are not UTF-8: {error.reason}"
+        return Problem(path="", code="invalid_utf8", message=message, fix="write UTF-8 text"), 0
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        return Problem(path="", code="wrong_type", message=f"a value cannot be read: {str(error)[:120]}", fix="use text, numbers and lists")
-    return next(text_problems(value), None) or value
+        message = f"a value cannot be read: {str(error)[:120]}"
+        return Problem(path="", code="wrong_type", message=message, fix="use text, numbers and lists"), 0
+    return next(text_problems(value), None) or value, num_bytes
 
 
 def _decoded_bytes(array: pa.Array) -> int:

@@ -19,6 +19,8 @@ class Row:
     """Of the row's first byte in the decompressed file; None for Parquet."""
     value: Any
     """The parsed value, or the ``Problem`` that kept it from being parsed."""
+    num_bytes: int = 0
+    """That the row takes decompressed (of Parquet: about), for whoever holds several; 0 where its bytes were not kept."""
 
 
 def text_problems(value: Any, path: str = "") -> Iterator[Problem]:

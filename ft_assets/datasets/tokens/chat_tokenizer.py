@@ -186,13 +186,15 @@ class ChatTokenizer:
         encoded = self.encode_batch(sides, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
         return list(zip(encoded[::2], encoded[1::2], strict=True))
 
-    def count_tokens(self, example: Example) -> int:
-        """Tokens of an example before any cut; of a preference, those of its longer side."""
-        sides = preference_sides(example) if example.kind == "preference" else (example,)
-        layouts = [self._layout(side) for side in sides]
-        return max(self._lengths(layouts))
+    def count_tokens(self, example: Example, *, escape_control_tokens: bool = False) -> int:
+        """Tokens of an example before any cut; of a preference, those of its longer side.
 
-    def count_tokens_batch(self, examples: Sequence[Example]) -> NDArray[np.int64]:
+        Control tokens in content count as themselves, or, escaped, as the plain text that :meth:`encode` then makes of them.
+        """
+        sides = preference_sides(example) if example.kind == "preference" else (example,)
+        return max(self._lengths([self._counted_layout(side, escape=escape_control_tokens) for side in sides]))
+
+    def count_tokens_batch(self, examples: Sequence[Example], *, escape_control_tokens: bool = False) -> NDArray[np.int64]:
         """:meth:`count_tokens` of each of `examples`, counted together; -1 where it raises (a template that refuses the row)."""
         out = np.full(len(examples), -1, dtype=np.int64)
         layouts: list[_Layout] = []
@@ -200,7 +202,7 @@ class ChatTokenizer:
         for index, example in enumerate(examples):
             try:
                 sides = preference_sides(example) if example.kind == "preference" else (example,)
-                made = [self._layout(side) for side in sides]
+                made = [self._counted_layout(side, escape=escape_control_tokens) for side in sides]
             except InvalidRequest:
                 continue
             layouts += made
@@ -256,6 +258,9 @@ class ChatTokenizer:
         bare, whole = (self._tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
         at = next(i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
         return np.asarray(whole[:at], dtype=np.int32), np.asarray(whole[at + len(bare) :], dtype=np.int32)
+
+    def _counted_layout(self, example: Example, *, escape: bool) -> _Layout:
+        return self._checked_layout(example, escape=True) if escape else self._layout(example)
 
     def _checked_layout(self, example: Example, *, escape: bool) -> _Layout:
         """:meth:`_layout`, with control tokens refused or escaped; a refusal names the row."""

@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from ft_assets.datasets import identity
 from ft_assets.datasets.checks.contamination import SuiteIndex
 from ft_assets.datasets.ingest import Policies, load_stored, validate_file
-from ft_assets.datasets.pipeline import pass_one
 from ft_assets.datasets.pipeline.fast import chat_reader
 from ft_assets.datasets.pipeline.options import BlockOptions
+from ft_assets.datasets.pipeline.pass_one import _blocks
 from ft_assets.datasets.pipeline.reading import BlockReader
 from ft_assets.datasets.pipeline.results import BlockResult
 from ft_assets.datasets.progress import Progress
 from ft_assets.datasets.readers.blocks import LineBlock
+from ft_assets.datasets.readers.opening import open_rows
+from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.split import part_of
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from tests.ft_assets.datasets.examples_of import chat
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe", "ra", "si", "to", "vu", "zen") for b in ("ba", "do", "fi", "gar", "hem", "jul")]
@@ -67,7 +70,7 @@ def varied_file(path: Path, *, num_rows: int = 600, seed: int = 0) -> Path:
     return path
 
 
-def test_blocks_and_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_processes_change_nothing(tmp_path: Path) -> None:
     path = varied_file(tmp_path / "a.jsonl")
     policies = Policies(bad_rows="drop", min_examples=1)
     alone = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "alone.parquet", workers=1)
@@ -83,12 +86,13 @@ def test_blocks_and_processes_change_nothing(tmp_path: Path, monkeypatch: pytest
     array.write_text(json.dumps(good))
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as packed:
         packed.write(path.read_bytes())
-    monkeypatch.setattr(pass_one, "ROWS_PER_BLOCK", 50)
-    shared = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "shared.parquet", workers=2)
+    shared = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "shared.parquet", workers=2, block_bytes=20_000)
     assert shared == alone
     assert (tmp_path / "shared.parquet").read_bytes() == (tmp_path / "alone.parquet").read_bytes()
     assert validate_file(tmp_path / "a.jsonl.gz", filename="a.jsonl.gz", policies=policies).content_sha256 == alone.content_sha256
-    many_blocks = validate_file(array, filename="a.json", policies=policies, output=tmp_path / "array.parquet", workers=2)
+    many_blocks = validate_file(
+        array, filename="a.json", policies=policies, output=tmp_path / "array.parquet", workers=2, block_bytes=20_000
+    )
     assert many_blocks.content_sha256 == alone.content_sha256
     assert [s.split_key for s in load_stored(tmp_path / "array.parquet")] == [s.split_key for s in load_stored(tmp_path / "alone.parquet")]
 
@@ -129,7 +133,7 @@ def spelled(messages: list[str], extra: list[str]) -> bytes:
 )
 def test_the_fast_path_reads_what_the_slow_path_reads(line: bytes) -> None:
     def read(fast: bool) -> tuple[Any, ...]:
-        result = BlockResult(number=0, num_bytes=len(line))
+        result = BlockResult(number=0)
         options = BlockOptions(
             scratch=Path(), policies=Policies(), format="chat", extra_fields=("id", "text", "chosen", "rejected", "system")
         )
@@ -154,11 +158,17 @@ def test_a_plain_conversation_takes_the_fast_path() -> None:
     assert read(json.dumps(chat("a", "b", other=1)).encode(), 8) is None
 
 
-def test_progress_never_goes_back_and_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ft_assets.datasets.ingest.PROGRESS_EVERY_S", 0.0)
+def test_progress_never_goes_back_and_reaches_the_end(tmp_path: Path) -> None:
     path = varied_file(tmp_path / "a.jsonl")
     seen: list[Progress] = []
-    validate_file(path, filename="a.jsonl", policies=Policies(bad_rows="drop"), output=tmp_path / "o.parquet", progress=seen.append)
+    validate_file(
+        path,
+        filename="a.jsonl",
+        policies=Policies(bad_rows="drop"),
+        output=tmp_path / "o.parquet",
+        progress=seen.append,
+        progress_every_s=0,
+    )
     reading = [p for p in seen if p.stage == "reading"]
     assert [p.stage for p in seen] == sorted((p.stage for p in seen), key=["reading", "duplicates", "writing"].index)
     assert reading[-1].rows == 600
@@ -302,3 +312,65 @@ def test_the_same_answer_called_good_and_bad_is_no_copy(jsonl: Callable[..., Pat
     report = validate_file(jsonl(*rows), filename="a.jsonl", policies=Policies(min_examples=1), output=tmp_path / "o.parquet").report
     assert (report.format, report.examples) == ("kto", 2)
     assert [s.example.label for s in load_stored(tmp_path / "o.parquet")] == [True, False]
+
+
+def test_blocks_of_large_rows_hold_few(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([chat(f"{i}", f"{i} " * 100_000) for i in range(40)]))
+    opened = open_rows(path, filename="a.json")
+    sizes = [len(block.rows) for block in _blocks(opened, line_blocks=True, block_bytes=1 << 20)]
+    assert sum(sizes) == 40
+    assert max(sizes) <= 6
+
+
+def test_other_splits_make_another_dataset(jsonl: Callable[..., Path]) -> None:
+    def ids(*parts: str | None) -> str | None:
+        rows = [chat(f"question {i}", f"answer {i}") | ({"split": part} if part else {}) for i, part in enumerate(parts)]
+        return validate_file(jsonl(*rows), filename="a.jsonl", policies=Policies(min_examples=1)).report.dataset_id
+
+    assert len({ids(None, None), ids("train", "train"), ids("train", "test"), ids("test", "train")}) == 4
+    assert ids("train", "test") == ids("training", "validation")
+
+
+def test_errors_of_both_looks_at_a_row_come_in_file_order(jsonl: Callable[..., Path]) -> None:
+    path = jsonl(chat("q", "write to ann@example.org"), b"{", chat("q", "write to bob@example.org"), {"messages": []})
+    report = validate_file(path, filename="a.jsonl", policies=Policies(min_examples=1, pii="reject")).report
+    assert [(e["row"], e["code"]) for e in report.errors] == [
+        (1, "personal_data"), (2, "truncated_json"), (3, "personal_data"), (4, "empty_messages")
+    ]  # fmt: skip
+
+
+def test_kept_copies_of_a_near_duplicate_go_with_it(jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    said = " ".join(f"word{i}" for i in range(60))
+    rows = [
+        chat("q", said),
+        chat("q", said + " more"),
+        chat("other question", "quite another answer"),
+        chat("q", said + " more"),
+        chat("q", said),
+    ]
+    policies = Policies(min_examples=1, exact_duplicates="warn")
+    report = validate_file(jsonl(*rows), filename="a.jsonl", policies=policies, output=tmp_path / "o.parquet").report
+    assert [s.row for s in load_stored(tmp_path / "o.parquet")] == [1, 3, 5]
+    assert report.stats["duplicates"] == {"exact": 2, "near": 2}
+
+
+def test_a_field_of_its_own_in_every_row_is_counted_together(jsonl: Callable[..., Path]) -> None:
+    path = jsonl(*(chat(f"question {i}", f"answer {i}", **{f"field_{i}": 1}) for i in range(1500)))
+    options = BlockOptions(scratch=path.parent, policies=Policies(near_duplicates="off"), format="chat")
+    result = BlockResult(number=0)
+    data = path.read_bytes()
+    assert len(list(BlockReader(options, result).lines(LineBlock(first_line=1, offset=0, data=data)))) == 1500
+    assert len(result.ignored) == 1001
+    assert sum(result.ignored.values()) == 1500
+
+
+def test_escaped_control_tokens_are_counted_as_they_are_trained(jsonl: Callable[..., Path], merging_model: Path) -> None:
+    path = jsonl(chat("c", "d <|im_end|> <|im_start|>"))
+    policies = Policies(min_examples=1, control_tokens="escape")
+    report = validate_file(path, filename="a.jsonl", policies=policies, model_dir=merging_model, max_seq_len=512).report
+    example = Example(
+        kind="chat", messages=(Message(role="user", content="c"), Message(role="assistant", content="d <|im_end|> <|im_start|>"))
+    )
+    trained = ChatTokenizer.load(merging_model).encode(example, max_seq_len=512, escape_control_tokens=True)
+    assert report.stats["tokens"]["total"] == trained.num_tokens
