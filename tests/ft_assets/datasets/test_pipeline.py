@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ft_assets.datasets import identity
 from ft_assets.datasets.checks.contamination import SuiteIndex
 from ft_assets.datasets.ingest import Policies, load_stored, validate_file
 from ft_assets.datasets.pipeline.fast import chat_reader
@@ -25,10 +24,10 @@ from ft_assets.datasets.pipeline.results import BlockResult
 from ft_assets.datasets.progress import Progress
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.opening import open_rows
-from ft_assets.datasets.schema import Example, Message
+from ft_assets.datasets.schema import canonical
 from ft_assets.datasets.split import part_of
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from tests.ft_assets.datasets.examples_of import chat
+from tests.ft_assets.datasets.examples_of import chat, chat_example
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe", "ra", "si", "to", "vu", "zen") for b in ("ba", "do", "fi", "gar", "hem", "jul")]
 
@@ -73,7 +72,7 @@ def varied_file(path: Path, *, num_rows: int = 600, seed: int = 0) -> Path:
 def test_blocks_and_processes_change_nothing(tmp_path: Path) -> None:
     path = varied_file(tmp_path / "a.jsonl")
     policies = Policies(bad_rows="drop", min_examples=1)
-    alone = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "alone.parquet", workers=1)
+    alone = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "alone.parquet", workers=1, block_bytes=20_000)
     assert alone.report.stats["duplicates"]["exact"] > 20
     assert alone.report.stats["duplicates"]["near"] > 20
     assert alone.report.stats["bad_rows"] > 10
@@ -87,7 +86,7 @@ def test_blocks_and_processes_change_nothing(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as packed:
         packed.write(path.read_bytes())
     shared = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "shared.parquet", workers=2, block_bytes=20_000)
-    assert shared == alone
+    assert shared == alone == validate_file(path, filename="a.jsonl", policies=policies)
     assert (tmp_path / "shared.parquet").read_bytes() == (tmp_path / "alone.parquet").read_bytes()
     assert validate_file(tmp_path / "a.jsonl.gz", filename="a.jsonl.gz", policies=policies).content_sha256 == alone.content_sha256
     many_blocks = validate_file(
@@ -140,10 +139,7 @@ def test_the_fast_path_reads_what_the_slow_path_reads(line: bytes) -> None:
         reader = BlockReader(options, result)
         if not fast:
             reader._fast = None
-        rows = [
-            (r.number, r.byte_offset, identity.canonical(r.example), r.part)
-            for r in reader.lines(LineBlock(first_line=1, offset=0, data=line))
-        ]
+        rows = [(r.number, r.byte_offset, canonical(r.example), r.part) for r in reader.lines(LineBlock(first_line=1, offset=0, data=line))]
         return rows, result.errors, result.counts, result.ignored, result.totals
 
     assert read(fast=True) == read(fast=False)
@@ -369,8 +365,6 @@ def test_escaped_control_tokens_are_counted_as_they_are_trained(jsonl: Callable[
     path = jsonl(chat("c", "d <|im_end|> <|im_start|>"))
     policies = Policies(min_examples=1, control_tokens="escape")
     report = validate_file(path, filename="a.jsonl", policies=policies, model_dir=merging_model, max_seq_len=512).report
-    example = Example(
-        kind="chat", messages=(Message(role="user", content="c"), Message(role="assistant", content="d <|im_end|> <|im_start|>"))
-    )
+    example = chat_example("c", "d <|im_end|> <|im_start|>")
     trained = ChatTokenizer.load(merging_model).encode(example, max_seq_len=512, escape_control_tokens=True)
     assert report.stats["tokens"]["total"] == trained.num_tokens
