@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,24 @@ MAX_IGNORED_FIELDS = 20
 MANY_NEAR_DUPLICATES = 0.3
 """Share of near duplicates above which they are more likely one template with small differences than copies: a warning says so."""
 ACTIONS = {"drop": "were left out", "warn": "are kept", "review": "are kept, and the dataset waits for approval", "fail": "refuse the file"}
+
+
+class Flag(NamedTuple):
+    """A kind of row that a policy decides about."""
+
+    count: str
+    """Its name in counts, warnings and reviews."""
+    code: str
+    """Of a flagged row, and of the problem that refuses the file."""
+    policy: str
+    words: str
+
+
+FLAGS = (
+    Flag("near_duplicates", "near_duplicate", "near_duplicates", "near duplicates of an earlier row"),
+    Flag("contaminated", "contaminated", "contamination", "found in an evaluation suite"),
+    Flag("toxic", "toxic", "toxicity", "scored as toxic"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +68,12 @@ class Findings:
         yield from self._by_size()
 
     def _by_policy(self) -> Iterator[Problem]:
-        fixes = {"near_duplicates": "remove them", "contaminated": "remove them", "toxic": "remove them"}
-        for name, what in (("near_duplicates", "near"), ("contaminated", "contamination"), ("toxic", "toxicity")):
-            policy = getattr(self.policies, "near_duplicates" if what == "near" else what)
-            if policy == "fail" and (count := self.decision.counts[name]):
-                rows = [f["row"] for f in self.decision.flagged if f["code"] == _flag_code(name)][:10]
-                message = f"{count} rows are {_words(name)} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
-                setting = "near_duplicates" if what == "near" else what
-                yield Problem(path="", code=_flag_code(name), message=message, fix=f"{fixes[name]}, or choose the policy {setting}=drop")
+        for flag in FLAGS:
+            count = self.decision.counts[flag.count]
+            if getattr(self.policies, flag.policy) == "fail" and count:
+                rows = [f["row"] for f in self.decision.flagged if f["code"] == flag.code][:10]
+                message = f"{count} rows are {flag.words} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
+                yield Problem(path="", code=flag.code, message=message, fix=f"remove them, or choose the policy {flag.policy}=drop")
 
     def _by_size(self) -> Iterator[Problem]:
         good, policies = self.num_kept, self.policies
@@ -88,14 +104,10 @@ class Findings:
             error_counts=counts,
             warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings(opened, filename)],
             flagged=sorted(self.decision.flagged, key=lambda f: int(f["row"])),
-            review=[c for c, policy in self._policies_of_flags().items() if policy == "review" and self.decision.counts[c]],
+            review=[f.count for f in FLAGS if getattr(self.policies, f.policy) == "review" and self.decision.counts[f.count]],
             stats=self._stats(),
             policies=asdict(self.policies),
         )
-
-    def _policies_of_flags(self) -> dict[str, str]:
-        p = self.policies
-        return {"near_duplicates": p.near_duplicates, "contaminated": p.contamination, "toxic": p.toxicity}
 
     def _warnings(self, opened: Opened | None, filename: str) -> Iterator[tuple[str, str]]:
         totals, counts = self.reading.totals, self.decision.counts
@@ -111,9 +123,10 @@ class Findings:
         if counts["exact_duplicates"]:
             done = ACTIONS[self.policies.exact_duplicates]
             yield "duplicates_removed", f"{counts['exact_duplicates']} rows repeat an earlier one word for word and {done}"
-        for name, policy in self._policies_of_flags().items():
-            if counts[name] and policy in ACTIONS:
-                yield name, f"{counts[name]} rows are {_words(name)} and {ACTIONS[policy]}{self._hint(name)}"
+        for flag in FLAGS:
+            done = ACTIONS.get(getattr(self.policies, flag.policy))
+            if done and counts[flag.count]:
+                yield flag.count, f"{counts[flag.count]} rows are {flag.words} and {done}{self._hint(flag.count)}"
         yield from self._content_warnings()
         yield from ((w["code"], w["message"]) for w in self.reading.quality.warnings())
 
@@ -180,15 +193,3 @@ class Findings:
         keys = columns.read("sha_high")[self.decision.cluster[keep]]
         train, validation = part_counts(np.asarray(keys), validation_fraction=fraction)
         return {"by": "hash of each near-duplicate cluster", "fraction": round(fraction, 6), "train": train, "validation": validation}
-
-
-def _flag_code(name: str) -> str:
-    return {"near_duplicates": "near_duplicate", "contaminated": "contaminated", "toxic": "toxic"}[name]
-
-
-def _words(name: str) -> str:
-    return {
-        "near_duplicates": "near duplicates of an earlier row",
-        "contaminated": "found in an evaluation suite",
-        "toxic": "scored as toxic",
-    }[name]
