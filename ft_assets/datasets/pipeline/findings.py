@@ -29,8 +29,8 @@ ACTIONS = {"drop": "were left out", "warn": "are kept", "review": "are kept, and
 class Flag(NamedTuple):
     """A kind of row that a policy decides about."""
 
-    count: str
-    """Its name in counts, warnings and reviews."""
+    name: str
+    """In counts, warnings and reviews."""
     code: str
     """Of a flagged row, and of the problem that refuses the file."""
     policy: str
@@ -69,7 +69,7 @@ class Findings:
 
     def _by_policy(self) -> Iterator[Problem]:
         for flag in FLAGS:
-            count = self.decision.counts[flag.count]
+            count = self.decision.counts[flag.name]
             if getattr(self.policies, flag.policy) == "fail" and count:
                 rows = [f["row"] for f in self.decision.flagged if f["code"] == flag.code][:10]
                 message = f"{count} rows are {flag.words} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
@@ -104,7 +104,7 @@ class Findings:
             error_counts=counts,
             warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings(opened, filename)],
             flagged=sorted(self.decision.flagged, key=lambda f: int(f["row"])),
-            review=[f.count for f in FLAGS if getattr(self.policies, f.policy) == "review" and self.decision.counts[f.count]],
+            review=[f.name for f in FLAGS if getattr(self.policies, f.policy) == "review" and self.decision.counts[f.name]],
             stats=self._stats(),
             policies=asdict(self.policies),
         )
@@ -124,9 +124,9 @@ class Findings:
             done = ACTIONS[self.policies.exact_duplicates]
             yield "duplicates_removed", f"{counts['exact_duplicates']} rows repeat an earlier one word for word and {done}"
         for flag in FLAGS:
-            done = ACTIONS.get(getattr(self.policies, flag.policy))
-            if done and counts[flag.count]:
-                yield flag.count, f"{counts[flag.count]} rows are {flag.words} and {done}{self._hint(flag.count)}"
+            action = ACTIONS.get(getattr(self.policies, flag.policy))
+            if action and counts[flag.name]:
+                yield flag.name, f"{counts[flag.name]} rows are {flag.words} and {action}{self._hint(flag.name)}"
         yield from self._content_warnings()
         yield from ((w["code"], w["message"]) for w in self.reading.quality.warnings())
 
