@@ -21,6 +21,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(UV) || .venv/bin/pip install --quiet --disable-pip-version-check "uv>=0.9"
 	$(UV) pip install --python $(PY) --requirement requirements.lock
 	$(UV) pip install --python $(PY) --no-deps --editable .
+	$(PY) -m ft_assets.datasets.warm
 	@touch $@
 
 demo: setup ## the whole way: tickets in, an answer from the adapter out

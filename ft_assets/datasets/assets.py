@@ -24,7 +24,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "dataset_id": pinned.dataset_id,
             "validation_dataset_id": pinned.validation_id or "split off automatically",
             "rows": pinned.row_count,
-            "format": f"{pinned.report['format']}: {pinned.report['format_reason']}",
+            "format": pinned.report["format_reason"],
             "warnings": [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]],
             "report": dg.MetadataValue.md(DatasetReport.from_dict(dict(pinned.report)).to_markdown()),
             "uri": dg.MetadataValue.path(pinned.uri),
