@@ -38,8 +38,6 @@ Json = dict[str, Any]
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
 GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
-IMPORT_TIMEOUT = httpx.Timeout(3600.0, connect=5.0)
-"""The Hub is read before the answer: 10 GiB at 3 MB/s take an hour."""
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 """Between two bytes of a stream of events; the server says something at least every 15 s."""
 NUM_RETRIES = 2
@@ -81,9 +79,9 @@ class FtClient:
         return self._send_file("/v1/files", path, data)
 
     def import_dataset(self, hub_id: str, **fields: Any) -> Json:
-        """A file made from a dataset of the Hub; `fields` are ``column_map``, ``policies`` and ``model``."""
+        """A file that is fetched from the Hub, then validated; `fields`: ``column_map``, ``policies``, ``model``, ``hub_token``."""
         body = {"hub_id": hub_id} | {k: v for k, v in fields.items() if v is not None}
-        return self._json("POST", "/v1/datasets/import", json=body, timeout=IMPORT_TIMEOUT)
+        return self._json("POST", "/v1/datasets/import", json=body)
 
     def file_events(self, file_id: str) -> Iterator[Json]:
         """Changes of a file as they happen, until it is validated; the last one tells how it ended."""

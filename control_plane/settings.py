@@ -34,7 +34,11 @@ class Settings:
     hub_endpoint: str
     """``FT_HUB_ENDPOINT``: address of the Hub that ``hf://`` ids are fetched from. Default: none, and such ids are refused."""
     hub_token: str = field(repr=False)
-    """``FT_HUB_TOKEN``: for datasets that are not public. Default: none."""
+    """``FT_HUB_TOKEN``: for datasets that are not public, of ``ft`` on this machine alone: an import of a tenant brings its own.
+    Default: none."""
+    validation_memory_bytes: int
+    """``FT_VALIDATION_MEMORY_GIB``: what the validation of one file may take. Default 3: half as much again as the 2 GiB in which
+    10M rows are validated."""
     toxicity_classifier: str
     """``FT_TOXICITY_CLASSIFIER``: ``builtin``, ``http(s)://host/v1/moderations[#model]`` or ``package.module:factory``."""
 
@@ -81,4 +85,5 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "").rstrip("/"),
         toxicity_classifier=e.get("FT_TOXICITY_CLASSIFIER") or "builtin",
         hub_token=e.get("FT_HUB_TOKEN") or "",
+        validation_memory_bytes=int(float(e.get("FT_VALIDATION_MEMORY_GIB") or 3) * (1 << 30)),
     )

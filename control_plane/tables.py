@@ -50,16 +50,17 @@ files = sa.Table(
     sa.Column("filename", sa.Text, nullable=False),
     sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("bytes", sa.BigInteger, nullable=False),
-    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),  # empty until an import is fetched
     sa.Column("object_key", sa.Text, nullable=False),
     sa.Column("column_map", JSONB, nullable=False, server_default="{}"),
     sa.Column("policies", JSONB, nullable=False, server_default="{}"),  # as asked for with the upload
     sa.Column("model", sa.Text),  # base model whose tokenizer counts, if one was named
     sa.Column("source", sa.Text),  # hf://... of an import
+    sa.Column("hub_token_given", sa.Boolean, nullable=False, server_default=sa.false()),  # the token itself is never stored
     sa.Column("status", sa.Text, nullable=False),  # uploaded | processed | error
     sa.Column("status_details", sa.Text),
     sa.Column("status_code", sa.Text),  # of a refusal
-    sa.Column("progress", JSONB),  # of a validation that runs: stage, rows, bytes, total_bytes, at
+    sa.Column("progress", JSONB),  # of work that is done: stage, rows, bytes, total_bytes; at, token of its claim
     sa.Column("dataset_id", sa.Text),
     sa.Column("report", JSONB),  # of a refused file too
     _time("created_at"), _time("deleted_at", nullable=True),

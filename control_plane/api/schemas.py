@@ -169,7 +169,7 @@ class File(BaseModel):
     policies: dict[str, Any] = Field(description="As asked for with the upload; the report holds all of them.")
     model: str | None = Field(description="Base model whose tokens the report counts.")
     source: str | None = Field(description="hf://... of an import.")
-    progress: Progress | None = Field(description="Of a validation that runs; GET /v1/files/{id}/events streams it.")
+    progress: Progress | None = Field(description="Of a fetch or a validation that runs; GET /v1/files/{id}/events streams it.")
 
 
 class FileEvent(BaseModel):
@@ -208,6 +208,7 @@ class ImportDataset(BaseModel):
     column_map: dict[str, str] | None = None
     policies: dict[str, Any] | None = None
     model: str | None = Field(None, description="Base model whose tokenizer counts.")
+    hub_token: str | None = Field(None, description="Yours, for a dataset that is not public. It is used for the fetch and never stored.")
 
 
 class Suite(BaseModel):

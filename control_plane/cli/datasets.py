@@ -192,6 +192,7 @@ def upload(
     column_map: Map = None,
     model: Model = None,
     policy: Policy = None,
+    hub_token: Annotated[bool, typer.Option("--hub-token", help="Send FT_HUB_TOKEN along, for a dataset that is not public.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until a large file is validated, with progress.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -201,6 +202,8 @@ def upload(
     options = {"column_map": parse_map(column_map), "policies": parse_policies(policy), "model": model}
     if not file.startswith(HUB) and not Path(file).is_file():
         raise typer.BadParameter(f"{file!r} is no file here")
+    if hub_token:
+        options |= {"hub_token": _hub_token(file)}
     with connect() as client:
         made = send(client, file, options, wait=wait)
         if as_json:
@@ -211,6 +214,16 @@ def upload(
             fields({"file": made["filename"], "bytes": made["bytes"], "status": made["status"], "dataset": made["dataset_id"]})
     if made["status"] == "error":
         raise typer.Exit(Exit.FAILED)
+
+
+def _hub_token(file: str) -> str:
+    """Asked for by name: a token that happens to be in the environment is not sent to another machine."""
+    from control_plane.settings import load
+
+    token = load().hub_token
+    if not token or not file.startswith(HUB):
+        raise typer.BadParameter("--hub-token is for hf:// ids, and needs FT_HUB_TOKEN to be set")
+    return token
 
 
 def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool = True) -> Mapping[str, Any]:

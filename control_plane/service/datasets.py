@@ -12,9 +12,13 @@ from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.tables import datasets, files
 from ft_assets.datasets.policies import Policies
-from ft_assets.errors import InvalidDataset, NotFound
+from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
 
 Review = Literal["none", "pending", "approved"]
+PREFERENCE_METHODS = frozenset(("dpo", "orpo"))
+"""Methods that train on pairs of answers."""
+JUDGED_FORMATS = frozenset(("preference", "kto"))
+"""Formats whose rows hold answers that are not to be imitated."""
 MIN_TRAINING_EXAMPLES = Policies().min_examples
 SHOWN = [c for c in datasets.c if c.name not in ("report", "content_sha256")]
 STATS = datasets.c.report["stats"].label("stats")
@@ -51,6 +55,21 @@ def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
             f"{param}: dataset {dataset_id} waits for your review, as its policies ask; read GET /v1/datasets/{dataset_id}/report, then "
             f"approve it with `ft datasets approve {dataset_id}` or POST /v1/datasets/{dataset_id}/approve, and submit again",
             code="dataset_needs_review",
+            param=param,
+        )
+
+
+def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
+    """Refuse rows that the method cannot use, as their packing would."""
+    if method in PREFERENCE_METHODS:
+        fits, needs, step = format == "preference", "rows of prompt, chosen and rejected", "upload such rows"
+    else:
+        fits, needs = format not in JUDGED_FORMATS, "conversations, prompts with completions, or texts"
+        step = "upload the good answers as conversations, or as rows of prompt and completion without a label"
+    if not fits:
+        raise InvalidRequest(
+            f"{param} {file_id} holds {format} rows, which method {method} cannot train on: it needs {needs}; {step}",
+            code="preference_rows",
             param=param,
         )
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
+from numpy.typing import NDArray
 from sqlalchemy.engine import RowMapping
 
 from control_plane import billing, scheduler
 from control_plane.service import files
-from control_plane.service.datasets import check_enough_to_train
+from control_plane.service.datasets import check_enough_to_train, check_format
 from control_plane.service.packing import training_seconds
 from control_plane.service.platform import Platform
 from control_plane.service.rows import rows_file
@@ -24,7 +26,8 @@ from control_plane.service.submission import JobRequest
 from control_plane.service.tenants import get as get_tenant
 from control_plane.tables import datasets
 from ft_assets.base_models import BaseModel
-from ft_assets.datasets.schema import parse_canonical
+from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.schema import Example, parse_canonical
 from ft_assets.datasets.split import automatic_fraction
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import Conflict, InvalidDataset
@@ -63,6 +66,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     )
     plan = hyperparameters.plan(request.hyperparameters, facts, method=request.method, adapter=request.adapter, recipe=request.recipe)
     file, version = _training_data(platform, tenant, request.training_file)
+    check_format(version["format"], request.method, file["id"], param="training_file")
     num_examples = _num_training(version, own_validation=request.validation_file is not None)
     tokens = _tokens(platform, tenant, file, version, model, plan.max_seq_len, share=num_examples / version["row_count"])
     windows = max(1, math.ceil(tokens.per_epoch / (plan.max_seq_len * FILL)))
@@ -152,7 +156,9 @@ def _tokens(
             code="estimate_needs_tokenizer",
             param="model",
         )
-    lengths, num_rows = _sample(rows_file(platform, tenant, version["id"]), ChatTokenizer.load(model.directory), max_seq_len)
+    policies = Policies.from_request(file["policies"])
+    rows = rows_file(platform, tenant, version["id"])
+    lengths, num_rows = _sample(rows, ChatTokenizer.load(model.directory), max_seq_len, policies)
     whole = len(lengths) == num_rows
     spread = 0.0 if whole else float(lengths.std(ddof=1)) / math.sqrt(len(lengths))
     total = float(lengths.mean()) * num_rows * share
@@ -160,19 +166,41 @@ def _tokens(
     return Tokens(per_epoch=round(total), error=round(Z95 * spread * num_rows * share), counted=whole, how=how)
 
 
-def _sample(path: Path, tokenizer: ChatTokenizer, max_seq_len: int) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
-    """Tokens (after the cut) of rows from evenly spread parts of the dataset, and how many rows it has."""
+def _sample(path: Path, tokenizer: ChatTokenizer, max_seq_len: int, policies: Policies) -> tuple[NDArray[np.int64], int]:
+    """Tokens of rows from evenly spread parts of the dataset, as they would be packed, and how many rows it has."""
     with pq.ParquetFile(path) as file:
         groups = np.unique(np.linspace(0, file.num_row_groups - 1, min(SAMPLE_GROUPS, file.num_row_groups)).round().astype(int))
         per_group = math.ceil(SAMPLE_ROWS / len(groups))
-        chosen: list[Any] = []
+        chosen: list[Example] = []
         for group in groups.tolist():
-            column = file.read_row_group(group, columns=["example"]).column(0)
-            places = np.unique(np.linspace(0, len(column) - 1, min(per_group, len(column))).round().astype(int))
-            chosen += [parse_canonical(column[i].as_py()) for i in places.tolist()]
+            table = file.read_row_group(group, columns=["row", "example"])
+            places = np.unique(np.linspace(0, len(table) - 1, min(per_group, len(table))).round().astype(int))
+            chosen += [parse_canonical(r["example"], row=r["row"]) for r in table.take(pa.array(places)).to_pylist()]
         num_rows = file.metadata.num_rows
-    lengths = [len(t.input_ids) for t in tokenizer.encode_batch(chosen, max_seq_len=max_seq_len)]
-    return np.array(lengths, np.int64), num_rows
+    return _packed_lengths(chosen, tokenizer, max_seq_len, policies), num_rows
+
+
+def _packed_lengths(examples: list[Example], tokenizer: ChatTokenizer, max_seq_len: int, policies: Policies) -> NDArray[np.int64]:
+    """Tokens of each example in a pack: after the cut, and 0 of one that is left out; refused where the packing would refuse."""
+    escape = policies.control_tokens == "escape"
+    lengths = np.zeros(len(examples), np.int64)
+    fitting: list[int] = []
+    for place, example in enumerate(examples):
+        problem = None if escape else tokenizer.control_token_problem(example)
+        if problem is None:
+            fitting.append(place)
+        elif policies.control_tokens == "reject":
+            raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
+    encoded = tokenizer.encode_batch([examples[i] for i in fitting], max_seq_len=max_seq_len, escape_control_tokens=escape)
+    for place, tokens in zip(fitting, encoded, strict=True):
+        if tokens.truncated and policies.over_long == "reject":
+            raise InvalidDataset(
+                f"row {examples[place].row} is over {max_seq_len} tokens; shorten it, or upload the file with the policy over_long 'drop'",
+                code="example_too_long",
+            )
+        if tokens.num_trained_tokens and not (tokens.truncated and policies.over_long == "drop"):
+            lengths[place] = len(tokens.input_ids)
+    return lengths
 
 
 def _start(platform: Platform, tenant: str, tier: str, num_gpus: int, seconds: float, now: float) -> float | None:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.service import suites
 from control_plane.service.datasets import dataset_name, shortage, too_few_to_train
-from control_plane.service.isolation import carry_out_apart
+from control_plane.service.isolation import Limits, validate_apart, wall_s
 from control_plane.service.platform import Platform
 from control_plane.service.tenants import get as get_tenant
 from control_plane.service.validate_file import Order, Validated, carry_out
@@ -34,13 +34,18 @@ MIN_EXAMPLES = 1
 """What a file is for is known only when a job names it: a validation file may be small, a training file may not."""
 NUM_SUMMARISED = 3
 """Problems named in one line; the report holds the others."""
+HERE_BYTES = 256 << 10
+"""Up to here an uncompressed file is read by the process that took it: a child needs 1.2 s to start, and this a tenth of it."""
 LARGE_BYTES = 32 << 20
-"""From here on a file is validated in the background, by a process of its own: below it takes a second or two at the
-validator's speed."""
+"""From here on nobody waits for a validation: below it takes a few seconds at the validator's speed."""
 LARGE_COMPRESSED_BYTES = 2 << 20
 """The same of a compressed file: chat rows shrink to a fifth to a twentieth."""
+SHRINKS_TO = 1 / 20
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1")
 """First bytes of gzip, zstd, Parquet."""
+NUM_HEAD_BYTES = 4
+WORKER_BYTES = 512 << 20
+"""Of the memory of a validation for each worker process: 180 MB with every check on, and room for a tokenizer and for large rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,28 +75,41 @@ def is_large(num_bytes: int, head: bytes) -> bool:
     return num_bytes >= (LARGE_COMPRESSED_BYTES if head.startswith(COMPRESSED) else LARGE_BYTES)
 
 
+def is_read_here(num_bytes: int, head: bytes) -> bool:
+    """Whether the process that took such a file may read it itself: small, and as large as it looks."""
+    return num_bytes <= HERE_BYTES and not head.startswith(COMPRESSED)
+
+
 def limits(platform: Platform, tenant: str) -> dict[str, int]:
     """The operator's part of the policies: that of the tenant's tier."""
     tier = tier_named(get_tenant(platform, tenant).tier)
     return {"min_examples": MIN_EXAMPLES, "max_examples": tier.max_examples}
 
 
-def examine(platform: Platform, file: RowMapping, *, apart: bool = False, progress: Callable[[Progress], None] | None = None) -> Outcome:
-    """Validate the bytes of `file` and store what came of it under the tenant's prefix; doing it again writes the same.
+def examine(platform: Platform, file: RowMapping, *, apart: bool = True, progress: Callable[[Progress], None] | None = None) -> Outcome:
+    """Validate the bytes of `file` and store what came of it under the tenant's prefix; doing it again writes nothing.
 
-    `apart`: in a process of its own.
+    `apart`: in a process of its own, which is ended when it takes too much memory or time.
     """
     model = _model(platform, file["model"])
     with _scratch(platform) as directory:
         order = _order(platform, file, directory, model)
         platform.objects.get_file(file["object_key"], order.path)
-        validated = carry_out_apart(order, directory, progress=progress) if apart else carry_out(order, progress=progress, workers=1)
+        if apart:
+            validated = validate_apart(order, directory, limits=_child_limits(platform, order.path), progress=progress)
+        else:
+            validated = carry_out(order, progress=progress)
         report = validated.report | {"model": None if model is None else _model_record(model)}
         if not report["valid"]:
             return Refused(details=summary(report, file["id"]), report=report)
-        prefix = dataset_prefix(file["tenant_id"], str(report["dataset_id"]))
-        platform.objects.put_file(f"{prefix}/{ROWS}", order.output)
-    return _store(platform, file, validated, report, prefix)
+        return _store(platform, file, validated, report, order.output)
+
+
+def _child_limits(platform: Platform, path: Path) -> Limits:
+    with path.open("rb") as stream:
+        compressed = stream.read(NUM_HEAD_BYTES).startswith(COMPRESSED)
+    num_bytes = path.stat().st_size / (SHRINKS_TO if compressed else 1)
+    return Limits(wall_s=wall_s(round(num_bytes)), memory_bytes=platform.settings.validation_memory_bytes)
 
 
 @contextmanager
@@ -111,6 +129,7 @@ def _order(platform: Platform, file: RowMapping, directory: Path, model: BaseMod
         output=directory / ROWS,
         column_map=file["column_map"],
         policies=policies,
+        max_workers=max(1, platform.settings.validation_memory_bytes // WORKER_BYTES),
         model_dir=model.directory if model else None,
         max_seq_len=model.context_length if model else None,
         classifier=platform.settings.toxicity_classifier,
@@ -141,20 +160,31 @@ def _model_record(model: BaseModel) -> dict[str, Any]:
     }
 
 
-def _store(platform: Platform, file: RowMapping, validated: Validated, report: dict[str, Any], prefix: str) -> Accepted:
+def _store(platform: Platform, file: RowMapping, validated: Validated, report: dict[str, Any], rows: Path) -> Accepted:
+    """Store rows, report and record, unless this dataset version is registered: then its objects are what jobs rest on."""
     if too_few_to_train(validated.num_rows):
         message = f"{shortage(validated.num_rows)}; it can be a validation file"
         report["warnings"] = [*report["warnings"], {"code": "too_few_to_train", "message": message}]
-    platform.objects.put_bytes(f"{prefix}/{REPORT}", _json(report))
+    dataset_id = str(report["dataset_id"])
+    prefix = dataset_prefix(file["tenant_id"], dataset_id)
     accepted = Accepted(
-        dataset_id=str(report["dataset_id"]),
+        dataset_id=dataset_id,
         content_sha256=validated.content_sha256,
         num_rows=validated.num_rows,
         uri=platform.objects.uri(f"{prefix}/{ROWS}"),
         report=report,
     )
-    platform.objects.put_bytes(f"{prefix}/{DATASET}", _json(_record(file, accepted)))
+    if not (_is_registered(platform, file["tenant_id"], dataset_id) and platform.objects.exists(f"{prefix}/{ROWS}")):
+        platform.objects.put_file(f"{prefix}/{ROWS}", rows)
+        platform.objects.put_bytes(f"{prefix}/{REPORT}", _json(report))
+        platform.objects.put_bytes(f"{prefix}/{DATASET}", _json(_record(file, accepted)))
     return accepted
+
+
+def _is_registered(platform: Platform, tenant: str, dataset_id: str) -> bool:
+    with platform.engine.connect() as conn:
+        query = sa.select(datasets.c.id).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
+        return conn.execute(query).first() is not None
 
 
 def register(conn: Connection, file: RowMapping, accepted: Accepted, *, now: datetime) -> None:

@@ -16,7 +16,7 @@ from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.quotas import Ask, Refusal, Usage, admit
 from control_plane.service import idempotency
-from control_plane.service.datasets import check_enough_to_train, check_reviewed
+from control_plane.service.datasets import check_enough_to_train, check_format, check_reviewed
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -69,9 +69,9 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
         replayed = idempotency.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
-        dataset_id = _trainable(conn, tenant, request.training_file, param="training_file")
+        dataset_id = _trainable(conn, tenant, request.training_file, method=request.method, param="training_file")
         if request.validation_file is not None:
-            _trainable(conn, tenant, request.validation_file, param="validation_file")
+            _trainable(conn, tenant, request.validation_file, method=request.method, param="validation_file")
         tier = request.tier or str(owner["tier"])
         refusal = admit(tenant_of(owner), Usage(jobs_in_flight=_in_flight(conn, tenant)), Ask(tier=tier))
         if refusal is not None:
@@ -209,7 +209,7 @@ def _in_flight(conn: Connection, tenant: str) -> int:
     return int(conn.execute(live).scalar_one())
 
 
-def _trainable(conn: Connection, tenant: str, file_id: str, *, param: str) -> str | None:
+def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, param: str) -> str | None:
     """The dataset version of a file, None while it is not validated yet; refused when it is missing or cannot be trained on."""
     query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     file = conn.execute(query.with_for_update(read=True)).mappings().one_or_none()
@@ -226,7 +226,9 @@ def _trainable(conn: Connection, tenant: str, file_id: str, *, param: str) -> st
     dataset_id: str | None = file["dataset_id"]
     if dataset_id is not None:
         this = (datasets_table.c.tenant_id == tenant) & (datasets_table.c.id == dataset_id)
-        version = conn.execute(sa.select(datasets_table.c.row_count, datasets_table.c.review).where(this)).one()
+        shown = (datasets_table.c.row_count, datasets_table.c.review, datasets_table.c.format)
+        version = conn.execute(sa.select(*shown).where(this)).one()
+        check_format(version.format, method, file_id, param=param)
         check_reviewed(version.review, dataset_id, param=param)
         if param == "training_file":
             check_enough_to_train(version.row_count, training_file=file_id)

@@ -17,7 +17,9 @@ from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.service import files
 from control_plane.service.datasets import check_enough_to_train, check_reviewed
+from control_plane.service.isolation import CRASHED
 from control_plane.service.platform import Platform
+from control_plane.service.settling import PLATFORM_FAILURES
 from control_plane.service.transition import locked, record, transition
 from control_plane.tables import datasets, jobs
 from control_plane.tables import files as files_table
@@ -91,13 +93,13 @@ def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | N
 
 def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
     found = files.validate(platform, file_id, progress=progress)
-    if found["status_code"] in files.PLATFORM_FAILURES:  # an earlier attempt died: this run is the next one
+    if found["status_code"] in PLATFORM_FAILURES:  # an earlier attempt died: this run is the next one
         files.validate_again(platform, tenant, file_id)
         files.validate(platform, file_id, progress=progress)
     with platform.engine.connect() as conn:
         file = conn.execute(sa.select(files_table).where(files_table.c.id == file_id, files_table.c.tenant_id == tenant)).one()
-        if file.status_code in files.PLATFORM_FAILURES:
-            raise Unavailable(f"{file.filename} ({file_id}) could not be validated: {file.status_details}", code="validation_crashed")
+        if file.status_code in PLATFORM_FAILURES:
+            raise Unavailable(f"{file.filename} ({file_id}) could not be validated: {file.status_details}", code=CRASHED)
         if file.dataset_id is None:
             raise InvalidDataset(
                 f"{file.filename} ({file_id}) cannot be trained on: {file.status_details}. "

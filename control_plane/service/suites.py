@@ -5,7 +5,6 @@ The index is built once per set, stored by the set's digest, and kept on this ma
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import tempfile
@@ -18,15 +17,27 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
+from control_plane.service.isolation import Limits, carry_out_apart
 from control_plane.service.platform import Platform
-from control_plane.tables import eval_suites
+from control_plane.tables import eval_suites, tenants
 from ft_assets import layout
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.opening import open_rows
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 MAX_FILE_BYTES = 256 << 20
 """Of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""
+MAX_ITEM_BYTES = 128 << 20
+"""Of the items of all of a tenant's suites (of one of the operator's). Their index is built in 13 times their size (measured with
+96 MiB): this leaves a third of what a child may take to the operator's suites, which are in the same index."""
 MAX_ITEMS = 200_000
+MAX_FIELDS = 8
+"""A question, its answers and what they rest on: MMLU has two, the widest of the usual suites five."""
+MAX_SUITES = 20
+"""Of a tenant: the usual ones for language models are about a dozen, and the operator has those."""
+INDEXER = "control_plane.service.index_suites"
+INDEX_WALL_S = 900.0
+"""Thirty times what 128 MiB of items take (5 MiB a second of one core)."""
 CHUNK_BYTES = 1 << 20
 DONE = "complete"
 """A file that is stored after all others of an index: one without it was torn."""
@@ -34,19 +45,21 @@ DONE = "complete"
 
 def add(
     platform: Platform, tenant: str | None, stream: BinaryIO, *, name: str, filename: str, field: str,
-    column_map: Mapping[str, str] | None = None,
+    column_map: Mapping[str, str] | None = None, max_bytes: int = MAX_ITEM_BYTES,
 ) -> RowMapping:  # fmt: skip
     """Register the texts in `field` (several joined by ``,``) of a file's rows as a suite; without a tenant, the operator's.
 
-    The suite counts for uploads that are validated from now on.
+    The suite counts for uploads that are validated from now on. `max_bytes` is for the items of all of the tenant's suites.
     """
     layout.checked_id(name, what="name")
+    wanted = _fields(field)
+    room = _room(platform, tenant, max_bytes)
     suite_id = f"suite-{uuid.uuid4().hex[:24]}"
     with tempfile.TemporaryDirectory(dir=_scratch(platform)) as directory:
         received, items = Path(directory) / "received", Path(directory) / "items.jsonl"
         _receive(stream, received)
-        num_items = _write_items(_texts(received, filename, field, column_map), items)
-        key, digest = layout.suite_key(tenant, suite_id), hashlib.sha256(items.read_bytes()).hexdigest()
+        num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=room)
+        key, digest = layout.suite_key(tenant, suite_id), _sha256(items)
         platform.objects.put_file(key, items)
     values = {
         "id": suite_id, "tenant_id": tenant, "name": name, "field": field, "num_items": num_items, "sha256": digest, "object_key": key,
@@ -54,7 +67,11 @@ def add(
     }  # fmt: skip
     try:
         with platform.engine.begin() as conn:
+            _check_number(conn, tenant)
             return conn.execute(sa.insert(eval_suites).values(**values).returning(eval_suites)).mappings().one()
+    except QuotaExceeded:
+        platform.objects.delete(key)
+        raise
     except DuplicateRow:
         platform.objects.delete(key)
         raise Conflict(f"a suite {name!r} is there already; remove it first, or choose another name", code="suite_exists") from None
@@ -79,13 +96,26 @@ def remove(platform: Platform, tenant: str | None, name: str) -> None:
 
 def index_directory(platform: Platform, tenant: str) -> Path | None:
     """The index over the suites that count for `tenant`, on this machine; None where there are none."""
+    try:
+        return _index(platform, tenant)
+    except NotFound:  # a suite was removed while its items were read: the others count
+        return _index(platform, tenant)
+
+
+def is_indexed(platform: Platform, tenant: str) -> bool:
+    """Whether :func:`index_directory` has nothing to build or to bring here."""
+    rows = list_suites(platform, tenant)
+    return not rows or (_place(platform, tenant, _digest(rows)) / DONE).exists()
+
+
+def _index(platform: Platform, tenant: str) -> Path | None:
     from control_plane.service.training import download, upload  # which imports what imports this module
 
     rows = list_suites(platform, tenant)
     if not rows:
         return None
     digest = _digest(rows)
-    target = platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
+    target = _place(platform, tenant, digest)
     if (target / DONE).exists():
         return target
     prefix = layout.suite_index_prefix(tenant, digest)
@@ -97,14 +127,20 @@ def index_directory(platform: Platform, tenant: str) -> Path | None:
     return target
 
 
-def _build(platform: Platform, rows: Sequence[RowMapping], target: Path) -> None:
-    """Build beside and rename: two who build at once make the same, and one of them is kept."""
-    from ft_assets.datasets.checks.contamination import SuiteIndex
+def _place(platform: Platform, tenant: str, digest: str) -> Path:
+    return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
 
+
+def _build(platform: Platform, rows: Sequence[RowMapping], target: Path) -> None:
+    """Build beside, in a process of its own, and rename: two who build at once make the same, and one of them is kept."""
     with tempfile.TemporaryDirectory(dir=_scratch(platform)) as directory:
-        made = Path(directory) / target.name
+        made, items = Path(directory) / target.name, {_label(row): Path(directory) / f"{row['id']}.jsonl" for row in rows}
         made.mkdir()
-        SuiteIndex.build({_label(row): _items(platform, row) for row in rows}).save(made)
+        for row in rows:
+            platform.objects.get_file(row["object_key"], items[_label(row)])
+        order = {"suites": {label: str(path) for label, path in items.items()}, "target": str(made)}
+        limits = Limits(wall_s=INDEX_WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
+        carry_out_apart(INDEXER, order, Path(directory), limits=limits, what="evaluation suites")
         (made / DONE).touch()
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -130,18 +166,48 @@ def _of(conn: Connection, tenant: str | None) -> Sequence[RowMapping]:
     return conn.execute(sa.select(table).where(owned).order_by(table.c.tenant_id.nulls_first(), table.c.name)).mappings().all()
 
 
-def _items(platform: Platform, row: RowMapping) -> Iterator[str]:
-    with contextlib.closing(platform.objects.open(row["object_key"])) as stream:
-        for line in stream.read().splitlines():
-            yield json.loads(line)
+def _room(platform: Platform, tenant: str | None, max_bytes: int) -> int:
+    """Bytes of items that may come."""
+    if tenant is None:
+        return max_bytes
+    with platform.engine.connect() as conn:
+        _check_number(conn, tenant)
+        keys = {row["object_key"] for row in _of(conn, tenant)}
+    stored = platform.objects.list(f"{layout.tenant_prefix(tenant)}/suites")
+    return max(0, max_bytes - sum(o.size_bytes for o in stored if o.key in keys))
 
 
-def _texts(path: Path, filename: str, field: str, column_map: Mapping[str, str] | None) -> Iterator[str]:
-    wanted = [name.strip() for name in field.split(",") if name.strip()]
+def _check_number(conn: Connection, tenant: str | None) -> None:
+    if tenant is None:
+        return
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # two at once are counted one by one
+    num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
+    if num >= MAX_SUITES:
+        raise QuotaExceeded(f"there are {num} suites of yours, and {MAX_SUITES} may be; remove one first", code="too_many_suites")
+
+
+def _fields(field: str) -> list[str]:
+    wanted = list(dict.fromkeys(name.strip() for name in field.split(",") if name.strip()))
     if not wanted:
         raise InvalidRequest("field is empty; name the field that holds the question", code="invalid_suite", param="field")
+    if len(wanted) > MAX_FIELDS:
+        raise InvalidRequest(
+            f"field names {len(wanted)} fields, and at most {MAX_FIELDS} make an item; name those that ask and answer",
+            code="invalid_suite",
+            param="field",
+        )
+    return wanted
+
+
+def _texts(path: Path, filename: str, wanted: Sequence[str], column_map: Mapping[str, str] | None) -> Iterator[str]:
     for row in open_rows(path, filename=filename, column_map=column_map, max_bytes=MAX_FILE_BYTES).rows:
         value: Any = row.value
+        if isinstance(value, Problem):
+            raise InvalidRequest(
+                f"row {row.number} of {filename} cannot be read: {value.message} ({value.code}); {value.fix}",
+                code="invalid_suite",
+                param="file",
+            )
         found = [_flat(value.get(name)) for name in wanted] if isinstance(value, dict) else [""]
         if not all(found):
             raise InvalidRequest(
@@ -159,16 +225,30 @@ def _flat(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _write_items(texts: Iterator[str], path: Path) -> int:
-    num_items = 0
+def _write_items(texts: Iterator[str], path: Path, *, max_bytes: int) -> int:
+    num_items = num_bytes = 0
     with path.open("w") as out:
         for num_items, text in enumerate(texts, start=1):
             if num_items > MAX_ITEMS:
                 raise InvalidRequest(f"a suite has at most {MAX_ITEMS} items; give a part of it", code="invalid_suite", param="file")
-            out.write(json.dumps(text) + "\n")
+            line = json.dumps(text) + "\n"
+            num_bytes += len(line)
+            if num_bytes > max_bytes:
+                raise InvalidRequest(
+                    f"the items take more than the {max_bytes:,} bytes that are left of {MAX_ITEM_BYTES >> 20} MiB for suites; give a part "
+                    "of them, name fewer fields, or remove another suite",
+                    code="invalid_suite",
+                    param="file",
+                )
+            out.write(line)
     if not num_items:
         raise InvalidRequest("the suite's file holds no rows; write one item a line", code="invalid_suite", param="file")
     return num_items
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _receive(stream: BinaryIO, path: Path) -> None:

@@ -1,28 +1,21 @@
-"""One validation as a process of its own: it is told everything in a file and answers in files, and holds no secret.
+"""One validation: an order that says everything, and what came of it.
 
-``python -m control_plane.service.validate_file DIRECTORY`` reads ``order.json`` there and leaves ``result.json``; meanwhile
-``progress.json`` says how far it is. It ends with its parent: the pipe on standard input closes when the parent is gone.
+``python -m control_plane.service.validate_file DIRECTORY`` carries one out as a process of its own, which holds no secret
+(see ``control_plane.service.isolation``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from control_plane.service.child import main
 from ft_assets.datasets.ingest import Policies, validate_file
+from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
 from ft_assets.datasets.progress import Progress
-
-ORDER, RESULT, PROGRESS = "order.json", "result.json", "progress.json"
-OOM_SCORE = "1000"
-"""Of this process (``/proc/self/oom_score_adj``): short of memory, the kernel ends it before anything else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +34,8 @@ class Order:
     suites: Path | None = None
     """Directory of the index of evaluation suites; None: no search for contamination."""
 
+    max_workers: int = 1
+    """Worker processes of a file that is large enough for some."""
     classifier: str = "builtin"
     """That of the toxicity check; see ``ft_assets.datasets.checks.toxicity``."""
 
@@ -52,6 +47,7 @@ class Order:
             "column_map": dict(self.column_map),
             "policies": asdict(self.policies),
             "max_seq_len": self.max_seq_len,
+            "max_workers": self.max_workers,
             "classifier": self.classifier,
         }
 
@@ -69,8 +65,9 @@ class Validated:
     """Rows kept."""
 
 
-def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = None, workers: int | None = None) -> Validated:
-    """Validate in this process; None `workers`: as many as there are cores."""
+def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = None) -> Validated:
+    """Validate in this process, and a large file in worker processes of it."""
+    parallel = order.path.stat().st_size >= PARALLEL_FROM_BYTES
     result = validate_file(
         order.path,
         filename=order.filename,
@@ -82,39 +79,14 @@ def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = Non
         suites=order.suites,
         classifier=order.classifier,
         progress=progress,
-        workers=workers,
+        workers=min(os.cpu_count() or 1, order.max_workers) if parallel else 1,
     )
     return Validated(report=result.report.to_dict(), content_sha256=result.content_sha256, num_rows=result.num_rows)
 
 
-def write_whole(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON beside and rename: who reads sees all of it, or what was there before."""
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(json.dumps(value))
-    beside.replace(path)
-
-
-def main() -> None:
-    """Carry out the order in the directory that is the only argument."""
-    directory = Path(sys.argv[1])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _offer_to_oom_killer()
-    order = Order.from_dict(json.loads((directory / ORDER).read_text()))
-    done = carry_out(order, progress=lambda p: write_whole(directory / PROGRESS, asdict(p)))
-    write_whole(directory / RESULT, asdict(done))
-
-
-def _end_with_parent() -> None:
-    """Wait for the end of standard input, then end this process and its workers: it leads a group of its own."""
-    while os.read(0, 1):
-        pass
-    os.killpg(0, signal.SIGKILL)
-
-
-def _offer_to_oom_killer() -> None:
-    with contextlib.suppress(OSError):  # no Linux, or not allowed: then the kernel chooses as it likes
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+    return asdict(carry_out(Order.from_dict(order), progress=progress))
 
 
 if __name__ == "__main__":
-    main()
+    main(_work)

@@ -31,13 +31,27 @@ SHAREGPT_FIELDS = frozenset(("from", "value", "weight", "name"))
 CALL_FIX = 'write {"type": "function", "function": {"name": ..., "arguments": "{...}"}}'
 
 
+MAX_MESSAGES = 10_000
+"""Of one conversation: even at a dozen tokens a message, a context of 128k tokens is full before."""
+MAX_PROBLEMS = 100
+"""Of one row that are named: 16 MiB have room for millions, and whoever mends the row sees the rest in the next report."""
+
+
+class TooManyProblemsError(Exception):
+    """Ends the reading of a row that has more problems than are named."""
+
+
 class Reading:
-    """The problems of one row so far."""
+    """The problems of one row so far; a row of more than ``MAX_PROBLEMS`` ends with ``more_problems``."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
     def add(self, path: str, code: str, message: str, fix: str) -> None:
+        if len(self.problems) == MAX_PROBLEMS:
+            path, code, message = "", "more_problems", f"the row has more than {MAX_PROBLEMS} problems; the rest of it was not read"
+            self.problems.append(Problem(path=path, code=code, message=message, fix="mend those that are named, and validate again"))
+            raise TooManyProblemsError
         self.problems.append(Problem(path=path, code=code, message=message, fix=fix))
 
     def text(self, value: Any, path: str) -> str:
@@ -72,7 +86,15 @@ class Reading:
             return ()
         if not value:
             self.add(path, "empty_messages", f"{path} is empty", "write at least a user and an assistant message")
+        if len(value) > MAX_MESSAGES:
+            self.too_many_messages(path, len(value))
+            return ()
         return tuple([m for i, item in enumerate(value) if (m := self.message(item, f"{path}[{i}]")) is not None])
+
+    def too_many_messages(self, path: str, count: int) -> None:
+        self.add(
+            path, "too_many_messages", f"{path} has {count} messages, more than {MAX_MESSAGES}", "split the conversation over several rows"
+        )
 
     def message(self, value: Any, path: str) -> Message | None:
         if not isinstance(value, dict):

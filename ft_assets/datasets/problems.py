@@ -43,6 +43,8 @@ CODES: Mapping[str, str] = {
     "invalid_tool_call": "a tool call without a name or with arguments that are no JSON object",
     "unsupported_content": "content of a kind that is not trained on (images, audio)",
     "empty_messages": "a conversation without messages",
+    "too_many_messages": "a conversation of more than 10,000 messages",
+    "more_problems": "a row that has more than 100 problems: the first 100 are reported, the rest of the row was not read",
     "empty_content": "an empty answer or text",
     "system_not_first": "a system message after the first",
     "no_user_before_assistant": "an assistant turn that answers nobody",

@@ -19,10 +19,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ft_assets.datasets.fields import MESSAGE_FIELDS, SHAREGPT_FIELDS, Reading
+from ft_assets.datasets.fields import MAX_MESSAGES, MESSAGE_FIELDS, SHAREGPT_FIELDS, Reading, TooManyProblemsError
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.column_map import Mapped
-from ft_assets.datasets.readers.transcripts import START, transcript_marks
+from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
 from ft_assets.datasets.schema import Example, Format, Message, Role
 
 TOOLS = ("tools", "functions", "parallel_tool_calls")
@@ -101,11 +101,14 @@ def unknown_shape(value: Mapping[str, Any]) -> Problem:
 
 
 def to_example(value: Mapping[str, Any], fmt: Format, *, row: int) -> tuple[Example | None, list[Problem]]:
-    """The example that `value` spells in format `fmt`, or None with every problem that stands in the way."""
+    """The example that `value` spells in format `fmt`, or None with the problems that stand in the way."""
     if (problem := _transcript_problem(value, fmt)) is not None:
         return None, [problem]
     reading = Reading()
-    example = CONVERT[fmt](reading, value, row)
+    try:
+        example = CONVERT[fmt](reading, value, row)
+    except TooManyProblemsError:
+        return None, reading.problems
     return (None, reading.problems) if reading.problems else (example, [])
 
 
@@ -135,7 +138,11 @@ def _alpaca(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
 def _history(reading: Reading, value: Any) -> list[Message]:
     """Earlier pairs of question and answer, as LLaMA-Factory writes them; the answers carry no loss, as in any prompt."""
     out: list[Message] = []
-    for index, pair in enumerate(value if isinstance(value, list) else [value] if value is not None else []):
+    pairs = value if isinstance(value, list) else [value] if value is not None else []
+    if 2 * len(pairs) > MAX_MESSAGES:
+        reading.too_many_messages("history", 2 * len(pairs))
+        return out
+    for index, pair in enumerate(pairs):
         if not isinstance(pair, list) or len(pair) != 2:
             reading.add(f"history[{index}]", "wrong_type", "a turn of history is no pair of texts", 'write [["question", "answer"], ...]')
             continue
@@ -224,7 +231,7 @@ def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None
     marks: dict[str, str] = {}
     for name in TEXTS[fmt]:
         text = value.get(name)
-        if isinstance(text, str) and START.match(text) and (found := transcript_marks(text)) is not None:
+        if isinstance(text, str) and begins_as_transcript(text) and (found := transcript_marks(text)) is not None:
             marks[name] = found
     if not marks or (fmt == "text" and isinstance(value, Mapped)):
         return None

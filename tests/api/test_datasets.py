@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -18,7 +19,7 @@ import sqlalchemy as sa
 from control_plane import tenants as tiers
 from control_plane.client import FtClient
 from control_plane.service import tenants
-from control_plane.service.examination import limits
+from control_plane.service.examination import HERE_BYTES, limits
 from control_plane.service.platform import Platform
 from control_plane.tables import files
 from control_plane.tenants import Tenant
@@ -230,6 +231,72 @@ def test_a_large_upload_is_validated_behind_its_answer_and_streams_how_far_it_is
     assert refused.value.code == "file_is_validated"
     with pytest.raises(NotFound):
         list(ft.file_events("file-none"))
+
+
+def test_an_upload_that_another_process_reads_is_waited_for(client: openai.OpenAI, write_chat_rows: Callable[..., Path]) -> None:
+    tiny, bigger = write_chat_rows(120), write_chat_rows(3000, name="bigger.jsonl")
+    assert bigger.stat().st_size > HERE_BYTES
+    packed = ("packed.jsonl.gz", gzip.compress(tiny.read_bytes()))
+    assert [client.files.create(file=file, purpose="fine-tune").status for file in (packed, bigger)] == ["processed"] * 2
+
+
+def uploaded_rows(ft: FtClient, path: Path, rows: list[dict[str, object]], **options: Any) -> dict[str, Any]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = ft.upload_file(path, **options)
+    assert file["status"] == "processed", file["status_details"]
+    return file
+
+
+def chat(question: str, answer: str = "Nine of them.") -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def test_an_estimate_counts_escaped_control_tokens_as_the_pack_does(ft: FtClient, tmp_path: Path) -> None:
+    rows = [chat(f"What is <|im_start|> number {i}, and what is it for?") for i in range(120)]
+    escaped = uploaded_rows(ft, tmp_path / "escaped.jsonl", rows, policies={"control_tokens": "escape"})
+    counted = uploaded_rows(ft, tmp_path / "counted.jsonl", rows, policies={"control_tokens": "escape"}, model=MODEL)
+    one, other = (ft.estimate(model=MODEL, training_file=file["id"]) for file in (escaped, counted))
+    assert one["tokens"]["per_epoch"] == other["tokens"]["per_epoch"] > 1000
+    assert "tokenized" in one["tokens"]["how"] and "counted at validation" in other["tokens"]["how"]
+    plain = uploaded_rows(ft, tmp_path / "plain.jsonl", rows)
+    with pytest.raises(InvalidRequest) as refused:
+        ft.estimate(model=MODEL, training_file=plain["id"])
+    assert refused.value.code == "control_token_in_content"
+
+
+def test_an_estimate_leaves_out_what_the_pack_leaves_out(ft: FtClient, tmp_path: Path) -> None:
+    short = [chat(f"What is {i} plus {i}?", f"It is {2 * i}.") for i in range(120)]
+    over = [chat(f"Tell me tale {i}.", " ".join(f"word{i}x{j}" for j in range(400))) for i in range(20)]
+    cut, dropped, rejected = (
+        uploaded_rows(ft, tmp_path / f"{policy}.jsonl", short + over, policies={"over_long": policy, "near_duplicates": "off"})
+        for policy in ("truncate", "drop", "reject")
+    )
+    alone = uploaded_rows(ft, tmp_path / "alone.jsonl", short, policies={"near_duplicates": "off"})
+    tokens = {f["id"]: ft.estimate(model=MODEL, training_file=f["id"])["tokens"]["per_epoch"] for f in (cut, dropped, alone)}
+    assert tokens[dropped["id"]] == pytest.approx(tokens[alone["id"]], rel=0.1), "the share that is held out differs a little"
+    assert tokens[cut["id"]] > 1.5 * tokens[dropped["id"]]
+    with pytest.raises(InvalidRequest) as refused:
+        ft.estimate(model=MODEL, training_file=rejected["id"])
+    assert refused.value.code == "example_too_long"
+
+
+@pytest.mark.parametrize("kind", ["preference", "kto"])
+def test_answers_that_are_compared_are_not_imitated_nor_priced(
+    ft: FtClient, write_chat_rows: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    answers: dict[str, Any] = {"preference": {"chosen": "Yes.", "rejected": "No."}, "kto": {"completion": "Perhaps.", "label": True}}[kind]
+    rows = [{"prompt": f"Is {i} plus {i} an even number, as {2 * i} is?", **answers} for i in range(120)]
+    file = uploaded_rows(ft, tmp_path / "rows.jsonl", rows, policies={"near_duplicates": "off"})
+    assert ft.dataset(file["dataset_id"])["format"] == kind
+    good = ft.upload_file(write_chat_rows(120))
+    for call in (ft.estimate, ft.create_job):
+        with pytest.raises(InvalidRequest, match=f"holds {kind} rows, which method sft cannot train on") as refused:
+            call(model=MODEL, training_file=file["id"])
+        assert (refused.value.code, refused.value.param) == ("preference_rows", "training_file")
+    with pytest.raises(InvalidRequest) as held_out:
+        ft.create_job(model=MODEL, training_file=good["id"], validation_file=file["id"])
+    assert (held_out.value.code, held_out.value.param) == ("preference_rows", "validation_file")
+    assert ft.jobs() == []
 
 
 def test_suites_go_over_the_wire(ft: FtClient, tmp_path: Path) -> None:

@@ -24,10 +24,12 @@ def list_datasets(platform: PlatformDep, tenant: Reader, after: str | None = Non
 
 @router.post("/import")
 def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
-    """Make a file from a dataset of the Hub, at a pinned revision; it is validated as an upload is."""
-    row = hub.import_dataset(platform, tenant, hub_id=body.hub_id, column_map=body.column_map, policies=body.policies, model=body.model)
-    if row["status"] == "uploaded":
-        request.app.state.validation.enqueue(row["id"])
+    """Make a file from a dataset of the Hub, at a pinned revision: fetched after this answers, then validated as an upload is."""
+    token = body.hub_token or ""
+    row = hub.import_dataset(
+        platform, tenant, hub_id=body.hub_id, column_map=body.column_map, policies=body.policies, model=body.model, hub_token=token
+    )
+    request.app.state.validation.enqueue(row["id"], hub_token=token)
     return render.file(row)
 
 

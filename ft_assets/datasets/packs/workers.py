@@ -6,11 +6,9 @@ where that is not to be had; a worker that was killed is noticed at once and end
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -19,9 +17,8 @@ from typing import Any, Protocol
 
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import FtError, IntegrityError, Unavailable
+from ft_assets.parent_death import die_with
 
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
 PARALLEL_FROM = 20_000
 """Examples from which further processes pay for their start of about a second: one tokenizes some 10,000 a second."""
 
@@ -108,9 +105,7 @@ def _lost(process: Any) -> Unavailable:
 def _work(connection: Connection, model_dir: Path, digests: tuple[str, str], parent: int) -> None:
     """The life of a worker: tasks in, results out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not die_with(parent):
         return
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ft_assets.datasets import shapes
+from ft_assets.datasets.fields import MAX_MESSAGES
 from ft_assets.datasets.pipeline.results import PARTS
 from ft_assets.datasets.schema import Example, Message
 
@@ -55,7 +56,9 @@ def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLin
 
 
 def _is_plain(messages: tuple[Message, ...]) -> bool:
-    """Texts only, all of weight 1, in an order that no check complains of, every answer with something in it."""
+    """Texts only, not too many, all of weight 1, in an order that no check complains of, every answer with something in it."""
+    if len(messages) > MAX_MESSAGES:
+        return False
     asked = False
     role = ""
     for index, message in enumerate(messages):

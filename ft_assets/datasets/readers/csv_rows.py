@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import csv
+import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.blocks import line_blocks
 from ft_assets.datasets.readers.containers import refuse
-from ft_assets.datasets.readers.json_rows import parse_json
+from ft_assets.datasets.readers.json_rows import parse_json, too_long
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
-from ft_assets.datasets.readers.transcripts import LLAMA_START
+from ft_assets.datasets.readers.transcripts import begins_as_llama
+from ft_assets.errors import InvalidDataset
 
 STRUCTURED = frozenset(
     (
@@ -28,44 +32,138 @@ STRUCTURED = frozenset(
     )
 )
 """Fields whose CSV cell may hold JSON."""
+QUOTE_FIX = "quote fields that hold quotes, separators or line breaks, and double the quotes inside"
+
+
+REREAD_BYTES = 64 << 20
+"""Of lines read again because the records before them could not be parsed, beyond as much as has been read of the file: four records
+whose quote is not closed within 16 MiB. Only a file that is made for it has more."""
+
+
+_PhysicalLine = tuple[int, int, bytes | None]
+"""(1-based number, offset, bytes with the line feed; None for a line over the limit)."""
+
+
+class _TooLongError(Exception):
+    """Carries the offset of a line over the limit through ``csv.reader``."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has been read of a record."""
+
+    number: int = 0
+    """Of its first line."""
+    offset: int = 0
+    num_lines: int = 0
+    first_bytes: int = 0
+    """Of its first line."""
+    rest: bytearray = field(default_factory=bytearray)
+    """The lines after the first, which may be read again."""
+    again_from: int = 0
+    """Where in the lines that are read again it begins."""
+    all_again: bool = True
+    """Every line of it is one that is read again."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.first_bytes + len(self.rest)
 
 
 class _Lines:
-    """Decoded lines of a CSV file for ``csv.reader``, counting the bytes it has taken."""
+    """Physical lines for ``csv.reader``; those of a record that cannot be parsed are given again, but for the first."""
 
     def __init__(self, chunks: Iterable[bytes], skip: int) -> None:
-        self.taken = skip
-        self._lines = self._split(chunks, skip)
+        self._source = _physical_lines(chunks, skip)
+        self._waiting: _PhysicalLine | None = None
+        """A line over the limit that was met inside a record."""
+        self._again = io.BytesIO()
+        self._again_number = self._again_offset = 0
+        """Of the next line of `_again`."""
+        self._fresh_bytes = self._reread_bytes = 0
+        self._record = _Record()
 
     def __iter__(self) -> Iterator[str]:
-        for raw in self._lines:
-            self.taken += len(raw)
-            yield raw.decode("utf-8", "surrogateescape")
+        return self
 
-    @staticmethod
-    def _split(chunks: Iterable[bytes], skip: int) -> Iterator[bytes]:
-        held = b""
-        for chunk in chunks:
-            *lines, held = (held + chunk).split(b"\n")
-            for line in lines:
-                yield line[skip:] + b"\n"
-                skip = 0
-            if len(held) > MAX_ROW_BYTES:  # passed on in pieces: csv refuses the field by its size
-                yield held[skip:]
-                held, skip = b"", 0
-        if held:
-            yield held[skip:]
+    def __next__(self) -> str:
+        record = self._record
+        if raw := self._again.readline():
+            number, offset = self._again_number, self._again_offset
+            self._again_number, self._again_offset = number + 1, offset + len(raw)
+        else:
+            number, offset, raw = self._fresh()
+            record.all_again = False
+        if not record.num_lines:
+            record.number, record.offset, record.first_bytes = number, offset, len(raw)
+        else:
+            record.rest += raw
+        record.num_lines += 1
+        if record.num_lines > 1 and record.num_bytes > MAX_ROW_BYTES:
+            raise self._unclosed(f"is not closed within {MAX_ROW_BYTES} bytes")
+        return raw.decode("utf-8", "surrogateescape")
+
+    def _fresh(self) -> tuple[int, int, bytes]:
+        line, self._waiting = self._waiting or next(self._source), None
+        number, offset, raw = line
+        if raw is None:
+            if not self._record.num_lines:
+                raise _TooLongError(offset)
+            self._waiting = line  # the record before it is not closed: first that one ends
+            raise StopIteration
+        self._fresh_bytes += len(raw)
+        return number, offset, raw
+
+    def end_record(self) -> _Record:
+        """The record that has been read; the next one begins after it."""
+        done, self._record = self._record, _Record(again_from=self._again.tell())
+        return done
+
+    def give_up_record(self) -> _Record:
+        """The record that cannot be parsed; the next one begins at the line after its first."""
+        record = self._record
+        self._reread_bytes += len(record.rest)
+        if self._reread_bytes > REREAD_BYTES + self._fresh_bytes:
+            raise self._unclosed("is closed far below or never, as in many records before it")
+        if record.num_lines > 1:
+            if record.all_again:
+                self._again.seek(record.again_from + record.first_bytes)
+            else:
+                self._again = io.BytesIO(record.rest)
+            self._again_number, self._again_offset = record.number + 1, record.offset + record.first_bytes
+        return self.end_record()
+
+    def _unclosed(self, what: str) -> InvalidDataset:
+        return refuse("invalid_csv", f"the quote that opens in the record on line {self._record.number} {what}; {QUOTE_FIX}")
+
+
+def _physical_lines(chunks: Iterable[bytes], skip: int) -> Iterator[_PhysicalLine]:
+    for block in line_blocks(chunks, skip=skip):
+        number, offset = block.first_line, block.offset
+        for raw in io.BytesIO(block.data):
+            yield number, offset, raw
+            number, offset = number + 1, offset + len(raw)
+        for number, offset in block.oversized:
+            yield number, offset, None
 
 
 def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0) -> tuple[list[str], Iterator[Row]]:
-    """The header and the records below it; record 1 is the first after the header."""
+    """The header and the records below it; record 1 is the first after the header.
+
+    A record that cannot be parsed, because a quote in it is not closed, is one bad row of one line; the line after it begins the next.
+    """
     csv.field_size_limit(MAX_ROW_BYTES)
     lines = _Lines(chunks, skip)
-    records = csv.reader(iter(lines), delimiter=delimiter, strict=True)
+    records = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
-        header = [name.strip() for name in next(records, [])]
+        header = [name.strip() for name in _first(records, lines)]
     except csv.Error as error:
         raise refuse("invalid_csv", f"the header line cannot be parsed ({error}); its fields are separated by {delimiter!r}") from error
+    except _TooLongError as error:
+        raise refuse("invalid_csv", f"the header line is longer than {MAX_ROW_BYTES} bytes; name the columns in the first line") from error
     if len(set(header)) != len(header) or not all(header):
         raise refuse("invalid_csv", f"the header {header[:20]} has an empty or repeated column name; give each column a name of its own")
     if problem := next(text_problems(header), None):
@@ -73,28 +171,50 @@ def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0) -> tuple
     return header, _csv_records(records, lines, header)
 
 
+def _first(records: Iterator[list[str]], lines: _Lines) -> list[str]:
+    """The fields of the first record that is no empty line."""
+    for fields in records:
+        lines.end_record()
+        if fields:
+            return fields
+    return []
+
+
 def _csv_records(records: Iterator[list[str]], lines: _Lines, header: list[str]) -> Iterator[Row]:
     number = 0
     while True:
-        offset = lines.taken
         try:
             fields = next(records)
         except StopIteration:
             return
+        except _TooLongError as error:
+            number += 1
+            yield Row(number=number, byte_offset=error.offset, value=too_long())
+            continue
         except csv.Error as error:
             number += 1
-            fix = "quote fields that hold quotes, separators or line breaks, and double the quotes inside"
-            yield Row(number=number, byte_offset=offset, value=Problem(path="", code="invalid_csv", message=str(error), fix=fix))
+            record = lines.give_up_record()
+            yield Row(number=number, byte_offset=record.offset, value=_unparsed(error, record))
             continue
-        if not fields:
-            continue
-        number += 1
-        yield Row(number=number, byte_offset=offset, value=_record(header, fields), num_bytes=lines.taken - offset)
+        record = lines.end_record()
+        if fields:
+            number += 1
+            value = _value(header, fields, record.num_lines)
+            yield Row(number=number, byte_offset=record.offset, value=value, num_bytes=record.num_bytes)
 
 
-def _record(header: list[str], fields: list[str]) -> Any | Problem:
+def _unparsed(error: csv.Error, record: _Record) -> Problem:
+    message = f"line {record.number} cannot be parsed: {error}"
+    if record.num_lines > 1:
+        below = record.num_lines - 1
+        message = f"a quote that opens on line {record.number} is not closed where a field ends: {error} ({below} lines below)"
+    return Problem(path="", code="invalid_csv", message=message, fix=QUOTE_FIX)
+
+
+def _value(header: list[str], fields: list[str], num_lines: int) -> Any | Problem:
     if len(fields) != len(header):
-        message = f"{len(fields)} fields, but the header has {len(header)}"
+        over = f" on {num_lines} lines" if num_lines > 1 else ""
+        message = f"{len(fields)} fields{over}, but the header has {len(header)}"
         return Problem(path="", code="column_count", message=message, fix="quote fields that hold the separator")
     return next(text_problems(dict(zip(header, fields, strict=True))), None) or {
         k: v for k, v in zip(header, fields, strict=True) if v != ""
@@ -106,7 +226,7 @@ def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:
     out = copy.copy(value)  # a mapped row stays one
     for name in STRUCTURED & set(value):
         cell = value[name]
-        if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{") and not LLAMA_START.match(cell):
+        if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{") and not begins_as_llama(cell):
             parsed = parse_json(cell.strip().encode("utf-8", "surrogatepass"))
             if isinstance(parsed, Problem):
                 return Problem(path=name, code=parsed.code, message=parsed.message, fix=parsed.fix)

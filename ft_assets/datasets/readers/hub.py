@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,8 +165,3 @@ def _verify(path: Path, listed: Mapping[str, Any]) -> None:
     if size != listed["size"] or digest.hexdigest() != (sha256 or listed["oid"]):
         path.unlink()
         raise IntegrityError(f"{listed['path']} arrived with {size} bytes that are not those of the commit; fetch it again")
-
-
-def describe(sources: Sequence[str]) -> str:
-    """The files in words, for a report."""
-    return sources[0] if len(sources) == 1 else f"{len(sources)} files from {sources[0]} to {sources[-1]}"

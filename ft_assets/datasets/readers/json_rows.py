@@ -14,7 +14,8 @@ from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 
 MAX_DEPTH = 64
 """Nesting of one row at most; a conversation with tools needs about 10."""
-STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+|[\[\]{}]', re.DOTALL)
+"""A string, to the end of the row if it is not closed, or a bracket; nothing is looked at twice, and nothing is kept to come back to."""
 ARRAY_EVENT = re.compile(rb'["\\\[\]{},]')
 
 
@@ -140,13 +141,12 @@ def _elements(chunks: Iterable[bytes], skip: int) -> Iterator[tuple[int, bytes |
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [k for k, _ in pairs]
-        twice = next(k for k in keys if keys.count(k) > 1)
-        raise _RefusedError(
-            Problem(
-                path=twice[:80], code="duplicate_key", message=f"the key {twice[:80]!r} stands twice in one object", fix="keep one of them"
-            )
-        )
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                message = f"the key {key[:80]!r} stands twice in one object"
+                raise _RefusedError(Problem(path=key[:80], code="duplicate_key", message=message, fix="keep one of them"))
+            seen.add(key)
     return value
 
 

@@ -17,8 +17,9 @@ from ft_assets.datasets.readers.json_rows import too_long
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 from ft_assets.datasets.readers.thrift import decode_struct
 
-BATCH_BYTES = 512 << 20
-"""Of text that one batch may decode to at worst, if each of its values were as long as the dictionary of its column."""
+BATCH_BYTES = 128 << 20
+"""Of text that one batch may decode to at worst, if each of its values were as long as the dictionary of its column; twice as much
+is taken while it grows."""
 MIN_BATCH, MAX_BATCH = 16, 256
 """Rows decoded at once; below 16 the cost of a batch shows (measured: 4 rows twice, 1 row eight times the time of 64)."""
 MAX_VALUES = 64 << 20
@@ -28,17 +29,17 @@ MAX_FOOTER_BYTES = 64 << 20
 """Of 10,000 row groups of 50 columns."""
 MAX_PAGE_HEADER_BYTES = 4096
 """Of a dictionary page: three numbers, and no statistics."""
-BYTE_ARRAY, DICTIONARY_PAGE, DICTIONARY_ENCODINGS = 6, 2, (2, 8)
+BYTE_ARRAY, DICTIONARY_PAGE, DICTIONARY_ENCODINGS, DELTA_BYTE_ARRAY = 6, 2, (2, 8), 7
 DAMAGED = (pa.ArrowException, OSError, ValueError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """How to read a file without decoding more than ``BATCH_BYTES`` at once."""
 
     batch_rows: int
     dictionary_columns: list[str]
-    """Kept as their dictionary, which is slower: columns of a few long values that are repeated."""
+    """Kept as their dictionary, which is slower: columns whose values, each as long as all of them, would not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +50,37 @@ class _Column:
     is_text: bool
     num_values: int
     num_rows: int
+    num_bytes: int
+    """Decompressed, but not decoded."""
+    shares_prefixes: bool
+    """A value may be written as the beginning of the one before it: any may be as long as all of them."""
     dictionary_at: int | None
     """Where its dictionary page starts."""
 
 
 def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> tuple[list[str], Iterator[Row]]:
     """The columns and rows of a Parquet file, a batch at a time."""
+    schema, plan = plan_reading(path, max_bytes=max_bytes)
+    return list(schema.names), _records(path, plan, meter)
+
+
+def plan_reading(path: Path, *, max_bytes: int) -> tuple[pa.Schema, Plan]:
+    """The schema of a Parquet file and how to read it in bounded memory. Refuses one that is damaged or too large."""
     try:
         with path.open("rb") as stream:
             size, chunks = _footer(stream)
             most = max((c.num_values for c in chunks), default=0)
             plan = _plan(chunks, stream)
-        columns = list(pq.read_schema(path).names)
+        schema = pq.read_schema(path)
     except (*DAMAGED, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise refuse("truncated_container", f"the Parquet file is damaged or ends early ({str(error)[:120]}); export it again") from error
     if size > max_bytes:
         raise refuse("file_too_large", f"the file holds {size} bytes decompressed, more than {max_bytes}; split it into several files")
     if most > MAX_VALUES:
         raise refuse("file_too_large", f"a row group holds {most} values in one column, more than {MAX_VALUES}; write smaller row groups")
-    if len(set(columns)) != len(columns):
-        raise refuse("invalid_csv", f"the columns {columns[:20]} have a repeated name; give each column a name of its own")
-    return columns, _records(path, plan, meter)
+    if len(set(schema.names)) != len(schema.names):
+        raise refuse("invalid_csv", f"the columns {schema.names[:20]} have a repeated name; give each column a name of its own")
+    return schema, plan
 
 
 def _footer(stream: BinaryIO) -> tuple[int, list[_Column]]:
@@ -89,22 +100,28 @@ def _footer(stream: BinaryIO) -> tuple[int, list[_Column]]:
             has_dictionary = any(e in DICTIONARY_ENCODINGS for e in meta[2])
             at = meta.get(11) or meta[9]  # some writers leave out where the dictionary is: it comes first
             path = ".".join(part.decode("utf-8", "replace") for part in meta[3])
-            columns.append(_Column(path, meta[1] == BYTE_ARRAY, meta[5], max(1, group[3]), at if has_dictionary else None))
+            prefixes = DELTA_BYTE_ARRAY in meta[2]
+            columns.append(
+                _Column(path, meta[1] == BYTE_ARRAY, meta[5], max(1, group[3]), max(0, meta[6]), prefixes, at if has_dictionary else None)
+            )
     return sum(max(0, group[2]) for group in groups), columns
 
 
-def _plan(columns: Iterable[_Column], stream: BinaryIO) -> _Plan:
+def _plan(columns: Iterable[_Column], stream: BinaryIO) -> Plan:
     rows, repeated = MAX_BATCH, set()
     for column in columns:
-        if not column.is_text or column.dictionary_at is None:
+        if not column.is_text:
             continue
-        at_worst = _dictionary_bytes(stream, column.dictionary_at) * max(1, column.num_values // column.num_rows)
-        fitting = BATCH_BYTES // max(1, at_worst)
-        if fitting < MIN_BATCH:
+        longest = _dictionary_bytes(stream, column.dictionary_at) if column.dictionary_at is not None else 0
+        # all values of a nested column may stand in one row
+        of_row = longest * (max(1, column.num_values) if "." in column.path else 1)
+        if BATCH_BYTES // max(1, of_row) < MIN_BATCH:
             repeated.add(column.path)
         else:
-            rows = min(rows, fitting)
-    return _Plan(rows, sorted(repeated))
+            rows = min(rows, BATCH_BYTES // max(1, of_row))
+        written = column.num_bytes * max(1, column.num_values) if column.shares_prefixes else column.num_bytes
+        rows = min(rows, max(1, BATCH_BYTES // max(1, written // column.num_rows)))
+    return Plan(rows, sorted(repeated))
 
 
 def _dictionary_bytes(stream: BinaryIO, offset: int) -> int:
@@ -114,7 +131,7 @@ def _dictionary_bytes(stream: BinaryIO, offset: int) -> int:
     return int(header[2]) if header[1] == DICTIONARY_PAGE else 0
 
 
-def _records(path: Path, plan: _Plan, meter: Meter | None) -> Iterator[Row]:
+def _records(path: Path, plan: Plan, meter: Meter | None) -> Iterator[Row]:
     number = 0
     try:
         with pq.ParquetFile(path, read_dictionary=plan.dictionary_columns) as file:
@@ -122,7 +139,7 @@ def _records(path: Path, plan: _Plan, meter: Meter | None) -> Iterator[Row]:
             for batch in file.iter_batches(batch_size=plan.batch_rows):
                 if meter is not None:  # by rows: the file is read in jumps
                     meter.consumed = meter.total_bytes * min(num_rows, number + batch.num_rows) // num_rows
-                for value, num_bytes in _values(batch, careful=bool(plan.dictionary_columns)):
+                for value, num_bytes in _values(batch):
                     number += 1
                     yield Row(number=number, byte_offset=None, value=value, num_bytes=num_bytes)
     except DAMAGED as error:
@@ -131,27 +148,24 @@ def _records(path: Path, plan: _Plan, meter: Meter | None) -> Iterator[Row]:
         ) from error
 
 
-def _values(batch: pa.RecordBatch, *, careful: bool) -> Iterator[tuple[Any, int]]:
+def _values(batch: pa.RecordBatch) -> Iterator[tuple[Any, int]]:
     """The rows of `batch` as objects or problems, and about how many bytes each takes; what is null is absent."""
-    names = batch.schema.names
-    if not careful and batch.nbytes <= MAX_ROW_BYTES:
-        try:
-            columns = [column.to_pylist() for column in batch.columns]
-        except (UnicodeDecodeError, pa.ArrowException, ValueError, OverflowError):
-            pass  # one of the values: row by row it is found
-        else:
-            share = batch.nbytes // max(1, batch.num_rows)
-            for cells in zip(*columns, strict=True):
-                value = {n: v for n, v in zip(names, cells, strict=True) if v is not None}
-                yield next(text_problems(value), None) or value, share
-            return
-    for index in range(batch.num_rows):
-        yield _value(batch.slice(index, 1))
+    try:
+        num_bytes = decoded_bytes(batch)
+        columns = [column.to_pylist() for column in batch.columns] if num_bytes <= MAX_ROW_BYTES else None
+    except (UnicodeDecodeError, pa.ArrowException, ValueError, OverflowError):
+        columns = None  # one of the values: row by row it is found
+    if columns is None:
+        yield from (_value(batch.slice(index, 1)) for index in range(batch.num_rows))
+        return
+    for cells in zip(*columns, strict=True):
+        value = {n: v for n, v in zip(batch.schema.names, cells, strict=True) if v is not None}
+        yield next(text_problems(value), None) or value, num_bytes // batch.num_rows
 
 
 def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
     try:
-        num_bytes = sum(_decoded_bytes(column) for column in row.columns)
+        num_bytes = decoded_bytes(row)
         if num_bytes > MAX_ROW_BYTES:
             return too_long(), 0
         value = {n: v for n, v in zip(row.schema.names, (c[0].as_py() for c in row.columns), strict=True) if v is not None}
@@ -164,16 +178,26 @@ def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
     return next(text_problems(value), None) or value, num_bytes
 
 
+def decoded_bytes(batch: pa.RecordBatch) -> int:
+    """What `batch` takes with every value written out."""
+    return sum(_decoded_bytes(column) for column in batch.columns)
+
+
 def _decoded_bytes(array: pa.Array) -> int:
-    """What `array` takes with every value written out."""
-    if pa.types.is_dictionary(array.type):
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _decoded_bytes(array.storage)
+    if pa.types.is_dictionary(kind):
         indices = array.indices.drop_null()
-        if not pa.types.is_binary(array.type.value_type) and not pa.types.is_string(array.type.value_type):
+        if not pa.types.is_binary(kind.value_type) and not pa.types.is_string(kind.value_type):
             return int(array.nbytes)
         lengths = pc.binary_length(array.dictionary.cast(pa.binary()))
         return int(pc.sum(lengths.take(indices)).as_py() or 0)
-    if pa.types.is_struct(array.type):
+    if pa.types.is_struct(kind):
         return sum(_decoded_bytes(child) for child in array.flatten())
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    if pa.types.is_map(kind):
+        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return sum(_decoded_bytes(child.slice(begin, end - begin)) for child in (array.keys, array.items))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _decoded_bytes(array.flatten())
     return int(array.nbytes)

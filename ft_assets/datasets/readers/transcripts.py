@@ -10,7 +10,7 @@ A text is a transcript only if it starts with a mark; "Human: " in the middle of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 MARKERS = ("'Human: ...' and 'Assistant: ...' (or User, Bot, AI)", "'### Human:' and '### Assistant:'", "'[INST] ... [/INST]'")
@@ -18,30 +18,42 @@ ROLE_OF: Mapping[str, str] = {
     "human": USER, "user": USER, "instruction": USER, "prompter": USER,
     "assistant": ASSISTANT, "bot": ASSISTANT, "ai": ASSISTANT, "response": ASSISTANT, "gpt": ASSISTANT, "system": SYSTEM,
 }  # fmt: skip
-PLAIN = re.compile(r"(?:\A\s*|\n\s*\n)(Human|User|Assistant|Bot|AI|System)[ \t]?:")
-"""Marks of the first form: at the start of the text, or after an empty line."""
-PLAIN_CLOSE = re.compile(r"(?:\A\s*|\n\s*)(Human|User|Assistant|Bot|AI|System)[ \t]?:")
+START = re.compile(r"(?:###[ \t]*)?(?:Human|User|Assistant|Bot|AI|System|Instruction|Response|Prompter)[ \t]*:|(?:<s>\s*)?\[INST\]")
+"""How any transcript begins, after white space: a cheap look before anything else."""
+PLAIN = re.compile(r"(?:\A|\n)(Human|User|Assistant|Bot|AI|System)[ \t]?:")
+"""Marks of the first form: at the start of the text, or after an empty line, which :func:`_plain_marks` looks for."""
+PLAIN_CLOSE = re.compile(r"(?:\A|\n[^\S\n]*)(Human|User|Assistant|Bot|AI|System)[ \t]?:")
 """The same at the start of any line, for texts without empty lines between turns."""
-HEADING = re.compile(r"\s*###[ \t]*(Human|User|Assistant|Bot|System|Instruction|Response|Prompter)[ \t]*:")
-LLAMA_START = re.compile(r"\s*(?:<s>)?\s*\[INST\]")
-LLAMA_TURN = re.compile(r"(?:<s>)?\s*\[INST\](.*?)\[/INST\](.*?)(?=(?:</s>)?\s*(?:<s>)?\s*\[INST\]|(?:</s>)?\s*\Z)", re.DOTALL)
-LLAMA_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
-START = re.compile(r"\s*(?:(?:###[ \t]*)?(?:Human|User|Assistant|Bot|AI|System|Instruction|Response|Prompter)[ \t]*:|(?:<s>)?\s*\[INST\])")
-"""How any transcript begins: a cheap look before anything else."""
+HEADING = re.compile(r"###[ \t]*(Human|User|Assistant|Bot|System|Instruction|Response|Prompter)[ \t]*:")
+LLAMA_START = re.compile(r"(?:<s>\s*)?\[INST\]")
+LLAMA_OPEN, LLAMA_CLOSE, SYSTEM_OPEN, SYSTEM_CLOSE = "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"
+
+# The patterns are for texts without white space before them, and none can match the same characters in two ways: a text of any
+# length is looked through in time that grows with its length, whatever stands in it.
+
+
+def begins_as_transcript(text: str) -> bool:
+    """The first mark of a turn stands at the start of `text`."""
+    return START.match(text.lstrip()) is not None
+
+
+def begins_as_llama(text: str) -> bool:
+    return LLAMA_START.match(text.lstrip()) is not None
 
 
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
     """(role, content) of each turn, white space around it removed; None for a text that does not start with a mark."""
+    text = text.lstrip()
     if not START.match(text):
         return None
     if LLAMA_START.match(text):
         return _llama(text)
     if HEADING.match(text):
-        return _marked(text, HEADING)
+        return _marked(text, HEADING.finditer(text))
     if not PLAIN.match(text):
         return None
-    turns = _marked(text, PLAIN)
-    return turns if len(turns) > 1 else _marked(text, PLAIN_CLOSE)
+    turns = _marked(text, _plain_marks(text))
+    return turns if len(turns) > 1 else _marked(text, PLAIN_CLOSE.finditer(text))
 
 
 def transcript_marks(text: str) -> str | None:
@@ -49,6 +61,7 @@ def transcript_marks(text: str) -> str | None:
     turns = split_transcript(text)
     if turns is None or not {USER, ASSISTANT} <= {role for role, _ in turns}:
         return None
+    text = text.lstrip()
     if LLAMA_START.match(text):
         return "'[INST]' and '[/INST]'"
     pattern, mark = (HEADING, "### ") if HEADING.match(text) else (PLAIN_CLOSE, "")
@@ -58,12 +71,20 @@ def transcript_marks(text: str) -> str | None:
     return " and ".join(f"'{mark}{name}:'" for name in found.values())
 
 
-def _marked(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+def _plain_marks(text: str) -> Iterator[re.Match[str]]:
+    """Marks at the start of the text and after an empty line; the line before each is looked at once."""
+    for match in PLAIN.finditer(text):
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if match.start(1) == 0 or not before or before.isspace():
+            yield match
+
+
+def _marked(text: str, marks: Iterable[re.Match[str]]) -> list[tuple[str, str]]:
     """Turns between marks. The first mark of each role is that role's: "User:" inside an answer to "Human:" is part of it."""
     names: dict[str, str] = {}
     turns: list[tuple[str, str]] = []
     role, begin = "", 0
-    for match in pattern.finditer(text):
+    for match in marks:
         name = match.group(1)
         if names.setdefault(ROLE_OF[name.lower()], name) != name:
             continue
@@ -75,13 +96,30 @@ def _marked(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 def _llama(text: str) -> list[tuple[str, str]] | None:
+    """Turns of a text of Llama's form; a last question without its closing mark is one too. None for one that closes no question."""
     turns: list[tuple[str, str]] = []
-    for match in LLAMA_TURN.finditer(text):
-        asked, answered = match.group(1), match.group(2)
-        if not turns and (system := LLAMA_SYSTEM.match(asked)):
-            turns.append((SYSTEM, system.group(1).strip()))
-            asked = asked[system.end() :]
+    opened = text.find(LLAMA_OPEN)
+    while opened >= 0:
+        begin = opened + len(LLAMA_OPEN)
+        closed = text.find(LLAMA_CLOSE, begin)
+        if closed < 0:
+            return [*turns, (USER, text[begin:].strip())] if turns else None
+        asked = text[begin:closed].lstrip()
+        end = asked.find(SYSTEM_CLOSE, len(SYSTEM_OPEN)) if not turns and asked.startswith(SYSTEM_OPEN) else -1
+        if end >= 0:
+            turns.append((SYSTEM, asked[len(SYSTEM_OPEN) : end].strip()))
+            asked = asked[end + len(SYSTEM_CLOSE) :]
         turns.append((USER, asked.strip()))
-        if answer := answered.strip().removesuffix("</s>").strip():
+        begin = closed + len(LLAMA_CLOSE)
+        opened = text.find(LLAMA_OPEN, begin)
+        if answer := _answer(text[begin:] if opened < 0 else text[begin:opened], more=opened >= 0):
             turns.append((ASSISTANT, answer))
-    return turns or None
+    return turns
+
+
+def _answer(text: str, *, more: bool) -> str:
+    """`text` without the marks that end one conversation and, where there is `more`, begin the next."""
+    text = text.rstrip()
+    if more:
+        text = text.removesuffix("<s>").rstrip()
+    return text.removesuffix("</s>").strip().removesuffix("</s>").strip()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
-import signal
 import sys
 import time
 import traceback
@@ -14,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ft_assets.parent_death import die_with
 from ft_assets.training.failures import EXIT_CODES, Outcome
 from ft_assets.training.runtime import data, imports
 from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
@@ -23,8 +22,6 @@ from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
 TRAINED = ("lora", "full")
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -92,9 +89,7 @@ def _die_with_the_agent() -> None:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    agent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != agent:
+    if not die_with(os.getppid()):
         os._exit(EXIT_CODES[Outcome.PREEMPTED])
 
 

@@ -9,11 +9,9 @@ imported only once there is something to compute.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +29,7 @@ from ft_assets.base_models import model_digest
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.datasets.packs.manifest import verify as verify_pack
 from ft_assets.errors import FtError
+from ft_assets.parent_death import die_with
 from ft_assets.training.failures import EXIT_CODES
 from ft_assets.training.reference import MANIFEST, PARTIAL, ReferenceFile, ReferenceManifest, reference_key, usable_files, write_logps
 from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
@@ -38,8 +37,6 @@ from ft_assets.training.runtime.imports import OFFLINE
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
 PRECISIONS = ("fp32", "bf16", "fp16")
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
 UNUSED = ("bitsandbytes", "deepspeed", "scipy")
@@ -177,7 +174,7 @@ class Model:
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
-    if options.die_with_parent is not None and not _die_with(options.die_with_parent):
+    if options.die_with_parent is not None and not die_with(options.die_with_parent):
         return 1
     try:
         compute(
@@ -196,12 +193,6 @@ def main(arguments: Sequence[str]) -> int:
         log.error("%s", json.dumps(e.to_dict()))
         return EXIT_CODES[BadInput.outcome]
     return 0
-
-
-def _die_with(parent: int) -> bool:
-    """Have the kernel end this process when its parent dies; false where that is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
 
 
 def _parser() -> argparse.ArgumentParser:

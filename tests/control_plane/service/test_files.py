@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import time
 from collections.abc import Callable
@@ -99,11 +100,75 @@ def test_a_file_whose_bytes_cannot_be_reached_now_is_not_refused(
     assert files.validate(platform, file_id)["status"] == "processed"
 
 
+def test_only_a_tiny_uncompressed_upload_is_read_by_the_process_that_took_it(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    for head in (b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd", b"PAR1"):
+        assert not examination.is_read_here(10, head)
+    assert [examination.is_read_here(n << 10, b'{"a"') for n in (0, 256, 257)] == [True, True, False]
+    tiny, packed = write_chat_rows(), tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(tiny.read_bytes()))
+    bigger = write_chat_rows(3000, name="bigger.jsonl")
+    assert tiny.stat().st_size < examination.HERE_BYTES < bigger.stat().st_size
+    assert [upload(platform, tenant, path)["status"] for path in (tiny, packed, bigger)] == ["processed", "uploaded", "uploaded"]
+
+
+def test_what_was_begun_before_is_read_apart_and_ended_at_its_limit(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1 << 20))
+    path = write_chat_rows()
+    assert upload(tight, tenant, path)["status"] == "processed", "the limit is that of children"
+    refused = files.validate(tight, left_unvalidated(platform, tenant, path))
+    assert (refused["status"], refused["status_code"]) == ("error", "validation_crashed")
+    assert "more than the 0.000977 GiB of memory that one file may take" in refused["status_details"]
+    assert files.validate_again(platform, tenant.id, refused["id"])["status"] == "uploaded"
+    assert files.validate(platform, refused["id"])["status"] == "processed"
+
+
+def test_a_registered_dataset_is_not_written_again(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    first = upload(platform, tenant, write_chat_rows())
+    objects = list(platform.objects.list(f"tenants/{tenant.id}/datasets/{first['dataset_id']}"))
+    assert len(objects) == 3
+    for stored in objects:
+        platform.objects.put_bytes(stored.key, b"marked")
+    second = upload(platform, tenant, write_chat_rows(name="same.jsonl"))
+    assert (second["status"], second["dataset_id"]) == ("processed", first["dataset_id"])
+    assert [platform.objects.get_bytes(stored.key) for stored in objects] == [b"marked"] * 3
+    platform.objects.delete(next(o.key for o in objects if o.key.endswith("rows.parquet")))
+    upload(platform, tenant, write_chat_rows(name="again.jsonl"))
+    assert b"marked" not in [platform.objects.get_bytes(stored.key) for stored in objects], "what was lost is made whole"
+
+
+def test_a_file_deleted_under_its_validation_leaves_no_dataset(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    class Deleting(LocalObjectStore):
+        """Its tenant deletes the file as soon as its bytes are read, or just before."""
+
+        def get_file(self, key: str, path: Path) -> None:
+            if early:
+                files.delete(platform, tenant.id, file_id)
+            super().get_file(key, path)
+            if not early:
+                files.delete(platform, tenant.id, file_id)
+
+    hasty = replace(platform, objects=Deleting(platform.settings.home / "objects"))
+    for early in (False, True):
+        file_id = left_unvalidated(platform, tenant, write_chat_rows(name=f"{early}.jsonl"))
+        found = files.validate(hasty, file_id)
+        assert (found["status"], found["dataset_id"]) == ("uploaded", None)
+        assert found["deleted_at"] is not None
+        assert file_id not in files.unvalidated(platform, older_than=timedelta())
+    assert versions(platform, tenant) == []
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\x00" * 500, b"\xff\xfe{\x00", b"PK\x03\x04zip", b"{" * 100_000, b"\x1f\x8b\x08broken gzip", b"PAR1junkPAR1"]
 )
 def test_a_hostile_upload_ends_as_a_refused_file(platform: Platform, tenant: Tenant, data: bytes) -> None:
-    file = files.create(platform, tenant.id, io.BytesIO(data), filename="x.jsonl", purpose="fine-tune")
+    made = files.create(platform, tenant.id, io.BytesIO(data), filename="x.jsonl", purpose="fine-tune")
+    file = files.validate(platform, made["id"])
     assert (file["status"], file["dataset_id"]) == ("error", None)
     assert file["status_details"]
     assert file["report"]["valid"] is False

@@ -1,4 +1,4 @@
-"""Large files are read by a process of their own: what it needs and how it dies is not the server's concern."""
+"""Files are read by a process of their own: what it needs and how it dies is not the server's concern."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,15 +21,17 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import examination, file_progress, files
-from control_plane.service.isolation import MODULE, carry_out_apart
+from control_plane.service import examination, file_progress, files, settling
+from control_plane.service.group_memory import used_bytes
+from control_plane.service.isolation import CRASHED, VALIDATOR, Limits, carry_out_apart, validate_apart, wall_s
 from control_plane.service.platform import Platform
 from control_plane.service.validate_file import Order, carry_out
 from control_plane.tables import files as files_table
 from control_plane.tenants import Tenant
 from ft_assets.datasets.progress import Progress
-from ft_assets.errors import Conflict, FtError
+from ft_assets.errors import Conflict, FtError, Unavailable
 
+LIMITS = Limits(wall_s=wall_s(1 << 30))
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -62,10 +65,15 @@ def validator_of(process: psutil.Process, *, within_s: float = 20) -> psutil.Pro
     while time.monotonic() < deadline:
         for child in process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if MODULE in child.cmdline():
+                if VALIDATOR in child.cmdline():
                     return child
         time.sleep(0.01)
     raise AssertionError("no validator was started")
+
+
+def ended(directory: Path, code: str, limits: Limits = LIMITS) -> None:
+    """A child of Python `code`, which ends as the test says."""
+    carry_out_apart("", {}, directory, limits=limits, what="x.jsonl", command=(sys.executable, "-c", code))
 
 
 def test_a_file_says_by_its_size_and_first_bytes_whether_it_is_large() -> None:
@@ -76,7 +84,15 @@ def test_a_file_says_by_its_size_and_first_bytes_whether_it_is_large() -> None:
 
 
 def test_an_order_survives_the_way_to_the_child(tmp_path: Path) -> None:
-    given = Order(path=tmp_path / "a", filename="a.csv", output=tmp_path / "b", column_map={"x": "prompt"}, max_seq_len=9, suites=tmp_path)
+    given = Order(
+        path=tmp_path / "a",
+        filename="a.csv",
+        output=tmp_path / "b",
+        column_map={"x": "prompt"},
+        max_seq_len=9,
+        suites=tmp_path,
+        max_workers=3,
+    )
     assert Order.from_dict(json.loads(json.dumps(given.to_dict()))) == given
 
 
@@ -84,8 +100,8 @@ def test_the_child_finds_what_the_parent_would(large: Path, tmp_path: Path) -> N
     seen: list[Progress] = []
     apart, here = tmp_path / "apart", tmp_path / "here"
     apart.mkdir()
-    found = carry_out_apart(order(large, apart), apart, progress=seen.append)
-    own = carry_out(order(large, here), workers=1)
+    found = validate_apart(order(large, apart), apart, limits=LIMITS, progress=seen.append)
+    own = carry_out(order(large, here))
     assert (found.report["valid"], found.num_rows, found.content_sha256) == (True, 3000, own.content_sha256)
     assert (apart / "rows.parquet").read_bytes() == (here / "rows.parquet").read_bytes()
     assert seen, "it told how far it was"
@@ -103,17 +119,64 @@ def test_the_child_finds_what_the_parent_would(large: Path, tmp_path: Path) -> N
 )
 def test_a_child_that_dies_is_a_failure_of_the_platform_with_a_name(tmp_path: Path, code: str, says: str) -> None:
     with pytest.raises(FtError, match=says) as died:
-        carry_out_apart(order(tmp_path / "x.jsonl", tmp_path), tmp_path, command=(sys.executable, "-c", code))
-    assert (died.value.code, died.value.fault) == ("validation_crashed", "platform")
+        ended(tmp_path, code)
+    assert (died.value.code, died.value.fault) == (CRASHED, "platform")
 
 
 def test_a_child_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     code = "import subprocess, sys, time; subprocess.Popen(['sleep', '86399']); time.sleep(86399)"
     with pytest.raises(FtError, match="made no progress") as hung:
-        carry_out_apart(order(tmp_path / "x.jsonl", tmp_path), tmp_path, command=(sys.executable, "-c", code), silent_for_s=1.0)
-    assert hung.value.code == "validation_crashed"
-    time.sleep(0.2)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "86399"]]
+        ended(tmp_path, code, Limits(wall_s=600, silent_for_s=1.0))
+    assert hung.value.code == CRASHED
+    assert not [
+        p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "86399"] and p.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+@pytest.mark.parametrize("of", ["the child", "what the child started"])
+def test_a_child_that_takes_too_much_memory_is_ended_and_the_limit_named(tmp_path: Path, of: str) -> None:
+    code = "import time; taken = bytearray(b'x') * (256 << 20); time.sleep(86399)"
+    if of != "the child":
+        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+    with pytest.raises(FtError, match=r"x.jsonl needed 0\.\d+ GiB, more than the 0\.125 GiB of memory") as refused:
+        ended(tmp_path, code, Limits(wall_s=600, memory_bytes=128 << 20))
+    assert refused.value.code == CRASHED
+
+
+def test_memory_that_is_only_reserved_is_not_counted(tmp_path: Path) -> None:
+    code = "import mmap; held = mmap.mmap(-1, 1 << 34); held[:4096] = b'x' * 4096; print('ready', flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    assert 0 < used_bytes(child.pid, at_least=1 << 40) < 100 << 20
+    assert 0 < used_bytes(child.pid, at_least=0) < 100 << 20
+    child.communicate(b"\n")
+    assert used_bytes(child.pid, at_least=0) == 0
+
+
+def test_a_child_that_is_never_done_is_ended_however_much_it_tells(tmp_path: Path) -> None:
+    code = (
+        "import itertools, sys, pathlib\n"
+        "for i in itertools.count(): pathlib.Path(sys.argv[1], 'progress.json').write_text("
+        '\'{"stage": "reading", "rows": %d, "bytes": 0, "total_bytes": 0}\' % i)'
+    )
+    with pytest.raises(FtError, match="not read within the 1 s that a file of its size may take") as refused:
+        carry_out_apart("", {}, tmp_path, limits=Limits(wall_s=1.0), what="x.jsonl", command=(sys.executable, "-c", code))
+    assert refused.value.code == CRASHED
+    assert wall_s(0) == 120 < wall_s(10 << 30) < 7 * 3600
+
+
+def test_an_error_of_ours_comes_back_as_itself_and_a_secret_is_in_no_file(tmp_path: Path) -> None:
+    code = (
+        "from control_plane.service.child import main\nfrom ft_assets.errors import *\n"
+        "def work(order, secret, progress): raise Unavailable(f'{order[\"who\"]} {secret[::-1]}', code='away')\nmain(work)"
+    )
+    with pytest.raises(Unavailable, match="the hub terces") as raised:
+        carry_out_apart("", {"who": "the hub"}, tmp_path, limits=LIMITS, what="x", secret="secret", command=(sys.executable, "-c", code))
+    assert raised.value.code == "away"
+    written = [p.read_text() for p in tmp_path.iterdir()]
+    assert any("terces" in text for text in written), "it was used"
+    assert not any("secret" in text for text in written)
 
 
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
@@ -121,7 +184,8 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     os.mkfifo(pipe)  # to open it waits for ever
     code = (
         "from pathlib import Path; from control_plane.service.isolation import *; "
-        f"carry_out_apart(Order(path=Path({str(pipe)!r}), filename='x.jsonl', output=Path('rows')), Path({str(tmp_path)!r}))"
+        f"validate_apart(Order(path=Path({str(pipe)!r}), filename='x.jsonl', output=Path('rows')), Path({str(tmp_path)!r}), "
+        "limits=Limits(wall_s=600))"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     try:
@@ -147,7 +211,7 @@ def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(
     killer.join()
     assert (refused["status"], refused["status_code"], refused["report"], refused["progress"]) == (
         "error",
-        "validation_crashed",
+        CRASHED,
         None,
         None,
     )
@@ -178,12 +242,43 @@ def test_two_who_want_the_same_large_file_read_it_once(platform: Platform, tenan
 def test_a_claim_that_nobody_renews_is_lost(platform: Platform, tenant: Tenant, large: Path) -> None:
     file_id = uploaded(platform, tenant, large)
     long_ago = (platform.clock() - timedelta(minutes=5)).timestamp()
+    assert file_progress.CLAIM_LOST_AFTER_S < 300
     stale = {"stage": "reading", "rows": 1, "bytes": 1, "total_bytes": 2, "at": long_ago}
     with platform.engine.begin() as conn:
         conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(progress=stale))
     with file_progress.claimed(platform, file_id) as sink, file_progress.claimed(platform, file_id) as second:
         assert sink is not None
         assert second is None
+
+
+def test_who_lost_a_claim_neither_writes_over_the_new_one_nor_clears_it(platform: Platform, tenant: Tenant, large: Path) -> None:
+    file_id = uploaded(platform, tenant, large)
+    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * file_progress.CLAIM_LOST_AFTER_S))
+    stalled, new = file_progress.Claim(None), file_progress.Claim(None)
+    assert file_progress.take(platform, file_id, stalled)
+    assert not file_progress.take(platform, file_id, new), "it is held"
+    assert file_progress.take(later, file_id, new), "nobody renewed it"
+    held = files.find(platform, file_id)["progress"]
+    assert held["token"] == new.token
+    assert not file_progress.renew(platform, file_id, stalled)
+    assert not file_progress.clear(platform, file_id, stalled)
+    assert files.find(platform, file_id)["progress"] == held
+    assert file_progress.renew(later, file_id, new)
+    assert file_progress.clear(later, file_id, new)
+    assert files.find(platform, file_id)["progress"] is None
+
+
+def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_ones_work(
+    platform: Platform, tenant: Tenant, large: Path
+) -> None:
+    file_id = uploaded(platform, tenant, large)
+    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * file_progress.CLAIM_LOST_AFTER_S))
+    stalled, new = file_progress.Claim(None), file_progress.Claim(None)
+    assert file_progress.take(platform, file_id, stalled)
+    assert file_progress.take(later, file_id, new)
+    short = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1))
+    assert settling.settle(short, files.find(platform, file_id), stalled)["status"] == "uploaded", "its child was ended"
+    assert settling.settle(platform, files.find(platform, file_id), new)["status"] == "processed"
 
 
 def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,8 @@ import pytest
 from control_plane.service import files, suites, tenants
 from control_plane.service.platform import Platform
 from control_plane.tenants import Tenant
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from resources.object_store import LocalObjectStore
 
 QUESTION = "How many of the {} sheep that the old shepherd counted on the hill before the storm came back to the valley?"
 
@@ -32,7 +34,8 @@ def flagged(platform: Platform, tenant: str, path: Path, questions: Sequence[str
     rows = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "Nine."}]} for q in questions]
     path.write_text(path.read_text() + "".join(json.dumps(r) + "\n" for r in rows))
     with path.open("rb") as stream:
-        file = files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "warn"})
+        made = files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "warn"})
+    file = files.validate(platform, made["id"])
     assert file["status"] == "processed", file["status_details"]
     found: dict[str, int] = file["report"]["stats"]["contamination"]["suites"]
     return {name: count for name, count in found.items() if count}
@@ -70,7 +73,8 @@ def test_an_index_is_built_once_for_a_set_and_found_again_by_another_machine(pla
 def test_another_set_of_suites_makes_another_dataset(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
     def dataset() -> str:
         with write_chat_rows(120).open("rb") as stream:
-            return str(files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")["dataset_id"])
+            made = files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
+        return str(files.validate(platform, made["id"])["dataset_id"])
 
     before = dataset()
     add(platform, tenant.id, "quiz", QUESTION.format("red"))
@@ -109,6 +113,9 @@ def test_a_tenant_removes_no_suite_of_the_operator(platform: Platform, tenant: T
         (b'{"question": 7}\n', "question", "row 1"),
         (b"", "question", "empty"),
         (b'{"question": "a"}\n', " , ", "field is empty"),
+        (b'{"question": "a"}\n{"question": \n', "question", r"row 2 of bad.jsonl cannot be read: .*\(truncated_json\)"),
+        (b'{"question": "a", "question": "b"}\n', "question", r"row 1 of bad.jsonl cannot be read: .*\(duplicate_key\)"),
+        (b'{"question": "a"}\n', "a,b,c,d,e,f,g,h,i", "names 9 fields, and at most 8"),
     ],
 )
 def test_a_file_that_is_no_suite_is_refused(platform: Platform, tenant: Tenant, data: bytes, field: str, says: str) -> None:
@@ -121,3 +128,74 @@ def test_several_fields_and_lists_of_answers_make_one_item(platform: Platform, t
     row = {"question": "Which one?", "choices": ["this", "that"]}
     made = suites.add(platform, tenant.id, io.BytesIO(json.dumps(row).encode()), name="mc", filename="mc.jsonl", field="question, choices")
     assert json.loads(platform.objects.get_bytes(made["object_key"])) == "Which one?\nthis\nthat"
+
+
+def test_a_field_counts_once_however_often_it_is_named(platform: Platform, tenant: Tenant) -> None:
+    made = suites.add(platform, tenant.id, suite("Which?"), name="q", filename="q.jsonl", field="question," * 100_000)
+    assert json.loads(platform.objects.get_bytes(made["object_key"])) == "Which?"
+
+
+def test_the_items_of_a_tenant_have_room_for_so_many_bytes_in_all(platform: Platform, tenant: Tenant) -> None:
+    def add_bytes(name: str, text: str) -> None:
+        suites.add(platform, tenant.id, suite(text), name=name, filename="q.jsonl", field="question", max_bytes=1000)
+
+    add_bytes("first", "x" * 600)
+    with pytest.raises(InvalidRequest, match="more than the 397 bytes that are left") as full:
+        add_bytes("second", "y" * 400)
+    assert full.value.code == "invalid_suite"
+    suites.remove(platform, tenant.id, "first")
+    add_bytes("second", "y" * 400)
+
+
+def test_a_tenant_has_a_bounded_number_of_suites(platform: Platform, tenant: Tenant) -> None:
+    for i in range(suites.MAX_SUITES):
+        add(platform, tenant.id, f"s{i}", f"question {i}")
+    with pytest.raises(QuotaExceeded) as full:
+        add(platform, tenant.id, "one-more", "question")
+    assert full.value.code == "too_many_suites"
+    suites.remove(platform, tenant.id, "s3")
+    add(platform, tenant.id, "one-more", "question")
+
+
+def test_a_suite_removed_while_the_index_is_built_refuses_no_upload(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    tenant = tenants.create(fresh_platform, "hasty")[0].id
+    add(fresh_platform, tenant, "stays", QUESTION.format("white"))
+    add(fresh_platform, tenant, "goes", QUESTION.format("black"))
+    removed: list[str] = []
+
+    class Hasty(LocalObjectStore):
+        """Its tenant removes a suite as soon as the first one is read."""
+
+        def get_file(self, key: str, path: Path) -> None:
+            if "/suites/" in key and not removed:
+                removed.append(key)
+                suites.remove(fresh_platform, tenant, "goes")
+            super().get_file(key, path)
+
+    hasty = replace(fresh_platform, objects=Hasty(fresh_platform.settings.home / "objects"))
+    assert set(flagged(hasty, tenant, write_chat_rows(120), [QUESTION.format("white")])) == {"own/stays"}
+    assert len(removed) == 1
+
+
+def test_no_index_is_built_by_the_process_that_took_an_upload(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    add(platform, tenant.id, "quiz", QUESTION.format("blue"))
+    path = write_chat_rows(120)
+    statuses = []
+    for _ in range(2):
+        with path.open("rb") as stream:
+            made = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
+        statuses.append(made["status"])
+        assert files.validate(platform, made["id"])["status"] == "processed"
+    assert statuses == ["uploaded", "processed"]
+    tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1, home=path.parent))
+    with pytest.raises(FtError, match="evaluation suites needed"):
+        suites.index_directory(replace(tight, objects=LocalObjectStore(copied(platform, path.parent))), tenant.id)
+
+
+def copied(platform: Platform, directory: Path) -> Path:
+    """The objects without any index."""
+    target = directory / "objects"
+    shutil.copytree(platform.settings.home / "objects", target, ignore=shutil.ignore_patterns("suite_indexes"))
+    return target

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ft_assets.datasets import shapes
 from ft_assets.datasets.checks.content import order_problems
+from ft_assets.datasets.fields import MAX_MESSAGES, MAX_PROBLEMS
+from ft_assets.datasets.pipeline.fast import chat_reader
 from ft_assets.datasets.readers.column_map import apply_map
 from ft_assets.datasets.schema import Example, Message, ToolCall, canonical, parse_canonical
 from tests.ft_assets.datasets.examples_of import chat
@@ -315,3 +319,72 @@ def test_fields_that_nothing_reads_are_named_and_empty_ones_are_not() -> None:
     assert sorted(shapes.unknown_fields(row, "chat")) == ["id", "messages[].mood"]
     row = {"conversations": [{"from": "human", "value": "a", "x": 1}], "source": "s"}
     assert sorted(shapes.unknown_fields(row, "chat")) == ["conversations[].x", "source"]
+
+
+GOOD_TURN = {"role": "user", "content": "x"}
+TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
+    "messages": ({"messages": [GOOD_TURN] * (MAX_MESSAGES + 1)}, "messages"),
+    "bad messages": ({"messages": [{}] * (MAX_MESSAGES + 1)}, "messages"),
+    "messages of a prompt": ({"prompt": [GOOD_TURN] * (MAX_MESSAGES + 1), "completion": "b"}, "prompt"),
+    "messages of ShareGPT": ({"conversations": [{"from": "human", "value": "x"}] * (MAX_MESSAGES + 1)}, "conversations"),
+    "history": ({"instruction": "a", "output": "b", "history": [["a", "b"]] * (MAX_MESSAGES // 2 + 1)}, "history"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MANY)
+def test_a_conversation_of_too_many_messages_is_one_problem(case: str) -> None:
+    value, path = TOO_MANY[case]
+    found = shapes.detect(value)
+    assert found is not None
+    example, problems = shapes.to_example(value, found[0], row=1)
+    assert example is None
+    assert [(p.code, p.path) for p in problems] == [("too_many_messages", path)]
+
+
+def test_a_conversation_of_as_many_messages_as_there_may_be_is_read() -> None:
+    example, problems = shapes.to_example({"messages": [GOOD_TURN] * MAX_MESSAGES}, "chat", row=1)
+    assert problems == []
+    assert example is not None
+    assert len(example.messages) == MAX_MESSAGES
+
+
+class Counted(list[Any]):
+    """A list that counts how many of its items have been looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            self.looked_at += 1
+            yield item
+
+
+@pytest.mark.parametrize(
+    ("item", "per_item"), [({}, 2), ("x", 1), ({"role": "bot", "content": 5, "weight": 7}, 3), ({"role": "user", "content": [5]}, 1)]
+)
+def test_a_row_of_problems_names_the_first_hundred_and_is_read_no_further(item: Any, per_item: int) -> None:
+    messages = Counted([item] * 9_000)
+    example, problems = shapes.to_example({"messages": messages}, "chat", row=1)
+    assert example is None
+    assert len(problems) == MAX_PROBLEMS + 1
+    assert [p.code for p in problems].index("more_problems") == MAX_PROBLEMS
+    assert messages.looked_at <= MAX_PROBLEMS // per_item + 1
+
+
+def test_a_row_of_exactly_a_hundred_problems_has_no_more() -> None:
+    _, problems = shapes.to_example({"messages": ["x"] * MAX_PROBLEMS}, "chat", row=1)
+    assert [p.code for p in problems] == ["wrong_type"] * MAX_PROBLEMS
+
+
+def test_content_of_a_million_parts_that_are_wrong_is_read_no_further() -> None:
+    parts = Counted([5] * 1_000_000)
+    _, problems = shapes.to_example({"messages": [{"role": "user", "content": parts}]}, "chat", row=1)
+    assert problems[-1].code == "more_problems"
+    assert parts.looked_at == MAX_PROBLEMS + 1
+
+
+def test_both_ways_of_reading_a_line_agree_on_how_many_messages_there_may_be() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * (MAX_MESSAGES // 2)
+    read = chat_reader((), Counter())
+    assert read(json.dumps({"messages": turns}).encode(), 1) is not None
+    assert read(json.dumps({"messages": [turns[0], *turns]}).encode(), 1) is None
