@@ -33,6 +33,8 @@ class Settings:
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
     hub_endpoint: str
     """``FT_HUB_ENDPOINT``: address of the Hub that ``hf://`` ids are fetched from. Default: none, and such ids are refused."""
+    safety_file: Path | None
+    """``FT_SAFETY_EXAMPLES``: JSONL of conversations that the hyperparameter ``safety_share`` mixes in. Default: the set that ships."""
     hub_token: str = field(repr=False)
     """``FT_HUB_TOKEN``: for datasets that are not public, of ``ft`` on this machine alone: an import of a tenant brings its own.
     Default: none."""
@@ -84,6 +86,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         local_gpus=int(e.get("FT_LOCAL_GPUS") or 1),
         hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "").rstrip("/"),
         toxicity_classifier=e.get("FT_TOXICITY_CLASSIFIER") or "builtin",
+        safety_file=Path(e["FT_SAFETY_EXAMPLES"]) if e.get("FT_SAFETY_EXAMPLES") else None,
         hub_token=e.get("FT_HUB_TOKEN") or "",
         validation_memory_bytes=int(float(e.get("FT_VALIDATION_MEMORY_GIB") or 3) * (1 << 30)),
     )

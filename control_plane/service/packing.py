@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from control_plane.events import Event
 from control_plane.jobs import JobState
 from control_plane.service.building import Say, one_anywhere, one_on_this_machine
+from control_plane.service.datasets import PREFERENCE_METHODS
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
 from control_plane.service.references import Reference, reference
@@ -54,8 +55,6 @@ DEVICE_FLOPS = {"fp32": 1.0e11, "bf16": 4.0e14, "fp16": 4.0e14}
 989 TFLOP/s dense bf16 peak. First estimates of a duration; history corrects them."""
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
 """Warnings about a dataset that depend on the job that trains on it."""
-PREFERENCE_METHODS = frozenset(("dpo", "orpo"))
-"""Methods that train on pairs of answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +85,7 @@ def pack(
     plan = hyperparameters.plan(job.hyperparameters, facts, method=job.method, recipe=(job.request or {}).get("recipe"))
     settings = PackSettings(
         max_seq_len=plan.max_seq_len,
+        safety_file=platform.settings.safety_file,
         **{name: plan.requested[name] for name in hyperparameters.PACK_SETTINGS if name in plan.requested},
         **_policies(platform, tenant, job),
         **_split(platform, tenant, job),
