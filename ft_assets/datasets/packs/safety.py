@@ -1,7 +1,8 @@
 """A small share of safety-preserving examples for the training part: refusals of harm, and help where a refusal would be wrong.
 
 Fine-tuning on harmless rows already weakens what a base model refuses; a few hundred such examples keep most of it (Bianchi et al.
-2024, "Safety-Tuned LLaMAs"). The set that ships is ``safety.jsonl``; an operator may name another file of conversations (``FT_SAFETY_EXAMPLES``).
+2024, "Safety-Tuned LLaMAs"). The set that ships is ``safety.jsonl``; an operator may name another file of conversations
+(``FT_SAFETY_EXAMPLES``).
 """
 
 from __future__ import annotations
