@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -32,6 +33,8 @@ from resources.object_store import LocalObjectStore
 TEMPLATE = "ft_template"
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 BASE_MODEL = "tiny-base"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored, and so it would be in children
 
 
 @pytest.fixture(scope="session")
