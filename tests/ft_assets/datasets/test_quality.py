@@ -101,7 +101,7 @@ def test_messages_hold_the_numbers_and_what_to_do() -> None:
     [imbalance] = tally(chats(300, lambda i: "refund" if i % 10 else "card")).warnings()
     assert "'refund' is 90% of 300 answers over 2 classes" in imbalance["message"] and "add examples" in imbalance["message"]
     [epochs] = tally(chats(10_001, prose)).warnings(num_epochs=3)
-    assert "10,001 rows are over 10,000: 3 epochs" in epochs["message"] and "num_epochs to 1" in epochs["message"]
+    assert "10,001 rows are over 10,000: 3 epochs" in epochs["message"] and "n_epochs to 1" in epochs["message"]
     [overlap] = tally(chats(100, prose)).warnings(num_overlapping=5, num_validation=50)
     assert overlap["code"] == "validation_overlap" and "5 of 50 (10.0%) validation rows" in overlap["message"]
 
