@@ -134,8 +134,8 @@ def test_of_two_jobs_that_start_at_once_one_tokenizes(
     assert ended[0]["fingerprint"] == ended[1]["fingerprint"]
     builder = both[0] if not ended[0]["reused"] else both[1]
     waiter = next(e for e in ended if e["reused"])
-    said = waiter["said"]  # nothing, if it came too late to wait
-    assert not said or builder in said[0], "the one that waited did not say for whom"
+    said = waiter["said"]  # nothing, if it came too late to wait; no name, if it came before the holder had written one
+    assert not said or builder in said[0] or "another process" in said[0], "the one that waited did not say for whom"
 
 
 def test_a_second_job_tokenizes_nothing_whatever_became_of_the_files(
