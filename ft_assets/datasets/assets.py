@@ -1,5 +1,7 @@
 """The ``dataset`` and ``tokenized_pack`` assets: pin what a job trains on, and make the windows it is trained in."""
 
+from typing import Any
+
 import dagster as dg
 
 from control_plane.service import packing, preparation
@@ -35,13 +37,16 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
 
 @dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[dataset])
 def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
-    """The dataset tokenized once and packed into windows; reused by every job with the same fingerprint."""
+    """The dataset tokenized once and packed as its method trains; reused by every job with the same fingerprint.
+
+    With it come the log-probabilities that a method compares with, where it needs them.
+    """
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
         told = preparation.announcer(opened, job_id, say=context.log.info)
         packed = packing.pack(opened, tenant, job_id, progress=told, say=context.log.info)
-    manifest = packed.manifest
+    manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),
         metadata={
@@ -49,12 +54,27 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
             "reused": packed.reused,
             "fingerprint": manifest.fingerprint,
             "examples": manifest.num_examples,
-            "windows": manifest.num_windows,
+            "kind": manifest.kind,
+            "rows": manifest.num_rows,
             "tokens": manifest.num_tokens,
             "trained_tokens": manifest.num_trained_tokens,
             "fill": manifest.fill,
             "total_steps": packed.total_steps,
             "spec_sha256": packed.spec_sha256,
             "files": dg.MetadataValue.path(packed.uri),
+            **({} if manifest.num_desirable is None else {"good": manifest.num_desirable, "bad": manifest.num_undesirable or 0}),
+            **({} if compared is None else _reference_metadata(compared)),
         },
     )
+
+
+def _reference_metadata(compared: packing.Reference) -> dict[str, Any]:
+    """What the answers are compared with, and where it lies."""
+    return {
+        "reference": compared.manifest.key,
+        "reference_reused": compared.reused,
+        "reference_precision": compared.manifest.precision,
+        "reference_quantization": compared.manifest.quantization or "none",
+        "reference_adapter": compared.manifest.adapter or "none",
+        "reference_files": dg.MetadataValue.path(compared.uri),
+    }

@@ -1,6 +1,7 @@
 """The first examples exactly as they will be trained: text, ids, which tokens carry loss, what is cut.
 
-Everything shown comes from the encoding that packs are built with; a preference is shown as its two sides.
+Everything shown comes from the encoding that packs are built with; a preference is shown as its two sides, and a judged answer with what it
+was called.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample, TrainOnInputs
 
-Side = Literal["chosen", "rejected"]
+Side = Literal["chosen", "rejected", "good", "bad"]
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters with which content could steer a terminal or turn its lines around; line feed and tab stay."""
 TRAINED, CUT, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -40,7 +41,7 @@ class Preview:
     row: int
     kind: str
     side: Side | None
-    """Of a preference."""
+    """Of a preference; of a judged answer, what it was called."""
     text: str
     """As rendered by the template, before any cut."""
     input_ids: list[int]
@@ -71,6 +72,9 @@ def preview(
         if example.kind == "preference":
             sides = tokenizer.encode_preference(example, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
             out += (_preview(example, encoded, tokenizer, side) for encoded, side in zip(sides, ("chosen", "rejected"), strict=True))
+        elif example.kind == "kto":
+            (encoded,) = tokenizer.encode_judged_batch([example], max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
+            out.append(_preview(example, encoded, tokenizer, "good" if example.label else "bad"))
         else:
             encoded = tokenizer.encode(
                 example, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens

@@ -5,18 +5,19 @@
     val-00000.parquet     the same for the validation part, if any
     rows.parquet          one row per training window: the rows of the uploaded file in it, in order
 
-A pack of preferences has one row per pair instead (see ``pairs.py``). Equal inputs give byte-identical ids, whatever the number of
-workers. Building again under the same fingerprint does no work; after a crash the finished token shards are used and at most one
-per worker is done again.
+A pack of preferences has one row per pair instead (``pairs.py``), one of judged answers one per answer (``judged.py``). Equal inputs give
+byte-identical ids, whatever the number of workers. Building again under the same fingerprint does no work; after a crash the
+finished token shards are used and at most one per worker is done again.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ft_assets.datasets.packs.judged import write_judged_files
 from ft_assets.datasets.packs.manifest import MANIFEST, PackManifest, verify
 from ft_assets.datasets.packs.pairs import write_pair_files
 from ft_assets.datasets.packs.safety import safety_counts
@@ -67,9 +68,56 @@ def build_preference_pack(
     progress: ProgressCallback | None = None,
 ) -> PackManifest:
     """:func:`build_pack` for preferences: rows of a prompt with a chosen and a rejected answer, by the same rules."""
-    if settings.safety_share:
-        raise InvalidRequest("safety_share mixes conversations, and preferences are pairs of answers; set it to 0", param="safety_share")
+    _check_answers(settings)
     return _build("pairs", source, tokenizer, settings, out_dir, dataset_id, validation, workers, model_dir, progress)
+
+
+def build_judged_pack(
+    source: Source,
+    tokenizer: ChatTokenizer,
+    settings: PackSettings,
+    out_dir: Path,
+    *,
+    dataset_id: str,
+    validation: Source = (),
+    workers: int = 1,
+    model_dir: Path | None = None,
+    progress: ProgressCallback | None = None,
+) -> PackManifest:
+    """:func:`build_pack` for single answers that are called good or bad; refused where the training part holds one label only."""
+    _check_answers(settings)
+    return _build("judged", source, tokenizer, settings, out_dir, dataset_id, validation, workers, model_dir, progress)
+
+
+BUILDERS: Mapping[PackKind, Callable[..., PackManifest]] = {
+    "windows": build_pack,
+    "pairs": build_preference_pack,
+    "judged": build_judged_pack,
+}
+"""By kind of pack, all with the same arguments."""
+
+
+def _check_answers(settings: PackSettings) -> None:
+    """Refuse what has a meaning for conversations only."""
+    if settings.safety_share:
+        raise InvalidRequest("safety_share mixes conversations, and preferences are judged answers; set it to 0", param="safety_share")
+    if settings.loss_on_inputs:
+        raise InvalidRequest(
+            "train_on_inputs teaches prompts, and a preference method compares answers alone; leave it out", param="train_on_inputs"
+        )
+
+
+def _check_labels(part: PartManifest, tally: Tally) -> None:
+    """Refuse answers that are all good or all bad: there is nothing to tell apart."""
+    if part.num_desirable is None or (part.num_desirable and part.num_undesirable):
+        return
+    label, other = ("good", "bad") if part.num_desirable else ("bad", "good")
+    dropped = f" ({_spell(tally)})" if tally.dropped else ""
+    raise InvalidDataset(
+        f"all {part.num_examples} answers for training are {label}{dropped}; a method that learns from judgements needs both: add {other} "
+        "answers (label true is good, false is bad), or train on the good ones as conversations with method sft",
+        code="one_label",
+    )
 
 
 def _build(
@@ -102,6 +150,7 @@ def _build(
         raise InvalidDataset(
             f"no example is left to train on: {_spell(tally)}; lower validation_fraction or correct the rows", code="too_few_examples"
         )
+    _check_labels(parts["train"], tally)
     manifest = _manifest(kind, fingerprint, dataset_id, tokenizer, settings, parts, tally, tokenized.num_train)
     manifest.write(out_dir)
     shutil.rmtree(tokens_dir, ignore_errors=True)
@@ -136,7 +185,9 @@ def _write_parts(
         def written(num_examples: int, num_tokens: int, part: Part = part) -> None:
             report(PackProgress(stage="pack", part=part, num_examples=num_examples, num_tokens=num_tokens))
 
-        if kind == "pairs":
+        if kind == "judged":
+            parts[part] = write_judged_files(shards, out_dir, part=part, settings=settings, written=written)
+        elif kind == "pairs":
             parts[part] = write_pair_files(shards, out_dir, part=part, settings=settings, written=written)
         else:
             parts[part] = write_windows(shards, out_dir, part=part, settings=settings, key=key, threads=threads, written=written)
@@ -184,6 +235,7 @@ def _manifest(
         settings=settings.shaping(),
         validation=held_out.to_dict() if held_out else None,
         truncated=tally.truncated,
+        split=tally.split,
         dropped=tally.dropped,
         dropped_rows=tally.dropped_rows,
         lengths=train.lengths,
@@ -195,9 +247,11 @@ def _manifest(
 
 
 __all__ = [
+    "BUILDERS",
     "PackManifest",
     "PackProgress",
     "PackSettings",
+    "build_judged_pack",
     "build_pack",
     "build_preference_pack",
     "pack_fingerprint",

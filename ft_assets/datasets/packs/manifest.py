@@ -20,9 +20,9 @@ class PackManifest:
     dataset_id: str
     max_seq_len: int
     num_examples: int
-    """Training examples: conversations, texts, or pairs."""
+    """Training examples: conversations, texts, pairs, or judged answers; each piece of a split one counts."""
     num_windows: int
-    """Rows of the training shards: packed windows, or pairs."""
+    """Rows of the training shards: packed windows, pairs, or judged answers."""
     num_tokens: int
     num_trained_tokens: int
     fill: float
@@ -46,7 +46,18 @@ class PackManifest:
     kind: str = "windows"
     safety: dict[str, Any] | None = None
     """``{"num_examples", "num_wanted", "num_distinct"}`` of the safety-preserving examples for training; their rows are -1, -2 ..."""
+    split: int = 0
+    """Training and validation examples over `max_seq_len` that are there in pieces."""
+    num_desirable: int | None = None
+    """Answers called good in the training part; None for packs of other kinds."""
+    num_undesirable: int | None = None
+    """Those called bad."""
     format: int = 1
+
+    @property
+    def num_rows(self) -> int:
+        """What a batch counts, whatever the kind: rows of the training shards."""
+        return self.num_windows
 
     @classmethod
     def read(cls, directory: Path) -> Self:

@@ -13,8 +13,8 @@ from ft_assets.datasets.packs.safety import safety_digest
 PACK_FORMAT = 2
 """Of the pack's files and of the algorithm that fills them; a change makes new fingerprints."""
 
-PackKind = Literal["windows", "pairs"]
-"""windows: examples packed into windows. pairs: preferences, a chosen and a rejected answer each."""
+PackKind = Literal["windows", "pairs", "judged"]
+"""windows: examples packed into windows. pairs: a chosen and a rejected answer each. judged: single answers, called good or bad."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +23,9 @@ class PackSettings:
     """Tokens of one window, and of one example at most."""
     train_on_inputs: bool | Literal["auto"] = "auto"
     """Loss on prompts too. auto: no for chat; text rows always carry loss everywhere."""
-    over_long: Literal["truncate", "drop", "reject"] = "truncate"
-    """Examples over `max_seq_len`: cut, left out, or a refusal of the whole pack; counted in each case."""
+    over_long: Literal["truncate", "split", "drop", "reject"] = "truncate"
+    """Examples over `max_seq_len`: cut, split into pieces with nothing lost (only where every token is trained), left out, or a refusal of
+    the whole pack; counted in each case."""
     control_tokens: Literal["reject", "drop", "escape"] = "reject"
     """Examples whose content holds a control token: refuse the pack, leave them out, or tokenize it as the plain text it is."""
     validation_fraction: float = 0.0
@@ -52,6 +53,8 @@ class PackSettings:
             raise ValueError("give validation_fraction or validation_dataset_id, not both")
         if not 0.0 <= self.safety_share <= 0.5:
             raise ValueError(f"safety_share {self.safety_share} is outside of 0 to 0.5; a few percent preserve what is there")
+        if self.over_long == "split" and not self.loss_on_inputs:
+            raise ValueError("over_long 'split' needs train_on_inputs: a piece of a conversation may hold no answer")
         if self.shard_examples < 1:
             raise ValueError(f"shard_examples {self.shard_examples} is too small; use at least 1")
 

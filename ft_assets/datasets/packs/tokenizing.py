@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ft_assets.datasets.packs.judged import judged_tokens, write_judged
 from ft_assets.datasets.packs.pairs import pair_tokens, write_pairs
 from ft_assets.datasets.packs.settings import PackKind, PackSettings
 from ft_assets.datasets.packs.source import Source, SourceRow, batches, shard_size
@@ -59,18 +60,21 @@ class ShardTask:
         examples, settings = [row.parse() for row in self.rows], self.settings
         shared: dict[str, Any] = {
             "max_seq_len": settings.max_seq_len,
-            "drop_over_long": settings.over_long != "truncate",
+            "drop_over_long": settings.over_long in ("drop", "reject"),
             "escape_control_tokens": settings.control_tokens == "escape",
         }
         if self.kind == "pairs":
             num_tokens = pair_tokens(write_pairs(self.directory, examples, tokenizer, **shared))
+        elif self.kind == "judged":
+            num_tokens = judged_tokens(write_judged(self.directory, examples, tokenizer, **shared))
         else:
             if any(e.kind == "kto" for e in examples):  # a completion that is labelled bad must not be imitated
                 message = "rows with 'label' say which completions are good and bad, which supervised training cannot use"
                 raise InvalidRequest(
                     f"{message}; choose a preference method, or keep the good ones without 'label'", code="preference_rows"
                 )
-            shard = write_shard(self.directory, examples, tokenizer, train_on_inputs=settings.loss_on_inputs, **shared)
+            split = settings.over_long == "split"
+            shard = write_shard(self.directory, examples, tokenizer, train_on_inputs=settings.loss_on_inputs, split=split, **shared)
             num_tokens = int(shard.array("lengths").sum())
         return ShardDone(part=self.part, num_examples=len(self.rows), num_tokens=num_tokens)
 

@@ -40,10 +40,12 @@ class PartManifest:
     shards: list[dict[str, Any]]
     lengths: dict[str, list[int]]
     rows: dict[str, str]
+    num_desirable: int | None = None
+    num_undesirable: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that a pack's manifest holds for each part."""
-        names = ("num_examples", "num_windows", "num_tokens", "num_trained_tokens", "fill", "shards")
+        names = ("num_examples", "num_windows", "num_tokens", "num_trained_tokens", "fill", "shards", "num_desirable", "num_undesirable")
         return {name: getattr(self, name) for name in names}
 
 

@@ -4,7 +4,7 @@ It runs apart because huggingface_hub reads its environment once, when it is imp
 and only the endpoint that its operator has set may be asked. The token stands in the request, never in arguments or a file, and
 where there is none, none that the machine may hold is used.
 
-    {"op": "sha", repo, revision}             -> {"sha": ...}
+    {"op": "sha", repo, revision}             -> {"sha": ...}          (repo_type, if not "dataset", in each)
     {"op": "list", repo, revision}            -> {"files": [{"path", "size", "oid", "sha256"}], "readme": text}
     {"op": "download", repo, revision, paths, target} -> {}
     any                                       -> {"error": "absent|gated|revision|offline|unreachable", "detail": ...}
@@ -73,12 +73,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _do(request: dict[str, Any], api: Any) -> dict[str, Any]:
-    repo, revision = request["repo"], request["revision"]
+    repo, revision, kind = request["repo"], request["revision"], request.get("repo_type", "dataset")
     if request["op"] == "sha":
-        return {"sha": api.dataset_info(repo, revision=revision, timeout=20).sha}
+        return {"sha": api.repo_info(repo, revision=revision, repo_type=kind, timeout=20).sha}
     if request["op"] == "list":
-        api.dataset_info(repo, revision=revision, timeout=20)  # fails at once where listing would try for minutes
-        tree = api.list_repo_tree(repo, revision=revision, repo_type="dataset", recursive=True)
+        api.repo_info(repo, revision=revision, repo_type=kind, timeout=20)  # fails at once where listing would try for minutes
+        tree = api.list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
         files = [
             {"path": f.path, "size": f.size, "oid": f.blob_id, "sha256": f.lfs.sha256 if f.lfs else None}
             for f in tree
@@ -86,15 +86,16 @@ def _do(request: dict[str, Any], api: Any) -> dict[str, Any]:
         ]
         return {"files": files, "readme": _readme(request, api, files)}
     for path in request["paths"]:
-        api.hf_hub_download(repo, path, revision=revision, repo_type="dataset", local_dir=request["target"])
+        api.hf_hub_download(repo, path, revision=revision, repo_type=kind, local_dir=request["target"])
     return {}
 
 
 def _readme(request: dict[str, Any], api: Any, files: list[dict[str, Any]]) -> str:
     if not any(f["path"] == "README.md" and f["size"] <= MAX_README_BYTES for f in files):
         return ""
+    kind = request.get("repo_type", "dataset")
     path = api.hf_hub_download(
-        request["repo"], "README.md", revision=request["revision"], repo_type="dataset", local_dir=request["target"], etag_timeout=20
+        request["repo"], "README.md", revision=request["revision"], repo_type=kind, local_dir=request["target"], etag_timeout=20
     )
     return Path(path).read_text(encoding="utf-8", errors="replace")
 

@@ -6,7 +6,7 @@ without importing it. The rules:
 1. Chat: loss on the assistant's turns (see ``turns``), each with the token that ends it.
 2. A message of weight 0 carries no loss. With `train_on_inputs` everything else does; ``"auto"`` is no for conversations.
 3. Text: every token, and the end-of-sequence token after it.
-4. A preference: loss on the answers of each side, none on the prompt, whatever its weights.
+4. A preference: loss on the answers of each side, none on the prompt, whatever its weights; a judged answer likewise.
 5. The first token of an example never carries loss: nothing predicts it, and in a packed window its neighbour must not.
 6. What lies past `max_seq_len` is cut, of both sides of a preference alike: the start is kept (TRL's ``keep_start``).
 7. Content that holds a control token is refused, because it would become the real one; with `escape_control_tokens` it is tokenized as
@@ -185,6 +185,13 @@ class ChatTokenizer:
         sides = [side for e in examples for side in preference_sides(e)]
         encoded = self.encode_batch(sides, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
         return list(zip(encoded[::2], encoded[1::2], strict=True))
+
+    def encode_judged_batch(
+        self, examples: Sequence[Example], *, max_seq_len: int, escape_control_tokens: bool = False
+    ) -> list[TokenizedExample]:
+        """Each judged answer with its prompt; loss on the answer alone."""
+        answers = [judged_answer(e) for e in examples]
+        return self.encode_batch(answers, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
 
     def count_tokens(self, example: Example, *, escape_control_tokens: bool = False) -> int:
         """Tokens of an example before any cut; of a preference, those of its longer side.
@@ -367,6 +374,13 @@ def preference_sides(example: Example) -> tuple[Example, Example]:
         for answers in (example.chosen, example.rejected)
     )
     return chosen, rejected
+
+
+def judged_answer(example: Example) -> Example:
+    """A judged answer as a chat of which only the answer carries loss, whether it is good or bad."""
+    *prompt, answer = example.messages
+    quiet = (msgspec.structs.replace(m, weight=0) for m in prompt)
+    return Example(kind="chat", messages=(*quiet, answer), tools=example.tools, row=example.row)
 
 
 def _read_stop_ids(file: Path) -> tuple[int, ...]:

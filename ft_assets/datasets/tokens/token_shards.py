@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TrainOnInputs
 
+UNCUT = 1 << 62
+"""As a length: nothing is cut."""
 ENCODE_BATCH = 256
 """Examples handed to the tokenizer at once."""
 MAX_NAMED_ROWS = 20
@@ -33,6 +36,8 @@ class Tally:
 
     num_examples: int = 0
     truncated: int = 0
+    split: int = 0
+    """Examples that are there in pieces."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason code to number of examples left out."""
     dropped_rows: dict[str, list[int]] = field(default_factory=dict)
@@ -47,6 +52,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         self.num_examples += other.num_examples
         self.truncated += other.truncated
+        self.split += other.split
         for code, count in other.dropped.items():
             self.dropped[code] = self.dropped.get(code, 0) + count
             self.dropped_rows[code] = (self.dropped_rows.get(code, []) + other.dropped_rows[code])[:MAX_NAMED_ROWS]
@@ -78,8 +84,12 @@ def write_shard(
     train_on_inputs: TrainOnInputs,
     drop_over_long: bool,
     escape_control_tokens: bool = False,
+    split: bool = False,
 ) -> TokenShard:
-    """Tokenize `examples` into `directory`; it appears when everything in it is on disk."""
+    """Tokenize `examples` into `directory`; it appears when everything in it is on disk.
+
+    With `split` an example over `max_seq_len` becomes several, which together are all of its tokens.
+    """
     tally = Tally()
     ids: list[NDArray[np.int32]] = []
     loss: list[NDArray[np.bool_]] = []
@@ -94,7 +104,7 @@ def write_shard(
     for start in range(0, len(clean), ENCODE_BATCH):
         batch = clean[start : start + ENCODE_BATCH]
         encoded = tokenizer.encode_batch(
-            batch, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens
+            batch, max_seq_len=UNCUT if split else max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens
         )
         for example, tokens in zip(batch, encoded, strict=True):
             if tokens.truncated and drop_over_long:
@@ -102,11 +112,14 @@ def write_shard(
             elif not tokens.num_trained_tokens:
                 tally.drop("nothing_to_train", example.row)
             else:
-                tally.num_examples += 1
+                cuts = piece_starts(tokens.num_tokens, max_seq_len) if split else [0]
+                tally.num_examples += len(cuts)
                 tally.truncated += tokens.truncated
-                ids.append(tokens.input_ids)
-                loss.append(tokens.labels != IGNORE)
-                rows.append(example.row)
+                tally.split += len(cuts) > 1
+                for start_of, end_of in pairwise([*cuts, len(tokens.input_ids)]):
+                    ids.append(tokens.input_ids[start_of:end_of])
+                    loss.append(_without_first(tokens.labels[start_of:end_of] != IGNORE))
+                    rows.append(example.row)
     lengths = np.asarray([len(i) for i in ids], dtype=np.int32)
     arrays = {
         "ids": np.concatenate(ids) if ids else np.zeros(0, np.int32),
@@ -127,3 +140,17 @@ def write_shard(
     partial.replace(directory)
     sync_directory(directory.parent)
     return TokenShard(directory=directory, tally=tally)
+
+
+def piece_starts(num_tokens: int, max_seq_len: int) -> list[int]:
+    """Where the pieces of an example begin: whole ones, and the rest, which is two tokens at least, because one alone teaches nothing."""
+    starts = list(range(0, num_tokens, max_seq_len))
+    if num_tokens - starts[-1] == 1 and starts[-1] - 1 > (starts[-2] if len(starts) > 1 else 0):
+        starts[-1] -= 1
+    return starts
+
+
+def _without_first(loss: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """A piece's first token carries no loss, as an example's does not: nothing in its window predicts it."""
+    loss[:1] = False
+    return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,9 @@ def metadata_of(result: dg.ExecuteInProcessResult, asset: Any) -> dict[str, Any]
     return {name: value.value for name, value in made.metadata.items()}
 
 
-def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(
-    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def platform(new_platform: Callable[..., Platform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
+    """One with a tenant and a base model that has a tokenizer, and which Dagster's resource opens too."""
     directory = build_tiny_model(tmp_path / "tiny-chat")
     catalogue = tmp_path / "models.yaml"
     catalogue.write_text(yaml.safe_dump({"models": [{"id": "tiny-chat", "path": str(directory), "license": "Apache-2.0"}]}))
@@ -36,9 +37,12 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(
     for name, value in (("HOME", str(made.settings.home)), ("DATABASE_URL", made.settings.database_url), ("BASE_MODELS", str(catalogue))):
         monkeypatch.setenv(f"FT_{name}", value)
     tenants.create(platform, "acme")
-    with write_chat_rows(120).open("rb") as stream:
-        file = files.create(platform, "acme", stream, filename="support.jsonl", purpose="fine-tune", policies={"near_duplicates": "warn"})
-    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file["id"]})).job["id"]
+    return platform
+
+
+def materialized(platform: Platform, file_id: str, **body: Any) -> tuple[str, dg.ExecuteInProcessResult]:
+    """A job on the file, and the run of its first two assets."""
+    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file_id, **body})).job["id"]
     partition = f"acme:{job}"
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("jobs", [partition])
@@ -46,6 +50,13 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(
             [dataset, tokenized_pack], instance=instance, partition_key=partition, resources={"platform": PlatformResource()}
         )
     assert result.success
+    return str(job), result
+
+
+def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    with write_chat_rows(120).open("rb") as stream:
+        file = files.create(platform, "acme", stream, filename="support.jsonl", purpose="fine-tune", policies={"near_duplicates": "warn"})
+    job, result = materialized(platform, file["id"])
     seen = metadata_of(result, dataset)
     assert seen["dataset_id"] == file["dataset_id"]
     for shown in ("**valid**", "for training", "data:image/svg+xml", "near_duplicates | warn"):
@@ -54,3 +65,18 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(
     assert packed["examples"] > 0
     told = [e["message"] for e in jobs.list_events(platform, "acme", job).items if e["code"] == "dataset_progress"]
     assert told, "packing says how far it is"
+
+
+def test_judged_answers_show_their_labels_and_what_they_are_compared_with(platform: Platform, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the training environment")
+    rows = tmp_path / "judged.jsonl"
+    made = [{"prompt": f"What is {i} and {i}?", "completion": f"It is {2 * i}.", "label": i % 3 > 0} for i in range(120)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in made))
+    with rows.open("rb") as stream:
+        file = files.create(platform, "acme", stream, filename="judged.jsonl", purpose="fine-tune", policies={"near_duplicates": "off"})
+    _, result = materialized(platform, file["id"], method="kto")
+    packed = metadata_of(result, tokenized_pack)
+    assert packed["kind"] == "judged"
+    assert packed["good"] > packed["bad"] > 0 and packed["good"] + packed["bad"] == packed["rows"]
+    assert packed["reference"].startswith("rf_") and packed["reference"] in packed["reference_files"]
+    assert (packed["reference_reused"], packed["reference_quantization"], packed["reference_adapter"]) == (False, "none", "none")
