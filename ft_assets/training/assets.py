@@ -3,7 +3,7 @@
 import dagster as dg
 
 from control_plane.jobs import JobState
-from control_plane.service import attempts, evaluation, training
+from control_plane.service import attempts, evaluation, training, uploads, watching
 from ft_assets.partitions import JOBS, parse
 from ft_assets.training.curves import loss_curve_svg
 from resources.dagster_platform import PlatformResource, owned_by
@@ -19,6 +19,7 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
         held = attempts.claim(opened, tenant, job_id)
         ending = training.follow(opened, platform.launcher(), held, say=context.log.info)
         state = attempts.finish(opened, held, ending)
+    watching.flush(opened)
     if state is not JobState.EVALUATING:
         why = ending.failure.message if ending.failure else f"the job is {state}"
         raise dg.Failure(description=f"attempt {held.attempt}: {why}; the job is {state} now", allow_retries=False)
@@ -35,7 +36,7 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
             "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,
             "spec_sha256": held.spec.sha256,
             "recipe": held.spec.recipe,
-            "files": dg.MetadataValue.path(opened.objects.uri(training.final_prefix(tenant, job_id))),
+            "files": dg.MetadataValue.path(opened.objects.uri(uploads.final_prefix(tenant, job_id, held.attempt))),
             "job": dg.MetadataValue.url(f"{platform.api_url()}/v1/fine_tuning/jobs/{job_id}"),
         },
     )

@@ -1,33 +1,50 @@
 """Checkpoints as files: written beside, digested, verified, committed by one rename; damage is found before it is loaded.
 
-    checkpoints/.tmp-<pid>-step-00000010/   being written; never read, swept by ``retain``
-    checkpoints/step-00000010/              committed: complete, its digests were re-read after writing
-        manifest.json                       the list of every part with sha256 and size
+    checkpoints/.tmp-<token>-step-00000010/   being written; never read, swept by ``retain``
+    checkpoints/step-00000010/                committed: complete, its digests were re-read after writing
+        manifest.json                         who wrote it, every part with sha256 and size, and a digest of all this
 
 A part that the manifest lists and the directory lacks is damage, and so is a part that it does not list: a resume that
-silently does without the optimizer, the scheduler or the random state trains a different model.
+silently does without the optimizer or the schedule trains a different model. Random state is no part: it is a function of
+seed and step.
+
+``commit`` does it all; a saver that goes on training meanwhile calls ``begin``, fills the draft, and has a thread ``seal`` it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 from ft_assets.errors import IntegrityError
+from ft_assets.training.disk_space import directory_bytes, told_as_disk_full
+from ft_assets.training.spec import TrainingSpec, canonical_json
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-RESUMABLE = ("*model*.safetensors", "optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json")
-"""Patterns that each must match a part for an exact resume: weights, optimizer, scheduler, random state, step."""
+FORMAT = 2
+STATE = "trainer_state.json"
+"""Where the run is; every checkpoint has it, whatever the strategy, and no finished model has."""
+RESUMABLE = ("*model*.safetensors", "optimizer.pt", "schedule.pt", STATE)
+"""Patterns that each must match a part where rank 0 holds the whole state: weights, optimizer, schedule, place in the run."""
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 """Parts of a finished LoRA adapter."""
+_DRAFT = ".tmp-"
+_PROCESS = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+"""Tells this process's drafts from those of the dead: in a container every process may have the same id."""
+_tokens = {_PROCESS}
+_MAX_THREADS = 8
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +58,13 @@ class Manifest:
     step: int
     attempt: int
     spec_sha256: str
+    resume_sha256: str
+    """Specs that share it may go on from here (``TrainingSpec.resume_sha256``)."""
+    strategy: str
+    world_size: int
+    """Ranks that wrote."""
+    required: tuple[str, ...]
+    """Patterns that each match a part: what the writer needs for going on."""
     files: Mapping[str, Part]
     """Every file of the directory but the manifest itself, by relative path."""
     created_at: float
@@ -57,54 +81,59 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def write_manifest(
-    directory: Path, *, step: int, attempt: int, spec_sha256: str, created_at: float, metrics: Mapping[str, Any] | None = None
-) -> Manifest:
-    """Digest every file of `directory`, make it durable, and write the manifest last."""
-    parts: dict[str, Part] = {}
-    for name in _relative_files(directory):
-        path = directory / name
-        parts[name] = Part(sha256=_sha256(path), bytes=path.stat().st_size)
-        _fsync(path)
-    manifest = Manifest(
-        step=step, attempt=attempt, spec_sha256=spec_sha256, files=parts, created_at=created_at, metrics=dict(metrics or {})
-    )
-    path = directory / MANIFEST
-    path.write_text(json.dumps(manifest.to_dict(), indent=1, sort_keys=True))
-    _fsync(path)
-    _fsync(directory)
-    return manifest
+def begin(target: Path, *, token: str | None = None) -> Path:
+    """A directory beside `target` for its parts; nobody reads it before it is sealed.
 
-
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of `directory`; ``IntegrityError`` where it is absent, torn or of another format."""
-    path = directory / MANIFEST
-    try:
-        body = json.loads(path.read_text())
-        if body["format"] != FORMAT:
-            raise IntegrityError(f"{path} has format {body['format']}, this version reads {FORMAT}; use the version that wrote it")
-        files = {str(k): Part(sha256=str(v["sha256"]), bytes=int(v["bytes"])) for k, v in body["files"].items()}
-        return Manifest(**{**body, "files": files})
-    except FileNotFoundError as e:
-        raise IntegrityError(f"{path} is missing: the directory was never committed; use the checkpoint before it") from e
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise IntegrityError(f"{path} cannot be read ({type(e).__name__}: {e}); use the checkpoint before it") from e
-
-
-def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
-    """The manifest, after every part was read and found to be as written.
-
-    `required` are patterns that each must match at least one listed part.
+    Without a `token` it is new and empty, for this process alone. Processes that write one checkpoint together share a token,
+    and so the directory; one of them calls :func:`sweep` before the first begins.
     """
-    manifest = read_manifest(directory)
-    for pattern in required:
-        if not fnmatch.filter(manifest.files, pattern):
-            raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the checkpoint before it")
-    for name, part in manifest.files.items():
-        _verify_part(directory / name, part)
-    unlisted = sorted(set(_relative_files(directory)) - set(manifest.files))
-    if unlisted:
-        raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: somebody added it after the commit; remove it")
+    draft = target.parent / f"{_DRAFT}{token or _PROCESS}-{target.name}"
+    if token is None:
+        discard(draft)
+    else:
+        _tokens.add(token)
+    with told_as_disk_full(draft):
+        draft.mkdir(parents=True, exist_ok=token is not None)
+    return draft
+
+
+def sweep(checkpoints_dir: Path) -> None:
+    """Remove every draft: what an attempt does before its first checkpoint, when nobody else writes there."""
+    for draft in checkpoints_dir.glob(f"{_DRAFT}*"):
+        discard(draft)
+
+
+def discard(draft: Path) -> None:
+    """Remove a draft that will not be sealed; one that is gone already is fine."""
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def seal(
+    draft: Path,
+    target: Path,
+    *,
+    spec: TrainingSpec,
+    step: int,
+    attempt: int,
+    created_at: float,
+    metrics: Mapping[str, Any] | None = None,
+    required: Iterable[str] = RESUMABLE,
+) -> Manifest:
+    """Digest what is in `draft`, make it durable, re-read it, and rename it to `target`; any thread may call this.
+
+    A crash at any moment leaves `target` as it was or complete, and a failure removes the draft. Once it has succeeded, a
+    second call returns the manifest that the first one wrote.
+    """
+    if not draft.exists() and (done := _sealed_before(target, spec, step=step, attempt=attempt)):
+        return done
+    needed = tuple(required)
+    try:
+        with told_as_disk_full(draft):
+            write_manifest(draft, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=needed)
+        manifest = verify(draft, required=needed)
+        _put_in_place(draft, target)
+    finally:
+        discard(draft)
     return manifest
 
 
@@ -112,35 +141,129 @@ def commit(
     target: Path,
     write: Callable[[Path], None],
     *,
+    spec: TrainingSpec,
     step: int,
     attempt: int,
-    spec_sha256: str,
     created_at: float,
     metrics: Mapping[str, Any] | None = None,
     required: Iterable[str] = RESUMABLE,
 ) -> Manifest:
-    """Have `write` fill a directory beside `target`, then verify it and rename it to `target`.
+    """Have `write` fill a directory beside `target`, then seal it. An earlier `target` of the same name is replaced.
 
-    A crash at any moment leaves `target` as it was or complete. An earlier `target` of the same name is replaced.
+    Where space runs out, ``DiskFull`` says what was needed; the draft is gone and earlier checkpoints stand.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.parent / f".tmp-{os.getpid()}-{target.name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    draft = begin(target)
     try:
-        write(draft)
-        write_manifest(draft, step=step, attempt=attempt, spec_sha256=spec_sha256, created_at=created_at, metrics=metrics)
-        manifest = verify(draft, required=required)
-        if target.exists():
-            old = target.parent / f".tmp-{os.getpid()}-old-{target.name}"
-            target.rename(old)
-            draft.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            draft.rename(target)
-        _fsync(target.parent)
+        with told_as_disk_full(draft, expected_bytes=size_of_newest(target.parent)):
+            write(draft)
+        return seal(draft, target, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=required)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        discard(draft)
+
+
+def write_manifest(
+    directory: Path,
+    *,
+    spec: TrainingSpec,
+    step: int,
+    attempt: int,
+    created_at: float,
+    metrics: Mapping[str, Any] | None = None,
+    required: Sequence[str] = (),
+) -> Manifest:
+    """Make every file of `directory` durable, digest it, and write the manifest last."""
+    names = _relative_files(directory)
+    manifest = Manifest(
+        step=step,
+        attempt=attempt,
+        spec_sha256=spec.sha256,
+        resume_sha256=spec.resume_sha256,
+        strategy=spec.strategy,
+        world_size=spec.world_size,
+        required=tuple(required),
+        files=dict(zip(names, _each(_durable_part, [directory / name for name in names]), strict=True)),
+        created_at=created_at,
+        metrics=dict(metrics or {}),
+    )
+    path = directory / MANIFEST
+    body = manifest.to_dict()
+    path.write_text(json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True))
+    for synced in (path, *(p for p in directory.rglob("*") if p.is_dir()), directory):
+        _fsync(synced)
+    return manifest
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of `directory`; ``IntegrityError`` where it is absent, torn, edited or of another format."""
+    path = directory / MANIFEST
+    try:
+        return parse_manifest(path.read_bytes(), name=str(path))
+    except FileNotFoundError as e:
+        raise IntegrityError(f"{path} is missing: the directory was never committed; use the checkpoint before it") from e
+    except OSError as e:
+        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
+
+
+def parse_manifest(data: bytes, *, name: str) -> Manifest:
+    """The manifest in `data`, its own digest checked; `name` is where it came from."""
+    try:
+        body = json.loads(data)
+        if body["format"] != FORMAT:
+            raise IntegrityError(f"{name} has format {body['format']}, this version reads {FORMAT}; use the version that wrote it")
+        if body.pop("sha256") != _own_digest(body):
+            raise IntegrityError(f"{name} has not the digest that it names for itself: it was changed; use the checkpoint before it")
+        files = {_plain(str(k)): Part(sha256=str(v["sha256"]), bytes=int(v["bytes"])) for k, v in body["files"].items()}
+        return Manifest(**{**body, "files": files, "required": tuple(body["required"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the checkpoint before it") from e
+
+
+def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
+    """The manifest, after every part was read and found to be as written.
+
+    `required` are patterns that each must match at least one listed part, besides those that the manifest itself names.
+    """
+    manifest = read_manifest(directory)
+    check_parts(manifest, directory, required=required)
+    unlisted = sorted(set(_relative_files(directory)) - set(manifest.files))
+    if unlisted:
+        raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: somebody added it after the commit; remove it")
+    _each(lambda name: verify_part(directory / name, manifest.files[name]), sorted(manifest.files))
+    return manifest
+
+
+def check_parts(manifest: Manifest, directory: Path, *, required: Iterable[str] = ()) -> None:
+    """``IntegrityError`` where the manifest lists no part for a needed pattern."""
+    for pattern in sorted({*manifest.required, *required}):
+        if not fnmatch.filter(manifest.files, pattern):
+            raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the checkpoint before it")
+
+
+def verify_part(path: Path, part: Part) -> None:
+    """``IntegrityError`` where the file at `path` is not the one that was written."""
+    try:
+        size = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        raise IntegrityError(f"{path} is missing, the manifest lists it; use the checkpoint before it") from None
+    if size != part.bytes:
+        raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the checkpoint before it")
+    try:
+        digest = _sha256(path)
+    except OSError as e:  # a disk that cannot read its own sectors, too
+        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
+    if digest != part.sha256:
+        raise IntegrityError(f"{path} has not the digest that was written ({part.sha256[:12]}); use the checkpoint before it")
+
+
+def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] = ()) -> Manifest:
+    """The manifest of a sound checkpoint from which a training of `spec` may go on; ``IntegrityError`` says why it may not."""
+    manifest = verify(directory, required=required)
+    if manifest.resume_sha256 != spec.resume_sha256:
+        raise IntegrityError(f"{directory} was written by another training ({manifest.resume_sha256[:12]}, not {spec.resume_sha256[:12]})")
+    if STATE not in manifest.required:
+        raise IntegrityError(f"{directory} is a finished model and not a checkpoint: it has no state to resume from")
+    if step_name(manifest.step) != directory.name:
+        raise IntegrityError(f"{directory} holds step {manifest.step}: it was renamed after the commit")
     return manifest
 
 
@@ -151,18 +274,19 @@ def committed(checkpoints_dir: Path) -> list[Path]:
     return sorted(p for p in checkpoints_dir.iterdir() if p.is_dir() and fnmatch.fnmatch(p.name, "step-" + "[0-9]" * 8))
 
 
-def latest_valid(checkpoints_dir: Path, spec_sha256: str, *, on_skip: Callable[[Path, str], None] | None = None) -> Path | None:
-    """The newest checkpoint of this spec from which an exact resume is possible; None: start from the beginning.
+def latest_valid(
+    checkpoints_dir: Path, spec: TrainingSpec, *, required: Iterable[str] = (), on_skip: Callable[[Path, str], None] | None = None
+) -> Path | None:
+    """The newest checkpoint from which `spec` goes on exactly; None: start from the beginning.
 
-    Torn, corrupt, incomplete and foreign ones are passed over, newest first; each is told to `on_skip` with the reason.
+    `required` are the parts that the strategy of `spec` reads. Torn, corrupt, incomplete and foreign checkpoints are passed
+    over, newest first; each is told to `on_skip` with the reason. One that was written with another micro-batch, world size
+    or strategy but the same global batch is no foreign one.
     """
+    needed = tuple(required)
     for directory in reversed(committed(checkpoints_dir)):
         try:
-            manifest = verify(directory, required=RESUMABLE)
-            if manifest.spec_sha256 != spec_sha256:
-                raise IntegrityError(f"{directory} was written by spec {manifest.spec_sha256[:12]}, not by {spec_sha256[:12]}")
-            if step_name(manifest.step) != directory.name:
-                raise IntegrityError(f"{directory} holds step {manifest.step}: it was renamed after the commit")
+            verify_for(directory, spec, required=needed)
         except IntegrityError as e:
             if on_skip:
                 on_skip(directory, e.message)
@@ -171,30 +295,86 @@ def latest_valid(checkpoints_dir: Path, spec_sha256: str, *, on_skip: Callable[[
     return None
 
 
-def retain(checkpoints_dir: Path, keep_last: int) -> list[Path]:
-    """Delete all but the newest `keep_last` committed checkpoints, and drafts of processes that are gone."""
+def size_of_newest(checkpoints_dir: Path) -> int:
+    """Bytes of the newest committed checkpoint: what the next one is expected to take; 0 where there is none."""
+    found = committed(checkpoints_dir)
+    return directory_bytes(found[-1]) if found else 0
+
+
+def retain(checkpoints_dir: Path, keep_last: int, *, keep_step: int | None = None) -> list[Path]:
+    """Delete all but the newest `keep_last` committed checkpoints, and drafts of processes that are gone. `keep_step` is spared."""
     if keep_last < 1:
         raise ValueError(f"keep_last {keep_last} would delete the checkpoint just written; use at least 1")
-    removed = committed(checkpoints_dir)[:-keep_last]
-    drafts = [p for p in checkpoints_dir.glob(".tmp-*") if not p.name.startswith(f".tmp-{os.getpid()}-")]
-    for path in removed + drafts:
-        shutil.rmtree(path, ignore_errors=True)
+    spared = None if keep_step is None else step_name(keep_step)
+    removed = [p for p in committed(checkpoints_dir)[:-keep_last] if p.name != spared]
+    ours = tuple(f"{_DRAFT}{token}-" for token in _tokens)
+    doomed = [p for p in checkpoints_dir.glob(f"{_DRAFT}*") if not p.name.startswith(ours)]
+    for path in removed:
+        aside = path.with_name(f"{_DRAFT}{_PROCESS}-gone-{path.name}")  # a half-deleted checkpoint never has a checkpoint's name
+        path.rename(aside)
+        doomed.append(aside)
+    for path in doomed:
+        discard(path)
     return removed
 
 
-def _verify_part(path: Path, part: Part) -> None:
+def manifest_digest(directory: Path) -> str:
+    """Digest of the manifest's bytes; through it, of every part."""
+    return _sha256(directory / MANIFEST)
+
+
+def _sealed_before(target: Path, spec: TrainingSpec, *, step: int, attempt: int) -> Manifest | None:
     try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise IntegrityError(f"{path} is missing, the manifest lists it; use the checkpoint before it") from None
-    if size != part.bytes:
-        raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the checkpoint before it")
-    if _sha256(path) != part.sha256:
-        raise IntegrityError(f"{path} has not the digest that was written ({part.sha256[:12]}); use the checkpoint before it")
+        found = read_manifest(target)
+    except IntegrityError:
+        return None
+    return found if (found.step, found.attempt, found.spec_sha256) == (step, attempt, spec.sha256) else None
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    """Rename `draft` to `target`; where that exists, the two change places in one step."""
+    if target.exists() and not _exchange(draft, target):
+        shutil.rmtree(target)  # no exchange on this file system: the draft is complete and durable beside it
+    if draft.exists() and not target.exists():
+        draft.rename(target)
+    _fsync(target.parent)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two names atomically (renameat2 with RENAME_EXCHANGE); False where the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    at_cwd, exchange = -100, 2
+    return renameat2 is not None and renameat2(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
+
+
+def _plain(name: str) -> str:
+    """`name` if it stays inside the directory."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name:
+        raise ValueError(f"{name!r} is no path below the checkpoint")
+    return name
+
+
+def _own_digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+
+
+def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """`call` on each item in threads: digests and syncs of large files overlap. The first error in order is raised."""
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(items))) as pool:
+        return list(pool.map(call, items))
 
 
 def _relative_files(directory: Path) -> list[str]:
-    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file() and p != directory / MANIFEST)
+    return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and p != directory / MANIFEST)
+
+
+def _durable_part(path: Path) -> Part:
+    part = Part(sha256=_sha256(path), bytes=path.stat().st_size)
+    _fsync(path, forget=True)
+    return part
 
 
 def _sha256(path: Path) -> str:
@@ -202,9 +382,12 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def _fsync(path: Path, *, forget: bool = False) -> None:
+    """Wait until `path` is on the disk; `forget`: drop it from the page cache, so that the next read asks the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+        if forget and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)

@@ -28,6 +28,7 @@ class Outcome(enum.StrEnum):
     DIVERGED = "diverged"
     OOM = "oom"
     PACKING_REFUSED = "packing_refused"
+    DISK_FULL = "disk_full"
 
 
 EXIT_CODES: Mapping[Outcome, int] = {
@@ -35,6 +36,7 @@ EXIT_CODES: Mapping[Outcome, int] = {
     Outcome.BAD_SPEC: 64,  # EX_USAGE
     Outcome.BAD_EXAMPLE: 65,  # EX_DATAERR
     Outcome.INTERNAL: 70,  # EX_SOFTWARE
+    Outcome.DISK_FULL: 74,  # EX_IOERR
     Outcome.PREEMPTED: 75,  # EX_TEMPFAIL
     Outcome.DIVERGED: 76,
     Outcome.OOM: 77,
@@ -61,7 +63,7 @@ class StopReason(enum.StrEnum):
 
 
 HEARTBEAT_LIMIT_S = 30.0
-MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "node_lost": 10}
+MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "disk_full": 5, "node_lost": 10}
 """Failures in a row, none further than the one before, after which a job is a dead letter."""
 
 
@@ -165,9 +167,9 @@ def classify(e: Evidence) -> FailureClass | None:
 def with_half_batch(spec: TrainingSpec) -> TrainingSpec | None:
     """`spec` with half the windows in a micro-batch and the same global batch; None where one window is all there is."""
     opt = spec.optimization
-    if opt.windows_per_device < 2 or opt.windows_per_device % 2:
+    if opt.per_device_batch_size < 2 or opt.per_device_batch_size % 2:
         return None
-    halved = replace(opt, windows_per_device=opt.windows_per_device // 2, accumulation_steps=opt.accumulation_steps * 2)
+    halved = replace(opt, per_device_batch_size=opt.per_device_batch_size // 2, accumulation_steps=opt.accumulation_steps * 2)
     return replace(spec, optimization=halved)
 
 
@@ -219,7 +221,7 @@ def _node_lost(e: Evidence) -> FailureClass:
 def _explained(e: Evidence, exit_: ExitEvidence) -> FailureClass:
     fault, retry, remedy = _RULES[exit_.outcome]
     code = str(exit_.outcome)
-    if exit_.outcome is Outcome.OOM and (exit_.detail.get("windows_per_device", 1) < 2 or any(p.code == "oom" for p in e.history)):
+    if exit_.outcome is Outcome.OOM and (exit_.detail.get("per_device_batch_size", 1) < 2 or any(p.code == "oom" for p in e.history)):
         retry = Retry.NEVER
     if exit_.outcome is Outcome.INTERNAL and exit_.detail.get("code") == "base_model_unavailable":
         code, remedy = "base_model_unavailable", "an operator restores the base model on the node; the job resumes by itself"
@@ -240,6 +242,11 @@ _RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
         Fault.AMBIGUOUS,
         Retry.HALVE_BATCH,
         "it is retried once with half the micro-batch; if that fails too, lower max_seq_len or rank, or use more GPUs",
+    ),
+    Outcome.DISK_FULL: (
+        Fault.PLATFORM,
+        Retry.RESUME,
+        "checkpoints of finished jobs were removed from the machine, and it resumes from its last one; else an operator frees space",
     ),
     Outcome.PACKING_REFUSED: (
         Fault.PLATFORM,

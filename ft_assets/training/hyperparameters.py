@@ -1,30 +1,47 @@
 """From what a request asks for to a frozen training spec, with a source for every number that it left out.
 
-Two steps, because the pack is cut to the sequence length and the batch depends on how many windows came out::
+Two steps, because the pack is cut to the sequence length and the batch depends on how many rows came out::
 
-    plan(request, model)  ->  Plan (recipe, max_seq_len)   before packing
-    resolve(plan, pack)   ->  TrainingSpec                 after it
+    plan(request, model)          ->  Plan (recipe, max_seq_len, precision)    before packing
+    resolve(plan, pack, fit ...)  ->  TrainingSpec                             after it
 
-Every value may be ``"auto"`` or absent: the recipe decides. What cannot be trained is refused here, before any GPU.
+Every value may be ``"auto"`` or absent: the recipe decides. What cannot be trained is refused here, before any GPU. How many
+GPUs, how they share the model and how many rows each takes at a time come from the memory estimate, through the arguments of
+:func:`resolve`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.training.recipes import Recipe, select
-from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
+from ft_assets.training import combinations, methods
+from ft_assets.training.recipes import AdapterKind, Recipe, load_all, select
+from ft_assets.training.requested import (
+    ENGINE_RANKS,
+    LIMITS,
+    MAX_RANK,
+    PACK_SETTINGS,
+    SERVABLE_RANKS,
+    checked,
+    checked_hardware,
+    least_per_device,
+    refusal,
+)
+from ft_assets.training.spec import (
+    CheckpointPolicy,
+    EarlyStopping,
+    LoraSettings,
+    Optimization,
+    Quantization,
+    Strategy,
+    TrainingSpec,
+    WarmStart,
+)
 
-ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM 0.33 can be started with (its ``MaxLoRARanks``)."""
-MAX_RANK = 128
-"""Highest rank that our servers are started with (``--max-lora-rank``)."""
-SERVABLE_RANKS = tuple(r for r in ENGINE_RANKS if r <= MAX_RANK)
-"""Ranks that our servers load: an adapter of another rank would train and then be quarantined."""
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +62,7 @@ class PackFacts:
     dataset_id: str
     num_examples: int
     num_windows: int
+    """Rows of the pack: windows, pairs or judged answers."""
     num_tokens: int
     max_seq_len: int
 
@@ -60,75 +78,39 @@ class Plan:
     recipe: Recipe
     model: ModelFacts
     method: str
-    adapter: Literal["lora", "qlora", "full"]
+    adapter: AdapterKind
     requested: Mapping[str, Any]
     """Hyperparameters that the request set, validated; ``auto`` ones are absent."""
     max_seq_len: int
+    precision: Precision
+    num_gpus: int | None = None
+    """Asked for, by the request or its recipe; None: what the memory estimate says."""
+    strategy: Strategy | None = None
+    """Asked for; None: what the memory estimate says."""
+    method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Limit:
-    """What one hyperparameter may be."""
-
-    kind: Literal["int", "float", "word", "flag"]
-    low: float = -math.inf
-    high: float = math.inf
-    above_low: bool = False
-    """The lower limit itself is refused."""
-    words: tuple[str, ...] = ()
-    allowed: tuple[int, ...] = ()
-    because: str = ""
+    def value(self, name: str) -> Any:
+        """Asked for, else the recipe's for this method."""
+        return self.requested.get(name, self.recipe.value(name, method=self.method))
 
     @property
-    def text(self) -> str:
-        if self.words:
-            return "one of " + ", ".join(self.words)
-        if self.kind == "flag":
-            return "true or false"
-        if self.allowed:
-            return "one of " + ", ".join(map(str, self.allowed))
-        kind = "a whole number" if self.kind == "int" else "a number"
-        low = f"above {self.low:g}" if self.above_low else f"at least {self.low:g}"
-        return f"{kind} {low}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
+    def optimizer(self) -> str:
+        return str(self.value("optimizer"))
 
-    def accepts(self, value: object) -> bool:
-        if self.kind == "word":
-            return value in self.words
-        if self.kind == "flag":
-            return isinstance(value, bool)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        if isinstance(value, float) and not math.isfinite(value):  # asked of a huge int, isfinite overflows
-            return False
-        if self.kind == "int" and value != int(value):
-            return False
-        above = value > self.low if self.above_low else value >= self.low
-        return above and value <= self.high and (not self.allowed or int(value) in self.allowed)
+    @property
+    def rank(self) -> int | None:
+        return None if self.adapter == "full" else int(self.value("rank"))
 
+    @property
+    def quantization(self) -> Quantization | None:
+        if self.adapter != "qlora":
+            return None
+        return Quantization(kind=self.value("quantization"), double=bool(self.value("double_quantization")))
 
-LIMITS: Mapping[str, _Limit] = {
-    "n_epochs": _Limit(kind="float", low=0, high=100, above_low=True),
-    "batch_size": _Limit(kind="int", low=1, high=4096, because="packed windows in an optimizer step"),
-    "learning_rate_multiplier": _Limit(kind="float", low=0, high=100, above_low=True, because="it multiplies the recipe's rate"),
-    "learning_rate": _Limit(kind="float", low=0, high=1, above_low=True),
-    "rank": _Limit(kind="int", allowed=SERVABLE_RANKS, because=f"the inference servers load no other rank, and none above {MAX_RANK}"),
-    "alpha": _Limit(kind="float", low=0, high=4096, above_low=True),
-    "dropout": _Limit(kind="float", low=0, high=0.9),
-    "max_seq_len": _Limit(kind="int", low=64),
-    "max_steps": _Limit(kind="int", low=1, high=10_000_000),
-    "schedule": _Limit(kind="word", words=("linear", "cosine", "constant")),
-    "warmup_ratio": _Limit(kind="float", low=0, high=0.5),
-    "weight_decay": _Limit(kind="float", low=0, high=1),
-    "checkpoint_every_steps": _Limit(kind="int", low=1, high=500, because="a kill may cost 500 steps at most"),
-    "precision": _Limit(kind="word", words=("fp32", "bf16", "fp16")),
-    "train_on_inputs": _Limit(kind="flag"),
-    "packing": _Limit(kind="flag"),
-    "safety_share": _Limit(kind="float", low=0, high=0.5, because="a few percent of safety-preserving examples keep what the base refuses"),
-}
-
-
-PACK_SETTINGS = ("train_on_inputs", "packing", "safety_share")
-"""Hyperparameters that decide what the pack holds, under the names of ``PackSettings``."""
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Asked for, else by the recipe's threshold; the memory estimate may still switch it on where nothing was asked."""
+        return bool(self.requested.get("gradient_checkpointing", self.max_seq_len > self.value("gradient_checkpointing_above")))
 
 
 def plan(
@@ -136,82 +118,108 @@ def plan(
     model: ModelFacts,
     *,
     method: str = "sft",
-    adapter: Literal["lora", "qlora", "full"] = "lora",
+    adapter: AdapterKind = "lora",
     recipe: str | None = None,
+    hardware: Mapping[str, Any] | None = None,
+    has_bf16: bool = True,
 ) -> Plan:
-    """Validate `requested` and fix what packing needs. ``InvalidRequest`` (``invalid_hyperparameter``) names the value."""
-    chosen = select(model.id, adapter=adapter, name=recipe)
-    values = checked(requested)
-    default = min(int(chosen.value("max_seq_len")), model.context_length)
-    max_seq_len = int(values.get("max_seq_len", default))
-    if max_seq_len > model.context_length:
-        raise _refusal(
-            "max_seq_len",
-            f"max_seq_len {max_seq_len} exceeds the {model.context_length} that {model.id} can take; "
-            "lower max_seq_len or choose another base model",
-        )
-    return Plan(recipe=chosen, model=model, method=method, adapter=adapter, requested=values, max_seq_len=max_seq_len)
+    """Validate `requested` and fix what packing needs. ``InvalidRequest`` (``invalid_hyperparameter``) names the value.
+
+    `has_bf16`: whether the GPUs that it will run on compute in bfloat16 (those before Ampere do not).
+    """
+    chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe)
+    values, gpus = checked(requested, method=method), checked_hardware(hardware)
+    if (default := chosen.value("num_gpus", method=method)) != "auto":
+        gpus.setdefault("num_gpus", int(default))
+    precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
+    combinations.check(combinations.Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
+    return Plan(
+        recipe=chosen,
+        model=model,
+        method=method,
+        adapter=adapter,
+        requested=values,
+        max_seq_len=_max_seq_len(values, chosen, model, method=method),
+        precision=precision,
+        num_gpus=gpus.get("num_gpus"),
+        strategy=gpus.get("strategy"),
+        method_settings=_method_settings(values, chosen, method),
+    )
 
 
-def checked(requested: Mapping[str, Any]) -> dict[str, Any]:
-    """`requested` without its ``auto`` entries, each value within its limits."""
-    values: dict[str, Any] = {}
-    for name, value in requested.items():
-        limit = LIMITS.get(name)
-        if limit is None:
-            raise _refusal(name, f"hyperparameter {name!r} does not exist; known are {', '.join(LIMITS)}")
-        if value is None or value == "auto":
-            continue
-        if not limit.accepts(value):
-            because = f" ({limit.because})" if limit.because else ""
-            raise _refusal(
-                name, f"{name} {repr(value)[:80]} is not {limit.text}{because}; change it, or leave it out for the recipe's default"
-            )
-        values[name] = int(value) if limit.kind == "int" else value
-    if "learning_rate" in values and "learning_rate_multiplier" in values:
-        raise _refusal("learning_rate", "learning_rate and learning_rate_multiplier were both given; keep one of them")
-    return values
+def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: float = 1.0, world_size: int = 1) -> int:
+    """Rows per optimizer step over all ranks: exactly what was asked for, or the recipe's.
+
+    The recipe's is lowered where it makes too few steps of a pack of `num_rows`, and always divides over ranks and micro-batches.
+    """
+    unit = world_size * least_per_device(plan.method)
+    asked = plan.requested.get("batch_size")
+    if asked is not None:
+        if asked % unit:
+            raise refusal("batch_size", f"batch_size {asked} does not divide by {unit} ({world_size} ranks); use a multiple of {unit}")
+        return int(asked)
+    wanted = int(plan.value("batch_size"))
+    if num_rows is not None:
+        wanted = min(wanted, max(int(num_rows * num_epochs) // int(plan.value("min_steps")), 1))
+    unit *= max(int(plan.requested.get("per_device_batch_size", 1)) // least_per_device(plan.method), 1)
+    return max(wanted // unit, 1) * unit
+
+
+def num_epochs(plan: Plan, pack: PackFacts) -> float:
+    """Asked for, else the recipe's; one where the dataset is large."""
+    large = pack.num_examples > int(plan.value("large_dataset_rows"))
+    default = float(plan.value("n_epochs"))
+    return float(plan.requested.get("n_epochs", min(default, float(plan.value("large_dataset_epochs"))) if large else default))
 
 
 def resolve(
-    plan: Plan, pack: PackFacts, *, seed: int, lock_sha256: str, commit: str, image: str = "local", world_size: int = 1
+    plan: Plan,
+    pack: PackFacts,
+    *,
+    seed: int,
+    lock_sha256: str,
+    commit: str,
+    image: str = "local",
+    world_size: int = 1,
+    strategy: Strategy | None = None,
+    per_device_batch_size: int | None = None,
+    gradient_checkpointing: bool | None = None,
+    reference: str | None = None,
+    warm_start: WarmStart | None = None,
 ) -> TrainingSpec:
-    """The frozen spec. Pure: the same arguments give the same digest."""
+    """The frozen spec. Pure: the same arguments give the same digest.
+
+    `per_device_batch_size` is how many rows fit on a GPU (None: the recipe's word); the global batch stays exact whatever fits.
+    """
     if pack.max_seq_len > plan.max_seq_len:
         raise ValueError(f"pack {pack.fingerprint} has windows of {pack.max_seq_len} tokens, the plan allows {plan.max_seq_len}")
-    asked, recipe = plan.requested, plan.recipe
-    rate = float(asked.get("learning_rate", recipe.value("learning_rate") * asked.get("learning_rate_multiplier", 1)))
-    epochs = float(asked.get("n_epochs", _default_epochs(recipe, pack)))
-    batch = _batch_size(plan, pack, epochs=epochs, world_size=world_size)
-    per_device = _windows_per_device(int(recipe.value("windows_per_device")), batch // world_size)
-    optimization = Optimization(
-        learning_rate=rate,
-        num_epochs=epochs,
-        windows_per_device=per_device,
-        accumulation_steps=batch // world_size // per_device,
-        schedule=cast(Literal["linear", "cosine", "constant"], asked.get("schedule", recipe.value("schedule"))),
-        warmup_ratio=float(asked.get("warmup_ratio", recipe.value("warmup_ratio"))),
-        weight_decay=float(asked.get("weight_decay", recipe.value("weight_decay"))),
-        adam_betas=(0.9, float(recipe.value("adam_beta2"))),
-        max_steps=asked.get("max_steps"),
-    )
-    steps = optimization.total_steps(num_windows=pack.num_windows, world_size=world_size)
+    optimization = _optimization(plan, pack, world_size=world_size, fits=per_device_batch_size)
+    steps = optimization.total_steps(num_rows=pack.num_windows, world_size=world_size)
+    asked = plan.requested.get("gradient_checkpointing")
     return TrainingSpec(
         method=plan.method,
+        method_settings=plan.method_settings,
         adapter=plan.adapter,
         base_model=plan.model.id,
         base_digest=plan.model.digest,
         pack_fingerprint=pack.fingerprint,
         dataset_id=pack.dataset_id,
+        reference=reference,
+        warm_start=warm_start,
         max_seq_len=plan.max_seq_len,
         optimization=optimization,
         lora=None if plan.adapter == "full" else _lora(plan),
-        checkpoint=CheckpointPolicy(every_steps=int(asked.get("checkpoint_every_steps", default_cadence(steps)))),
-        precision=cast(Literal["fp32", "bf16", "fp16"], asked.get("precision", recipe.value("precision"))),
-        gradient_checkpointing=plan.max_seq_len > int(recipe.value("gradient_checkpointing_above")),
+        quantization=plan.quantization,
+        checkpoint=CheckpointPolicy(every_steps=int(plan.requested.get("checkpoint_every_steps", default_cadence(steps)))),
+        precision=plan.precision,
+        attention=plan.value("attention"),
+        gradient_checkpointing=plan.gradient_checkpointing
+        if asked is not None or gradient_checkpointing is None
+        else gradient_checkpointing,
+        strategy=_strategy(plan, strategy, world_size),
         world_size=world_size,
         seed=seed,
-        recipe=recipe.label,
+        recipe=plan.recipe.label,
         lock_sha256=lock_sha256,
         commit=commit,
         image=image,
@@ -223,46 +231,130 @@ def default_cadence(steps: int) -> int:
     return min(max(steps // 10, 10), 500)
 
 
-def openai_hyperparameters(spec: TrainingSpec, recipe: Recipe) -> dict[str, int | float]:
-    """The three numbers that OpenAI's job object shows, as they were resolved."""
+def openai_hyperparameters(spec: TrainingSpec, requested: Mapping[str, Any]) -> dict[str, int | float | str]:
+    """What OpenAI's job object shows, as it was resolved: three numbers, and the method's own settings."""
     opt = spec.optimization
     epochs = int(opt.num_epochs) if opt.num_epochs == int(opt.num_epochs) else opt.num_epochs
     return {
         "n_epochs": epochs,
-        "batch_size": opt.windows_per_device * opt.accumulation_steps * spec.world_size,
-        "learning_rate_multiplier": opt.learning_rate / float(recipe.value("learning_rate")),
+        "batch_size": opt.global_batch_size(spec.world_size),
+        "learning_rate_multiplier": _multiplier(spec, requested),
+        **spec.method_settings,
     }
 
 
-def _default_epochs(recipe: Recipe, pack: PackFacts) -> float:
-    large = pack.num_examples > int(recipe.value("large_dataset_rows"))
-    return float(recipe.value("large_dataset_epochs") if large else recipe.value("n_epochs"))
+def _multiplier(spec: TrainingSpec, requested: Mapping[str, Any]) -> float:
+    """Asked for, else the rate over that of the recipe (1 if the recipe is no more)."""
+    asked = requested.get("learning_rate_multiplier")
+    if isinstance(asked, (int, float)):
+        return float(asked)
+    recipe = load_all().get(spec.recipe.partition("@")[0])
+    if recipe is None or not isinstance(requested.get("learning_rate"), (int, float)):
+        return 1.0
+    return spec.optimization.learning_rate / float(recipe.learning_rate(spec.method).value)
 
 
-def _batch_size(plan: Plan, pack: PackFacts, *, epochs: float, world_size: int) -> int:
-    """Windows per optimizer step over all ranks: asked for, or the recipe's unless that makes too few steps."""
-    asked = plan.requested.get("batch_size")
-    if asked is not None:
-        if asked % world_size:
-            raise _refusal("batch_size", f"batch_size {asked} does not divide by {world_size} ranks; use a multiple of {world_size}")
-        return int(asked)
-    enough_steps = int(pack.num_windows * epochs) // int(plan.recipe.value("min_steps"))
-    wanted = min(int(plan.recipe.value("batch_size")), max(enough_steps, 1))
-    return max(wanted // world_size, 1) * world_size
+def _precision(values: Mapping[str, Any], recipe: Recipe, *, adapter: AdapterKind, method: str, has_bf16: bool) -> Precision:
+    """Asked for, else the recipe's; fp16 with loss scaling where a GPU has no bfloat16, and fp32 for full parameters there."""
+    asked = values.get("precision")
+    if asked == "bf16" and not has_bf16:
+        raise refusal("precision", "bf16 is not a type of these GPUs (older than Ampere); use fp16, or leave precision out")
+    default = recipe.value("precision", method=method)
+    if default == "bf16" and not has_bf16:
+        default = "fp32" if adapter == "full" else "fp16"
+    return cast(Precision, asked or default)
 
 
-def _windows_per_device(limit: int, batch: int) -> int:
-    """The largest divisor of `batch` that is at most `limit`: every micro-batch of a step is alike."""
-    return max(n for n in range(1, min(limit, batch) + 1) if batch % n == 0)
+def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *, method: str) -> int:
+    asked = int(values.get("max_seq_len", min(int(recipe.value("max_seq_len", method=method)), model.context_length)))
+    if asked > model.context_length:
+        raise refusal(
+            "max_seq_len",
+            f"max_seq_len {asked} exceeds the {model.context_length} that {model.id} can take; "
+            "lower max_seq_len or choose another base model",
+        )
+    return asked
+
+
+def _method_settings(values: Mapping[str, Any], recipe: Recipe, method: str) -> dict[str, float | int | str]:
+    """All settings of the method, in one order and one form."""
+    own = methods.get(method).settings
+    return {name: own[name].limit.plain(values.get(name, recipe.setting(method, name).value)) for name in sorted(own)}
+
+
+def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | None) -> Optimization:
+    epochs = num_epochs(plan, pack)
+    batch = global_batch_size(plan, num_rows=pack.num_windows, num_epochs=epochs, world_size=world_size)
+    per_device = _per_device_batch_size(plan, batch // world_size, fits)
+    rate = float(plan.recipe.learning_rate(plan.method).value) * float(plan.requested.get("learning_rate_multiplier", 1))
+    patience = plan.requested.get("early_stopping_patience")
+    return Optimization(
+        learning_rate=float(plan.requested.get("learning_rate", rate)),
+        num_epochs=epochs,
+        per_device_batch_size=per_device,
+        accumulation_steps=batch // world_size // per_device,
+        schedule=cast(Literal["linear", "cosine", "constant"], plan.value("schedule")),
+        warmup_ratio=float(plan.value("warmup_ratio")),
+        weight_decay=float(plan.value("weight_decay")),
+        max_grad_norm=float(plan.value("max_grad_norm")),
+        adam_betas=(0.9, float(plan.value("adam_beta2"))),
+        optimizer=plan.optimizer,
+        max_steps=plan.requested.get("max_steps"),
+        early_stopping=_early_stopping(patience, plan.requested),
+    )
+
+
+def _early_stopping(patience: int | None, requested: Mapping[str, Any]) -> EarlyStopping | None:
+    if patience is None:
+        return None
+    return EarlyStopping(patience=patience, min_delta=float(requested.get("early_stopping_min_delta", 0.0)))
+
+
+def _per_device_batch_size(plan: Plan, batch: int, fits: int | None) -> int:
+    """Rows of a micro-batch: the largest divisor of a rank's `batch` that fits, so that every micro-batch of a step is alike."""
+    least = least_per_device(plan.method)
+    asked = plan.requested.get("per_device_batch_size")
+    limit = int(asked or fits or plan.value("per_device_batch_size"))
+    if fits is not None and limit > fits:
+        raise refusal(
+            "per_device_batch_size",
+            f"per_device_batch_size {limit} does not fit: the memory estimate allows {fits}; lower it, or leave it out",
+        )
+    if asked and batch % asked:
+        raise refusal(
+            "per_device_batch_size", f"per_device_batch_size {asked} does not divide the {batch} rows of a rank's step; use a divisor of it"
+        )
+    if limit < least:
+        raise refusal(
+            "max_seq_len",
+            f"method {plan.method} needs {least} rows in a micro-batch and {limit} fits at {plan.max_seq_len} tokens; lower max_seq_len",
+        )
+    return max(n for n in range(least, min(limit, batch) + 1) if batch % n == 0)
+
+
+def _strategy(plan: Plan, fitted: Strategy | None, world_size: int) -> Strategy:
+    """Asked for, else as fitted; 4-bit weights cannot be split, so what would split them shares only gradients and states."""
+    chosen = plan.strategy or fitted or ("single" if world_size == 1 else "ddp")
+    if (chosen == "single") != (world_size == 1):
+        raise InvalidRequest(
+            f"strategy {chosen} does not go with {world_size} GPU(s); leave hardware.strategy out, or ask for another hardware.num_gpus",
+            code="invalid_hardware",
+            param="hardware.strategy",
+        )
+    if plan.adapter == "qlora" and chosen in combinations.SPLITS_WEIGHTS:
+        chosen = "zero2"
+    combinations.check_placement(strategy=chosen, optimizer=plan.optimizer, precision=plan.precision)
+    return chosen
 
 
 def _lora(plan: Plan) -> LoraSettings:
-    asked, recipe = plan.requested, plan.recipe
-    large = "large_model_rank" in recipe.defaults and plan.model.num_parameters >= recipe.value("large_model_parameters")
-    rank = int(asked.get("rank", recipe.value("large_model_rank" if large else "rank")))
-    alpha = float(asked.get("alpha", rank * float(recipe.value("alpha_over_rank"))))
-    return LoraSettings(rank=rank, alpha=alpha, dropout=float(asked.get("dropout", recipe.value("dropout"))))
+    rank = int(plan.value("rank"))
+    alpha = plan.requested.get("alpha", rank * float(plan.recipe.value("alpha_over_rank", method=plan.method)))
+    modules = plan.value("target_modules")
+    return LoraSettings(rank=rank, alpha=float(alpha), dropout=float(plan.value("dropout")), target_modules=modules)
 
 
-def _refusal(name: str, message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="invalid_hyperparameter", param=f"hyperparameters.{name}")
+__all__ = [
+    "ENGINE_RANKS", "LIMITS", "MAX_RANK", "PACK_SETTINGS", "SERVABLE_RANKS", "ModelFacts", "PackFacts", "Plan", "checked",
+    "default_cadence", "global_batch_size", "num_epochs", "openai_hyperparameters", "plan", "resolve",
+]  # fmt: skip

@@ -1,17 +1,19 @@
-"""Log-probabilities of preference pairs under the base model: what DPO compares with, computed once and kept beside the pack.
+"""Log-probabilities of answers under the model that training starts from: what DPO and KTO compare with, computed once.
 
     manifest.json                written last: a directory with one is whole
-    ref-shard-00000.parquet      one row per pair of the pack's file of that name, in its order: row, chosen_logp, rejected_logp
+    ref-shard-00000.parquet      one row per row of the pack's file of that name, in its order
     ref-val-00000.parquet        the same for its validation part
 
-They depend on the pack, the base model and how it is run, and on nothing that a job chooses: any job with the same key reuses them.
+Columns are row, chosen_logp, rejected_logp for a pack of pairs, and row, logp, kl_logp for one of judged answers. They depend on the
+pack, the base model, how it is run (precision, attention, quantization) and the adapter that a warm start begins with, and on
+nothing else that a job chooses: any job with the same key reuses them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,11 +24,17 @@ import pyarrow.parquet as pq
 from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.errors import IntegrityError
+from ft_assets.training.spec import Quantization
 
-REFERENCE_FORMAT = 1
+REFERENCE_FORMAT = 2
 """Of the files and of what they hold; a change makes new keys."""
 MANIFEST, PARTIAL = "manifest.json", ".partial.json"
-SCHEMA = pa.schema([("row", pa.int64()), ("chosen_logp", pa.float32()), ("rejected_logp", pa.float32())])
+SIDES: Mapping[str, Mapping[str, str]] = {
+    "pairs": {"chosen_logp": "chosen_", "rejected_logp": "rejected_"},
+    "judged": {"logp": "", "kl_logp": "kl_"},
+}
+"""By kind of pack, each column with the prefix of the ``input_ids`` and ``labels`` that it is about."""
+SCHEMAS = {kind: pa.schema([("row", pa.int64()), *((column, pa.float32()) for column in columns)]) for kind, columns in SIDES.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +43,7 @@ class ReferenceFile:
     of: str
     """File of the pack."""
     sha256: str
-    num_pairs: int
+    num_rows: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +53,12 @@ class ReferenceManifest:
     base_digest: str
     precision: str
     attention: str
+    kind: str = "pairs"
+    """Of the pack."""
+    quantization: str | None = None
+    """``nf4``, ``nf4-double`` and so on; None: the base as it is."""
+    adapter: str | None = None
+    """Digest of the manifest of the adapter on the base; None: the base alone."""
     files: tuple[ReferenceFile, ...]
     format: int = REFERENCE_FORMAT
 
@@ -74,10 +88,26 @@ class ReferenceManifest:
         sync_directory(directory)
 
 
-def reference_key(pack_fingerprint: str, base_digest: str, precision: str, attention: str) -> str:
-    """``rf_`` + 32 hex digits over everything that the log-probabilities depend on."""
-    spelled = json.dumps([REFERENCE_FORMAT, pack_fingerprint, base_digest, precision, attention])
+def reference_key(
+    pack_fingerprint: str,
+    base_digest: str,
+    precision: str,
+    attention: str,
+    *,
+    quantization: Quantization | None = None,
+    adapter: str | None = None,
+) -> str:
+    """``rf_`` + 32 hex digits over everything that the log-probabilities depend on; the pack's fingerprint covers its kind.
+
+    `adapter` is the digest of the manifest of the adapter that training starts from.
+    """
+    spelled = json.dumps([REFERENCE_FORMAT, pack_fingerprint, base_digest, precision, attention, quantization_label(quantization), adapter])
     return "rf_" + hashlib.sha256(spelled.encode()).hexdigest()[:32]
+
+
+def quantization_label(quantization: Quantization | None) -> str | None:
+    """``nf4`` or ``fp4``, with ``-double`` where the constants are quantized too."""
+    return None if quantization is None else quantization.kind + ("-double" if quantization.double else "")
 
 
 def verify(directory: Path) -> ReferenceManifest:
@@ -105,22 +135,22 @@ def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
 
 
 def load_logps(directory: Path, manifest: ReferenceManifest, pack_files: Iterable[str]) -> pa.Table:
-    """The log-probabilities of the pairs in `pack_files`, in their order: row, chosen_logp, rejected_logp."""
+    """The log-probabilities of the rows in `pack_files`, in their order; columns as the manifest's kind of pack has them."""
     by_file = {entry.of: entry.name for entry in manifest.files}
-    return pa.concat_tables([SCHEMA.empty_table(), *(pq.read_table(directory / by_file[name]) for name in pack_files)])
+    return pa.concat_tables([SCHEMAS[manifest.kind].empty_table(), *(pq.read_table(directory / by_file[name]) for name in pack_files)])
 
 
-def write_logps(directory: Path, pack_file: str, columns: dict[str, Any]) -> ReferenceFile:
+def write_logps(directory: Path, pack_file: str, columns: dict[str, Any], *, kind: str = "pairs") -> ReferenceFile:
     """Write the file for `pack_file`: whole and on disk, or not at all."""
     path = directory / f"ref-{pack_file}"
-    table = pa.table(columns, schema=SCHEMA)
+    table = pa.table(columns, schema=SCHEMAS[kind])
     partial = path.with_name(f".{path.name}.tmp")
     with partial.open("wb") as stream:
         pq.write_table(table, stream, compression="zstd", use_dictionary=False, store_schema=False)
         write_durable(stream)
     partial.replace(path)
     sync_directory(directory)
-    return ReferenceFile(name=path.name, of=pack_file, sha256=file_sha256(path), num_pairs=table.num_rows)
+    return ReferenceFile(name=path.name, of=pack_file, sha256=file_sha256(path), num_rows=table.num_rows)
 
 
 def digest_of(path: Path) -> str:

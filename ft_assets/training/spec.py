@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from ft_assets.training import methods
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,11 +26,38 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Quantization:
+    """How the frozen base is held under QLoRA (Dettmers et al. 2023)."""
+
+    kind: Literal["nf4", "fp4"] = "nf4"
+    double: bool = True
+    """Quantize the quantization constants too: 0.37 bits a parameter less."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyStopping:
+    patience: int
+    """Validations in a row without improvement after which training ends."""
+    min_delta: float = 0.0
+    """A validation loss lower by less than this is no improvement."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmStart:
+    """An earlier adapter of the same base from which the weights start; optimizer and schedule start anew."""
+
+    adapter: str
+    """Name of the adapter, for people."""
+    manifest_sha256: str
+    """Digest of its manifest: the bytes are part of the spec."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Optimization:
     learning_rate: float
     num_epochs: float
-    windows_per_device: int
-    """Packed windows in a micro-batch of one process."""
+    per_device_batch_size: int
+    """Rows of the pack (windows, pairs) in a micro-batch of one process."""
     accumulation_steps: int
     """Micro-batches per optimizer step."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
@@ -38,12 +68,16 @@ class Optimization:
     optimizer: str = "adamw_torch"
     max_steps: int | None = None
     """Optimizer steps at most; None: `num_epochs` decides."""
+    early_stopping: EarlyStopping | None = None
 
-    def total_steps(self, *, num_windows: int, world_size: int) -> int:
-        """Optimizer steps of a run: the last micro-batch and the last accumulation of an epoch may be partial."""
-        batches = math.ceil(num_windows / (self.windows_per_device * world_size))
-        per_epoch = max(math.ceil(batches / self.accumulation_steps), 1)
-        steps = math.ceil(self.num_epochs * per_epoch)
+    def global_batch_size(self, world_size: int) -> int:
+        """Rows of an optimizer step, over all ranks and micro-batches."""
+        return self.per_device_batch_size * self.accumulation_steps * world_size
+
+    def total_steps(self, *, num_rows: int, world_size: int) -> int:
+        """Optimizer steps of a run. Every step has a whole global batch: rows flow on across the end of an epoch, and the
+        last step fills up with the first rows of the next one."""
+        steps = max(1, math.ceil(self.num_epochs * num_rows / self.global_batch_size(world_size) - 1e-9))
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
@@ -57,22 +91,37 @@ class CheckpointPolicy:
     """At least 2: the newest may be the one that a crash tore."""
 
 
+Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+"""How ranks share a model: not at all, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSpec:
     method: str
-    """``sft`` today; a registered method module."""
+    """Name of a registered method (``ft_assets.training.methods``)."""
+    method_settings: Mapping[str, float | int | str]
+    """Its own hyperparameters, all of them, resolved: ``{"beta": 0.1, ...}``."""
     adapter: Literal["lora", "qlora", "full"]
     base_model: str
     base_digest: str
     pack_fingerprint: str
     dataset_id: str
+    reference: str | None
+    """Key of the reference log-probabilities; None where the method needs none."""
+    warm_start: WarmStart | None
     max_seq_len: int
     optimization: Optimization
     lora: LoraSettings | None
+    """None for full parameters."""
+    quantization: Quantization | None
+    """Set for ``qlora`` only."""
     checkpoint: CheckpointPolicy
     precision: Literal["fp32", "bf16", "fp16"]
+    attention: Literal["sdpa", "flash_attention_2"]
     gradient_checkpointing: bool
+    strategy: Strategy
     world_size: int
+    """Ranks, one per GPU."""
     seed: int
     recipe: str
     """``<name>@<version>`` of the recipe that gave the defaults."""
@@ -87,6 +136,20 @@ class TrainingSpec:
     def sha256(self) -> str:
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
+    @property
+    def resume_sha256(self) -> str:
+        """The same for specs that continue each other's checkpoints: it tells apart all that changes the rows and updates of a
+        step, and neither how the global batch is cut into micro-batches and ranks nor how they share the model. Some methods compare the
+        rows of a micro-batch with each other (KTO's estimate of the divergence): there its size is part of the update."""
+        body = asdict(self)
+        body["optimization"]["global_batch_size"] = self.optimization.global_batch_size(self.world_size)
+        cut = ("accumulation_steps",) if methods.couples_rows(self.method) else ("per_device_batch_size", "accumulation_steps")
+        for name in cut:
+            del body["optimization"][name]
+        for name in ("world_size", "strategy", "gradient_checkpointing"):
+            del body[name]
+        return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -96,18 +159,19 @@ class TrainingSpec:
         known = {f.name for f in fields(cls)}
         if set(data) != known:
             raise ValueError(f"training spec fields differ: unknown {sorted(set(data) - known)}, missing {sorted(known - set(data))}")
-        lora = data["lora"]
+        lora, opt = data["lora"], data["optimization"]
         if lora is not None and not isinstance(lora["target_modules"], str):
             lora = {**lora, "target_modules": tuple(lora["target_modules"])}
-        opt = {**data["optimization"], "adam_betas": tuple(data["optimization"]["adam_betas"])}
-        return cls(
-            **{
-                **data,
-                "lora": None if lora is None else LoraSettings(**lora),
-                "optimization": Optimization(**opt),
-                "checkpoint": CheckpointPolicy(**data["checkpoint"]),
-            }
-        )
+        early = opt["early_stopping"]
+        opt = {**opt, "adam_betas": tuple(opt["adam_betas"]), "early_stopping": None if early is None else EarlyStopping(**early)}
+        nested = {
+            "lora": None if lora is None else LoraSettings(**lora),
+            "quantization": None if data["quantization"] is None else Quantization(**data["quantization"]),
+            "warm_start": None if data["warm_start"] is None else WarmStart(**data["warm_start"]),
+            "optimization": Optimization(**opt),
+            "checkpoint": CheckpointPolicy(**data["checkpoint"]),
+        }
+        return cls(**{**data, **nested})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,10 +185,14 @@ class RunFile:
     """Directory with ``manifest.json`` and ``shard-*.parquet`` of the pack."""
     work_dir: Path
     """Checkpoints, metrics, heartbeat and exit evidence of the job; shared by its attempts on this machine."""
+    reference_dir: Path | None = None
+    """Reference log-probabilities of the pack, for a method that needs them."""
+    warm_start_dir: Path | None = None
+    """The adapter that ``spec.warm_start`` names."""
 
     def write(self, path: Path) -> None:
         body = {"spec": self.spec.to_dict(), "attempt": self.attempt}
-        body |= {k: str(getattr(self, k)) for k in ("base_model_dir", "pack_dir", "work_dir")}
+        body |= {k: str(v) for k in _PATHS if (v := getattr(self, k)) is not None}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(body, indent=2))
 
@@ -132,13 +200,11 @@ class RunFile:
     def read(cls, path: Path) -> Self:
         """Parse a run file; ``spec`` alone with paths beside it is the form people write by hand too."""
         body = json.loads(path.read_text())
-        return cls(
-            spec=TrainingSpec.from_dict(body["spec"]),
-            attempt=int(body.get("attempt", 1)),
-            base_model_dir=Path(body["base_model_dir"]),
-            pack_dir=Path(body["pack_dir"]),
-            work_dir=Path(body["work_dir"]),
-        )
+        paths = {k: Path(body[k]) for k in _PATHS if body.get(k)}
+        return cls(spec=TrainingSpec.from_dict(body["spec"]), attempt=int(body.get("attempt", 1)), **paths)
+
+
+_PATHS = ("base_model_dir", "pack_dir", "work_dir", "reference_dir", "warm_start_dir")
 
 
 def canonical_json(value: Any) -> str:

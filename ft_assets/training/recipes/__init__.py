@@ -1,19 +1,40 @@
-"""Recipes: versioned YAML beside this file, each default with its source. Which one a request gets is decided here."""
+"""Recipes: versioned YAML beside this file, each default with its source. Which one a request gets is decided here.
+
+A file holds a list of recipes. A recipe is for one kind of adapter and for base models by the shape
+of their ids and by size; it may extend another, and may set a default for one method apart. Anything in it may be overridden
+by a request.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ft_assets.errors import InvalidRequest
+from ft_assets.training import methods
+from ft_assets.training.spec import canonical_json
 
 DIRECTORY = Path(__file__).parent
+AdapterKind = Literal["lora", "qlora", "full"]
+ADAPTERS: tuple[AdapterKind, ...] = ("lora", "qlora", "full")
+COMMON = frozenset((
+    "learning_rate", "max_seq_len", "batch_size", "per_device_batch_size", "n_epochs", "schedule", "warmup_ratio", "weight_decay",
+    "max_grad_norm", "adam_beta2", "optimizer", "precision", "attention", "gradient_checkpointing_above", "min_steps",
+    "large_dataset_rows", "large_dataset_epochs", "num_gpus",
+))  # fmt: skip
+OF_LORA = frozenset(("rank", "alpha_over_rank", "dropout", "target_modules"))
+OF_QLORA = frozenset(("quantization", "double_quantization"))
+NEEDED: Mapping[str, frozenset[str]] = {"lora": COMMON | OF_LORA, "qlora": COMMON | OF_LORA | OF_QLORA, "full": COMMON}
+"""Defaults that a recipe states, its own or those of what it extends: exactly these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,72 +49,146 @@ class Recipe:
     name: str
     version: int
     base_models: tuple[str, ...]
-    """Catalogue ids that get this recipe by themselves; none: it is the fallback of its adapter kind."""
-    adapter: Literal["lora", "qlora", "full"]
+    """Patterns of base model ids, in lower case and without what stands before a slash; none: any model."""
+    parameters: tuple[float, float]
+    """Sizes that it is for: from the first, below the second."""
+    adapter: AdapterKind
     summary: str
     defaults: Mapping[str, Default]
+    methods: Mapping[str, Mapping[str, Default]] = field(default_factory=dict)
+    """What differs for a method, settings of its own among it."""
 
     @property
     def label(self) -> str:
         """``<name>@<version>``, as recorded in the spec."""
         return f"{self.name}@{self.version}"
 
-    def value(self, name: str) -> Any:
-        return self.defaults[name].value
+    @property
+    def digest(self) -> str:
+        """Of all defaults without their sources; another one wants another version."""
+        of_methods = {m: {k: d.value for k, d in o.items()} for m, o in self.methods.items()}
+        body = [self.adapter, {k: d.value for k, d in self.defaults.items()}, of_methods]
+        return hashlib.sha256(canonical_json(body).encode()).hexdigest()[:16]
+
+    def value(self, name: str, *, method: str = "sft") -> Any:
+        return self.methods.get(method, {}).get(name, self.defaults[name]).value
+
+    def learning_rate(self, method: str) -> Default:
+        """The rate of `method`: the recipe's own for it, else SFT's times the method's factor."""
+        if "learning_rate" in self.methods.get(method, {}):
+            return self.methods[method]["learning_rate"]
+        of, base = methods.get(method), self.defaults["learning_rate"]
+        if of.learning_rate_factor == 1.0:
+            return base
+        rate = float(f"{base.value * of.learning_rate_factor:.12g}")  # 2e-4 x 0.025 is 5e-6, not 5.000000000000001e-06
+        return Default(value=rate, source=f"{base.value:g} x {of.learning_rate_factor:g}: {of.learning_rate_source}")
+
+    def setting(self, method: str, name: str) -> Default:
+        """The default of one of the method's own settings."""
+        of = methods.get(method).settings[name]
+        return self.methods.get(method, {}).get(name, Default(value=of.default, source=of.source))
+
+    def fits(self, base_model: str, num_parameters: int) -> bool:
+        low, high = self.parameters
+        name = base_model.lower().rpartition("/")[2]
+        return low <= num_parameters < high and (not self.base_models or any(fnmatchcase(name, p) for p in self.base_models))
 
 
 class _DefaultFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    value: int | float | str
-    source: str
+    value: int | float | str | bool
+    source: str = Field(min_length=10)
 
 
 class _RecipeFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
     version: int
-    base_models: list[str]
-    adapter: Literal["lora", "qlora", "full"]
+    extends: str | None = None
+    base_models: list[str] = []
+    parameters: tuple[float, float] = (0.0, math.inf)
+    adapter: AdapterKind
     summary: str
-    defaults: dict[str, _DefaultFile]
+    defaults: dict[str, _DefaultFile] = {}
+    methods: dict[str, dict[str, _DefaultFile]] = {}
 
 
-def parse(text: str) -> Recipe:
-    """A recipe from its YAML; a default without a source is refused."""
-    body = _RecipeFile.model_validate(yaml.safe_load(text))
+def parse(text: str, known: Mapping[str, Recipe] | None = None) -> list[Recipe]:
+    """The recipes of a YAML file, which may extend those before them and `known` ones; a default without a source is refused."""
+    found = dict(known or {})
+    made = []
+    for entry in yaml.safe_load(text):
+        body = _RecipeFile.model_validate(entry)
+        recipe = _complete(body, found[body.extends] if body.extends else None)
+        found[recipe.name] = recipe
+        made.append(recipe)
+    return made
+
+
+def _complete(body: _RecipeFile, parent: Recipe | None) -> Recipe:
+    own = {k: Default(value=d.value, source=d.source) for k, d in body.defaults.items()}
+    of_methods = {m: {k: Default(value=d.value, source=d.source) for k, d in o.items()} for m, o in body.methods.items()}
+    inherited = parent.methods if parent else {}
+    defaults = {**{k: d for k, d in (parent.defaults if parent else {}).items() if k in NEEDED[body.adapter]}, **own}
+    if set(defaults) != NEEDED[body.adapter]:
+        missing, unknown = sorted(NEEDED[body.adapter] - set(defaults)), sorted(set(defaults) - NEEDED[body.adapter])
+        raise ValueError(f"recipe {body.name}: missing defaults {missing}, unknown {unknown}")
+    for method, overrides in of_methods.items():
+        if unknown := sorted(set(overrides) - NEEDED[body.adapter] - set(methods.get(method).settings)):
+            raise ValueError(f"recipe {body.name}: {method} has no {unknown}")
     return Recipe(
         name=body.name,
         version=body.version,
-        base_models=tuple(body.base_models),
+        base_models=tuple(p.lower() for p in body.base_models),
+        parameters=body.parameters,
         adapter=body.adapter,
         summary=body.summary,
-        defaults={k: Default(value=d.value, source=d.source) for k, d in body.defaults.items()},
+        defaults=defaults,
+        methods={m: {**inherited.get(m, {}), **of_methods.get(m, {})} for m in {**inherited, **of_methods}},
     )
 
 
 @functools.cache
 def load_all() -> Mapping[str, Recipe]:
-    """Every shipped recipe by name."""
-    found = [parse(path.read_text()) for path in sorted(DIRECTORY.glob("*.yaml"))]
-    return {r.name: r for r in found}
+    """Every shipped recipe by name; those for any model first, which the others extend."""
+    found: dict[str, Recipe] = {}
+    for path in sorted(DIRECTORY.glob("*.yaml"), key=lambda p: (p.stem != "any", p.stem)):
+        for recipe in parse(path.read_text(encoding="utf-8"), found):
+            if recipe.name in found:
+                raise ValueError(f"recipe {recipe.name} is in two files, {path.name} is the second")
+            found[recipe.name] = recipe
+    return found
 
 
-def select(base_model: str, *, adapter: str, name: str | None = None) -> Recipe:
-    """The recipe called `name`, else the one made for `base_model`, else the fallback of `adapter`."""
+def named(name: str) -> Recipe:
+    """The recipe called `name`, with or without its version."""
     recipes = load_all()
+    wanted = name.partition("@")[0]
+    if wanted not in recipes or ("@" in name and recipes[wanted].label != name):
+        offered = ", ".join(r.label for r in recipes.values())
+        raise InvalidRequest(f"recipe {name[:80]!r} does not exist; choose one of {offered}", code="invalid_recipe", param="recipe")
+    return recipes[wanted]
+
+
+def select(base_model: str, *, adapter: str, num_parameters: int = 0, name: str | None = None) -> Recipe:
+    """The recipe called `name`, else the one made for models like `base_model`, else the one for any model."""
     if name is not None:
-        wanted = name.partition("@")[0]
-        if wanted not in recipes or (("@" in name) and recipes[wanted].label != name):
-            offered = ", ".join(r.label for r in recipes.values())
-            raise InvalidRequest(f"recipe {name!r} does not exist; choose one of {offered}", code="invalid_recipe", param="recipe")
-        return recipes[wanted]
-    for recipe in recipes.values():
-        if base_model in recipe.base_models and recipe.adapter == adapter:
-            return recipe
-    for recipe in recipes.values():
-        if not recipe.base_models and recipe.adapter == adapter:
-            return recipe
-    known = sorted({r.adapter for r in recipes.values()})
+        recipe = named(name)
+        if recipe.adapter != adapter:
+            raise InvalidRequest(
+                f"recipe {recipe.label} is for adapter {recipe.adapter}, the job asks for {adapter}; leave one of them out",
+                code="invalid_recipe",
+                param="recipe",
+            )
+        return recipe
+    fitting = [r for r in load_all().values() if r.adapter == adapter and r.fits(base_model, num_parameters)]
+    for recipe in sorted(fitting, key=lambda r: (not r.base_models, r.parameters == (0.0, math.inf))):
+        return recipe
     raise InvalidRequest(
-        f"no recipe trains {base_model} with adapter {adapter!r}; use one of {', '.join(known)}", code="unsupported_method", param="method"
+        f"no recipe trains {base_model} with adapter {adapter!r}; use one of {', '.join(ADAPTERS)}",
+        code="unsupported_method",
+        param="method",
     )
+
+
+__all__ = ["ADAPTERS", "AdapterKind", "Default", "Recipe", "load_all", "named", "parse", "select"]

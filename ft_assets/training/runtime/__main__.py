@@ -12,17 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ft_assets.errors import InvalidRequest
 from ft_assets.parent_death import die_with
+from ft_assets.training import methods
+from ft_assets.training.disk_space import free_bytes, is_disk_full
 from ft_assets.training.failures import EXIT_CODES, Outcome
+from ft_assets.training.methods import Method
 from ft_assets.training.runtime import data, imports
 from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
-from ft_assets.training.runtime.reporting import Heartbeat, Progress, write_exit
+from ft_assets.training.runtime.reporting import Heartbeat, Progress, reserve_space, write_exit
 from ft_assets.training.runtime.stopping import StopRequest
-from ft_assets.training.spec import RunFile
+from ft_assets.training.spec import RunFile, TrainingSpec
 
 log = logging.getLogger(__name__)
 
-TRAINED = ("lora", "full")
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -40,45 +43,55 @@ class Attempt:
     def leave(self, outcome: Outcome, message: str, detail: Mapping[str, Any]) -> NoReturn:
         """Write the evidence and end the process at once: no teardown may hang or overrule the exit code."""
         opt = self.run.spec.optimization
-        facts = {"windows_per_device": opt.windows_per_device, "accumulation_steps": opt.accumulation_steps, **detail}
-        write_exit(
-            self.run.work_dir,
-            self.progress,
-            attempt=self.run.attempt,
-            rank=self.rank,
-            outcome=outcome,
-            message=message,
-            detail=facts,
-        )
-        self.heartbeat.stop()
-        self.heartbeat.enter("done")
-        log.info("%s: %s", outcome, message)
-        os._exit(EXIT_CODES[outcome])
+        facts = {"per_device_batch_size": opt.per_device_batch_size, "accumulation_steps": opt.accumulation_steps, **detail}
+        try:
+            write_exit(
+                self.run.work_dir,
+                self.progress,
+                attempt=self.run.attempt,
+                rank=self.rank,
+                outcome=outcome,
+                message=message,
+                detail=facts,
+            )
+            self.heartbeat.stop()
+            self.heartbeat.enter("done")
+            log.info("%s: %s", outcome, message)
+        finally:
+            os._exit(EXIT_CODES[outcome])
 
     def execute(self) -> dict[str, Any]:
         """Everything between the first heartbeat and the evidence."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size != self.run.spec.world_size:
             raise BadSpec(f"{world_size} ranks were started, the spec wants {self.run.spec.world_size}; start as many")
-        if self.run.spec.adapter not in TRAINED or (self.run.spec.adapter == "full") != (self.run.spec.lora is None):
-            raise BadSpec(f"adapter {self.run.spec.adapter!r} (lora {self.run.spec.lora}) is not trained by this version; use lora or full")
+        _check_adapter(self.run.spec)
         if world_size == 1:
             for name in TORCHRUN_VARIABLES:
                 os.environ.pop(name, None)
+        method = _method(self.run.spec)
         vocab_size = _vocab_size(self.run)
         pack = data.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
-        imports.import_stack(quantized=self.run.spec.adapter == "qlora")
+        imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))
         from ft_assets.training.runtime import train
 
-        return train.run(
-            self.run,
-            pack,
-            vocab_size=vocab_size,
-            progress=self.progress,
-            heartbeat=self.heartbeat,
-            stop=self.stop,
-            rank=self.rank,
-        )
+        return train.run(self.run, pack, vocab_size=vocab_size, progress=self.progress, heartbeat=self.heartbeat, stop=self.stop)
+
+
+def _check_adapter(spec: TrainingSpec) -> None:
+    """Refuse a spec whose parts contradict each other: nobody resolved it."""
+    full, quantized = spec.adapter == "full", spec.adapter == "qlora"
+    if full != (spec.lora is None) or quantized != (spec.quantization is not None):
+        raise BadSpec(f"adapter {spec.adapter!r} does not go with lora {spec.lora} and quantization {spec.quantization}")
+    if (spec.strategy == "single") != (spec.world_size == 1) and not spec.strategy.startswith("zero"):
+        raise BadSpec(f"strategy {spec.strategy!r} does not go with {spec.world_size} ranks; use single for one rank alone")
+
+
+def _method(spec: TrainingSpec) -> Method:
+    try:
+        return methods.get(spec.method)
+    except InvalidRequest as e:
+        raise BadSpec(e.message) from e
 
 
 def _die_with_the_agent() -> None:
@@ -105,6 +118,7 @@ def main(arguments: list[str]) -> NoReturn:
         log.error("run file %s cannot be read: %s: %s", arguments[0], type(e).__name__, e)
         sys.exit(EXIT_CODES[Outcome.BAD_SPEC])
     run.work_dir.mkdir(parents=True, exist_ok=True)
+    reserve_space(run.work_dir)
     attempt = Attempt(run)
     attempt.stop.install()
     attempt.heartbeat.start()
@@ -114,8 +128,9 @@ def main(arguments: list[str]) -> NoReturn:
         attempt.leave(e.outcome, e.message, e.detail)
     except BaseException as e:
         traceback.print_exc()
-        outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.INTERNAL
-        attempt.leave(outcome, f"{type(e).__name__}: {str(e)[:500]}", {"traceback": traceback.format_exc()[-8000:]})
+        outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.DISK_FULL if is_disk_full(e) else Outcome.INTERNAL
+        space = f" ({free_bytes(run.work_dir)} bytes are free on the disk)" if outcome is Outcome.DISK_FULL else ""
+        attempt.leave(outcome, f"{type(e).__name__}: {str(e)[:500]}{space}", {"traceback": traceback.format_exc()[-8000:]})
     attempt.leave(Outcome.SUCCEEDED, f"trained {attempt.progress.step} steps in {time.time() - attempt.progress.started_at:.1f} s", detail)
 
 

@@ -1,8 +1,10 @@
-"""Computes the reference log-probabilities of a preference pack, file by file; what an earlier run left whole is kept.
+"""Computes the reference log-probabilities of a pack of pairs or judged answers, file by file; what an earlier run left whole is kept.
 
     python -m ft_assets.training.runtime.reference --pack DIR --base DIR --base-digest SHA --out DIR [--precision fp32]
+        [--adapter DIR] [--quantization nf4 [--single-quantization]]
 
-For each answer: the sum of the log-probabilities of the tokens that carry loss, as TRL's ``precompute_ref_log_probs`` has them. torch is
+The reference is the model that training starts from: the base, quantized as it is trained, with the adapter of a warm start on it. For
+each answer: the sum of the log-probabilities of the tokens that carry loss, as TRL's ``precompute_ref_log_probs`` has them. torch is
 imported only once there is something to compute.
 """
 
@@ -26,14 +28,25 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ft_assets.base_models import model_digest
-from ft_assets.datasets.packs.manifest import PackManifest
+from ft_assets.datasets.packs.manifest import PackManifest, file_sha256
 from ft_assets.datasets.packs.manifest import verify as verify_pack
 from ft_assets.errors import FtError
 from ft_assets.parent_death import die_with
 from ft_assets.training.failures import EXIT_CODES
-from ft_assets.training.reference import MANIFEST, PARTIAL, ReferenceFile, ReferenceManifest, reference_key, usable_files, write_logps
+from ft_assets.training.reference import (
+    MANIFEST,
+    PARTIAL,
+    SIDES,
+    ReferenceFile,
+    ReferenceManifest,
+    quantization_label,
+    reference_key,
+    usable_files,
+    write_logps,
+)
 from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
 from ft_assets.training.runtime.imports import OFFLINE
+from ft_assets.training.spec import Quantization
 
 log = logging.getLogger(__name__)
 
@@ -41,33 +54,59 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
 UNUSED = ("bitsandbytes", "deepspeed", "scipy")
 """Probed for and imported by the libraries, seconds each; nothing here needs them."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 BATCH_TOKENS = 16_384
 """Tokens of a batch, padding included: hidden states of an 8B model take 130 MB a layer. Halved when memory runs out."""
 
 
 def compute(
-    pack_dir: Path, base_dir: Path, out_dir: Path, *, base_digest: str, precision: str, attention: str, batch_tokens: int = BATCH_TOKENS
+    pack_dir: Path,
+    base_dir: Path,
+    out_dir: Path,
+    *,
+    base_digest: str,
+    precision: str,
+    attention: str,
+    quantization: Quantization | None = None,
+    adapter_dir: Path | None = None,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> ReferenceManifest:
     """The log-probabilities in `out_dir`, computed as far as they are not there; a second call computes nothing."""
     pack = verify_pack(pack_dir)
-    if pack.kind != "pairs":
-        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities are of pairs: build a preference pack")
-    key = reference_key(pack.fingerprint, base_digest, precision, attention)
+    if pack.kind not in SIDES:
+        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities are of answers: build a preference pack")
+    adapter = None if adapter_dir is None else _adapter_digest(adapter_dir)
+    key = reference_key(pack.fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
     out_dir.mkdir(parents=True, exist_ok=True)
     done = {entry.of: entry for entry in usable_files(out_dir, key)}
     wanted = _files(pack)
     manifest = ReferenceManifest(
-        key=key, pack_fingerprint=pack.fingerprint, base_digest=base_digest, precision=precision, attention=attention, files=()
+        key=key,
+        pack_fingerprint=pack.fingerprint,
+        base_digest=base_digest,
+        precision=precision,
+        attention=attention,
+        kind=pack.kind,
+        quantization=quantization_label(quantization),
+        adapter=adapter,
+        files=(),
     )
     missing = [name for name in wanted if name not in done]
     if missing:
         (out_dir / MANIFEST).unlink(missing_ok=True)
-        model = Model(base_dir, precision=precision, attention=attention, batch_tokens=batch_tokens)
+        model = Model(
+            base_dir,
+            precision=precision,
+            attention=attention,
+            quantization=quantization,
+            adapter_dir=adapter_dir,
+            batch_tokens=batch_tokens,
+        )
     for name in missing:
         started = time.monotonic()
-        done[name] = _compute_file(model, pack_dir / name, out_dir)
+        done[name] = _compute_file(model, pack_dir / name, out_dir, kind=pack.kind)
         _with_files(manifest, done.values()).write(out_dir, name=PARTIAL)
-        log.info("%s: %d pairs in %.1f s", name, done[name].num_pairs, time.monotonic() - started)
+        log.info("%s: %d rows in %.1f s", name, done[name].num_rows, time.monotonic() - started)
     whole = _with_files(manifest, [done[name] for name in wanted])
     if missing or not (out_dir / MANIFEST).is_file():
         whole.write(out_dir)
@@ -84,17 +123,30 @@ def _with_files(manifest: ReferenceManifest, files: Any) -> ReferenceManifest:
     return replace(manifest, files=tuple(cast("Sequence[ReferenceFile]", files)))
 
 
-def _compute_file(model: Model, path: Path, out_dir: Path) -> ReferenceFile:
+def _adapter_digest(adapter_dir: Path) -> str:
+    """Digest of the adapter's manifest, once its files were found to be those that it lists; optimizer states need not be there."""
+    try:
+        listed = json.loads((adapter_dir / MANIFEST).read_bytes())["files"]
+        for name in ADAPTER_FILES:
+            if file_sha256(adapter_dir / name) != listed[name]["sha256"]:
+                raise BadInput(f"{adapter_dir / name} is not the file that its manifest lists; fetch the adapter again")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BadInput(f"{adapter_dir} holds no whole adapter with a manifest ({e!r}); fetch it again") from e
+    return file_sha256(adapter_dir / MANIFEST)
+
+
+def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> ReferenceFile:
     table = pq.read_table(path)
-    sides = [(_arrays(table[f"{side}_input_ids"]), _arrays(table[f"{side}_labels"])) for side in ("chosen", "rejected")]
-    ids, labels = ([*sides[0][i], *sides[1][i]] for i in (0, 1))
+    rows, sides = table["row"].to_numpy(), SIDES[kind]
+    ids = [array for prefix in sides.values() for array in _arrays(table[f"{prefix}input_ids"])]
+    labels = [array for prefix in sides.values() for array in _arrays(table[f"{prefix}labels"])]
     logps = model.sequence_logps(ids, labels)
-    rows = table["row"].to_numpy()
     bad = ~np.isfinite(logps)
     if bad.any():
-        row = int(np.tile(rows, 2)[int(bad.argmax())])
+        row = int(np.tile(rows, len(sides))[int(bad.argmax())])
         raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is no number; use precision fp32 or bf16")
-    return write_logps(out_dir, path.name, {"row": rows, "chosen_logp": logps[: len(rows)], "rejected_logp": logps[len(rows) :]})
+    columns = dict(zip(sides, logps.reshape(len(sides), len(rows)), strict=True))
+    return write_logps(out_dir, path.name, {"row": rows, **columns}, kind=kind)
 
 
 def _arrays(column: pa.ChunkedArray) -> list[NDArray[np.int32]]:
@@ -104,11 +156,20 @@ def _arrays(column: pa.ChunkedArray) -> list[NDArray[np.int32]]:
 
 
 class Model:
-    """The base model as it is, without dropout and gradients."""
+    """The model that training starts from, without dropout and gradients."""
 
-    def __init__(self, directory: Path, *, precision: str, attention: str, batch_tokens: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        precision: str,
+        attention: str,
+        quantization: Quantization | None,
+        adapter_dir: Path | None,
+        batch_tokens: int,
+    ) -> None:
         os.environ.update({k: v for k, v in OFFLINE.items() if k not in os.environ})
-        for name in UNUSED:
+        for name in UNUSED if quantization is None else ():
             cast("dict[str, Any]", sys.modules).setdefault(name, None)
         import torch
         import transformers
@@ -119,16 +180,33 @@ class Model:
         self._torch = torch
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._batch_tokens = batch_tokens
+        loaded = self._load(directory, precision=precision, attention=attention, quantization=quantization)
+        if adapter_dir is not None:
+            loaded = _with_adapter(loaded, adapter_dir)
+        add_fused_lm_head(loaded)  # scores the labels in tiles: no logits of the whole batch
+        self._model = loaded.eval()
+        self._vocab_size = int(loaded.get_input_embeddings().num_embeddings)
+
+    def _load(self, directory: Path, *, precision: str, attention: str, quantization: Quantization | None) -> Any:
+        torch = self._torch
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        options: dict[str, Any] = {}
+        if quantization is not None:
+            from ft_assets.training.runtime.modeling import keep_layout, quantized
+
+            options = quantized(quantization, dtype=dtype, device=self._device)
+        import transformers
+
         try:
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=attention
+                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=attention, **options
             )
         except (OSError, ValueError, ImportError) as e:
             raise BadInput(f"base model in {directory} cannot be loaded: {e}", code="base_model_unavailable") from e
-        add_fused_lm_head(loaded)  # scores the labels in tiles: no logits of the whole batch
-        self._model = loaded.to(self._device).eval()
-        self._vocab_size = int(loaded.get_input_embeddings().num_embeddings)
+        if not options:
+            return loaded.to(self._device)
+        keep_layout(loaded)
+        return loaded
 
     def sequence_logps(self, ids: Sequence[NDArray[np.int32]], labels: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
         """Sum of the log-probabilities of the labels of each sequence, in batches of like length, the longest first.
@@ -171,6 +249,16 @@ class Model:
         return result
 
 
+def _with_adapter(base: Any, directory: Path) -> Any:
+    """`base` with the adapter's layers in it."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(base, str(directory)).get_base_model()
+    except (OSError, ValueError, RuntimeError) as e:
+        raise BadInput(f"the adapter in {directory} cannot be put on the base model: {str(e)[:300]}") from e
+
+
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
@@ -184,6 +272,8 @@ def main(arguments: Sequence[str]) -> int:
             base_digest=options.base_digest or model_digest(options.base),
             precision=options.precision,
             attention=options.attention,
+            quantization=_quantization(options),
+            adapter_dir=options.adapter,
             batch_tokens=options.batch_tokens,
         )
     except RunEnded as e:
@@ -195,6 +285,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _quantization(options: argparse.Namespace) -> Quantization | None:
+    return None if options.quantization is None else Quantization(kind=options.quantization, double=not options.single_quantization)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ft_assets.training.runtime.reference", description=__doc__.split("\n")[0] if __doc__ else None
@@ -204,6 +298,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base-digest", help="digest of the base model; computed from its files where it is not given")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
+    parser.add_argument("--quantization", choices=("nf4", "fp4"), help="how the base is held in 4 bits; it is not where this is not given")
+    parser.add_argument("--single-quantization", action="store_true", help="leave the quantization constants as they are")
+    parser.add_argument("--adapter", type=Path, help="directory of the adapter that training starts from, with its manifest")
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process does")
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 
 from ft_assets.training.failures import Outcome
 
+RESERVE = ".reserve"
+RESERVE_BYTES = 128 << 10
 HEARTBEAT_S = 2.0
 """Well within the 5 s that a reader may count on, also when the machine is busy."""
 
@@ -27,6 +30,8 @@ class Progress:
     num_tokens: int = 0
     """Tokens of all windows trained on, earlier attempts included."""
     committed_step: int = 0
+    ended_early: bool = False
+    """Early stopping ended the run before its last step."""
     started_at: float = field(default_factory=time.time)
     first_step_s: float | None = None
     """Seconds from the start of the process to the end of its first step."""
@@ -58,7 +63,7 @@ class Heartbeat:
     def beat(self) -> None:
         p = self._progress
         body = {"time": time.time(), "phase": p.phase, "step": p.step, "total_steps": p.total_steps, "attempt": self._attempt}
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # a disk that is full for a moment must not end the thread
             write_json(self._path, body)
 
     def stop(self) -> None:
@@ -113,7 +118,17 @@ def write_exit(
         "train_s": round(progress.train_s, 3),
         "detail": {"first_step_s": progress.first_step_s, "committed_step": progress.committed_step, **detail},
     }
-    write_json(work_dir / name, body, durable=True)
+    try:
+        write_json(work_dir / name, body, durable=True)
+    except OSError:  # no space: this is what the reserve was for
+        (work_dir / RESERVE).unlink(missing_ok=True)
+        write_json(work_dir / name, body, durable=True)
+
+
+def reserve_space(work_dir: Path) -> None:
+    """Hold a little of the disk, so that a run which ends because the disk is full can still say so."""
+    with contextlib.suppress(OSError):
+        (work_dir / RESERVE).write_bytes(b"\0" * RESERVE_BYTES)
 
 
 def write_json(path: Path, body: Mapping[str, Any], *, durable: bool = False) -> None:

@@ -1,72 +1,127 @@
-"""What a checkpoint of this process holds, so that the Trainer resumes from it bit for bit."""
+"""Checkpoints of a running training: copied between two steps, written and committed by another thread.
+
+A step waits for the copy alone, and for the checkpoint before it if that is still being written. Ranks that hold parts of the state
+write them into one directory on a shared file system; rank 0 commits when every part is there.
+"""
 
 from __future__ import annotations
 
-import random
+import json
+import logging
+import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import torch.distributed as dist
-from transformers.training_args import ParallelMode
-
 from ft_assets.training import checkpoints
-from ft_assets.training.runtime.modeling import save_weights
+from ft_assets.training.disk_space import told_as_disk_full
+from ft_assets.training.runtime.parallel import Strategy
 from ft_assets.training.spec import RunFile
 
+log = logging.getLogger(__name__)
 
-def capture_rng(*, distributed: bool) -> dict[str, Any]:
-    """Every random state that training draws from, in the form that the Trainer reads back."""
-    state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.random.get_rng_state_all() if distributed else torch.cuda.random.get_rng_state()
-    return state
+PARTS_TIMEOUT_S = 600.0
+"""How long rank 0 waits for the parts of the others: they write at the same time as it does."""
+STATE = "trainer_state.json"
 
 
-class Checkpointer:
-    """Commits checkpoints of one trainer; every rank calls, rank 0 writes."""
+class Saver:
+    """Commits checkpoints of one run; at most one is being written."""
 
-    def __init__(self, run: RunFile, trainer: Any) -> None:
-        self._run, self._trainer = run, trainer
+    def __init__(self, run: RunFile, strategy: Strategy) -> None:
+        self._run, self._strategy = run, strategy
         self._directory = run.work_dir / "checkpoints"
-        self._distributed = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
-        self._rng = capture_rng(distributed=self._distributed)
+        if strategy.rank == 0:
+            checkpoints.sweep(self._directory)  # of attempts that were killed; no rank saves before all have made a step together
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.committed_step = 0
+        self.stall_s = 0.0
+        """Seconds that steps have waited for checkpoints, over the run."""
+        self.write_s = 0.0
+        """Seconds that the last one took to write and commit, in its own thread."""
 
-    def mark(self) -> None:
-        """Note the random state at the end of a step. A save later in the next step still resumes from this one:
-        weights and optimizer do not move before the next step is applied."""
-        self._rng = capture_rng(distributed=self._distributed)
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*self._strategy.checkpoint_parts, STATE)
 
-    def commit(self, metrics: Mapping[str, Any]) -> None:
-        """Commit the state as of the last :meth:`mark`; on return it is verified and durable."""
-        states = [self._rng]
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            states = [{} for _ in range(dist.get_world_size())]
-            dist.all_gather_object(states, self._rng)
-        if not self._trainer.is_world_process_zero():
+    def save(self, state: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """Copy the run as it is after ``state["step"]`` and have it committed; returns when training may go on."""
+        began = time.monotonic()
+        self.wait()
+        if self._strategy.saves_alone and self._strategy.rank:
+            self.committed_step = int(state["step"])
             return
-        step = int(self._trainer.state.global_step)
-        checkpoints.commit(
+        step = int(state["step"])
+        draft = checkpoints.begin(self._directory / checkpoints.step_name(step), token=f"a{self._run.attempt}")
+        write = self._strategy.save(draft, base_model=self._run.spec.base_model)
+        self._thread = threading.Thread(
+            target=self._run_job, args=(draft, write, dict(state), dict(metrics)), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        self.stall_s += time.monotonic() - began
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def save_now(self, state: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """:meth:`save`, and wait until it is committed."""
+        if int(state["step"]) > self.committed_step:
+            self.save(state, metrics)
+        self.wait()
+
+    def _run_job(self, draft: Path, write: Callable[[], None], state: dict[str, Any], metrics: dict[str, Any]) -> None:
+        began = time.monotonic()
+        try:
+            with told_as_disk_full(draft, expected_bytes=checkpoints.size_of_newest(self._directory)):
+                write()
+            self._seal(draft, state, metrics)
+        except BaseException as e:  # told to the training thread by wait()
+            self._failure = e
+            if self._strategy.rank == 0:
+                shutil.rmtree(draft, ignore_errors=True)
+            return
+        self.committed_step = int(state["step"])
+        self.write_s = time.monotonic() - began
+
+    def _seal(self, draft: Path, state: dict[str, Any], metrics: dict[str, Any]) -> None:
+        rank, world_size = self._strategy.rank, 1 if self._strategy.saves_alone else self._strategy.world_size
+        if rank:
+            (draft / f".part-{rank}").touch()
+            return
+        self._await_parts(draft, world_size)
+        (draft / STATE).write_text(json.dumps(state, sort_keys=True))
+        step = int(state["step"])
+        checkpoints.seal(
+            draft,
             self._directory / checkpoints.step_name(step),
-            lambda directory: self._write(directory, states),
             step=step,
             attempt=self._run.attempt,
-            spec_sha256=self._run.spec.sha256,
+            spec=self._run.spec,
             created_at=time.time(),
             metrics=metrics,
+            required=self.parts,
         )
-        checkpoints.retain(self._directory, self._run.spec.checkpoint.keep_last)
+        checkpoints.retain(self._directory, self._run.spec.checkpoint.keep_last, keep_step=self._best(state))
 
-    def _write(self, directory: Path, rng_states: list[dict[str, Any]]) -> None:
-        trainer = self._trainer
-        save_weights(trainer.model, directory, base_model=self._run.spec.base_model)
-        torch.save(trainer.optimizer.state_dict(), directory / "optimizer.pt")
-        torch.save(trainer.lr_scheduler.state_dict(), directory / "scheduler.pt")
-        if trainer.accelerator.scaler is not None:
-            torch.save(trainer.accelerator.scaler.state_dict(), directory / "scaler.pt")
-        for rank, state in enumerate(rng_states):
-            torch.save(state, directory / ("rng_state.pth" if len(rng_states) == 1 else f"rng_state_{rank}.pth"))
-        trainer.state.save_to_json(directory / "trainer_state.json")
+    def _await_parts(self, draft: Path, world_size: int) -> None:
+        marks = [draft / f".part-{rank}" for rank in range(1, world_size)]
+        deadline = time.monotonic() + PARTS_TIMEOUT_S
+        while missing := [m.name for m in marks if not m.exists()]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{draft.name}: {missing} of the other ranks did not appear within {PARTS_TIMEOUT_S:.0f} s")
+            time.sleep(0.02)
+        for mark in marks:
+            mark.unlink()
+
+    def _best(self, state: Mapping[str, Any]) -> int | None:
+        """The step whose weights an early stop would return to."""
+        return state["best_step"] if self._run.spec.optimization.early_stopping else None

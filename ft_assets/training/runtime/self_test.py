@@ -10,18 +10,27 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ft_assets.training.runtime.endings import PackingRefused
 
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 """Largest difference of an example's mean loss, absolute; relative above a loss of 1. By the digits that each precision has."""
+MAX_EXAMPLES = 32
 
 Batch = dict[str, Any]
-PerTokenLoss = Callable[[Batch], torch.Tensor]
-"""A collated batch in, the loss of each next token out: shape (rows, tokens - 1), 0 where the label is -100."""
+
+
+class Window(NamedTuple):
+    """One packed window: int32 arrays; `seq_lengths` adds up to the length of the other two."""
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    seq_lengths: NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,63 +41,42 @@ class SelfTest:
     worst: float
 
 
-def fused_loss(model: Any) -> PerTokenLoss:
-    """The training step's own forward pass."""
-
-    def loss(batch: Batch) -> torch.Tensor:
-        return -model(**batch, use_cache=False, fused_lm_head=True).log_probs.float()  # type: ignore[no-any-return]
-
-    return loss
-
-
-def plain_loss(model: Any) -> PerTokenLoss:
-    """The reference: logits of one example, cross entropy by torch."""
-
-    def loss(batch: Batch) -> torch.Tensor:
-        logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float()
-        return torch.nn.functional.cross_entropy(
-            logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:], reduction="none", ignore_index=-100
-        )
-
-    return loss
-
-
-def choose_windows(rows: Sequence[Mapping[str, Any]], *, count: int) -> list[Mapping[str, Any]]:
-    """The first `count` rows of several examples, or simply the first where there are not so many."""
-    several = [r for r in rows if len(r["seq_lengths"]) > 1]
-    return (several + [r for r in rows if len(r["seq_lengths"]) == 1])[:count]
+def choose_windows(windows: Sequence[Window], *, count: int) -> list[Window]:
+    """The first `count` windows of several examples, or simply the first where there are not so many."""
+    several = [w for w in windows if len(w.seq_lengths) > 1]
+    return (several + [w for w in windows if len(w.seq_lengths) == 1])[:count]
 
 
 def check_packing(
-    rows: Sequence[Mapping[str, Any]],
+    windows: Sequence[Window],
     *,
-    collate: Callable[[list[Batch]], Batch],
-    packed: PerTokenLoss,
-    alone: PerTokenLoss,
-    device: torch.device,
+    collate: Callable[[Sequence[Window]], Batch],
+    forward: Callable[[Batch], torch.Tensor],
+    alone: Callable[[NDArray[np.int32]], float],
     precision: str = "fp32",
-    max_examples: int = 32,
 ) -> SelfTest:
-    """Compare every example of `rows`, collated as one micro-batch, with itself alone; ``PackingRefused`` if one differs.
+    """Compare examples of `windows`, collated as one micro-batch, with themselves alone; ``PackingRefused`` if one differs.
 
-    Every token is scored, not only those that carry loss: a leak into the prompt is a leak.
+    `forward` is the training's own pass: a batch in, the log-probabilities of its labelled tokens out, in order. `alone` is the
+    reference: the mean loss of one example by the model's plain logits. Every token is scored, not only those that carry loss: a leak
+    into the prompt is a leak.
     """
-    lengths = [n for row in rows for n in row["seq_lengths"]]
-    batch = collate([{**row, "labels": list(row["input_ids"])} for row in rows])
-    batch = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-    labels = batch["labels"].flatten()
-    starts = list(itertools.accumulate(lengths, initial=0))[:-1]
-    if any(int(labels[s]) != -100 for s in starts):
+    batch = collate([w._replace(labels=w.input_ids) for w in windows])
+    lengths = [int(n) for w in windows for n in w.seq_lengths]
+    starts = _starts(windows, batch["labels"].shape)
+    if any(int(batch["labels"].flatten()[s]) != -100 for s in starts):
         raise PackingRefused("the collator keeps a label at the start of an example: the example before would be trained to predict it")
+    worst = 0.0
     with torch.no_grad():
-        together = packed(batch).flatten()
-        worst = 0.0
-        for number, (start, n) in enumerate(list(zip(starts, lengths, strict=True))[:max_examples]):
-            if n < 2:
+        together = -forward(batch).float()
+        ends = list(itertools.accumulate(n - 1 for n in lengths))
+        if len(together) != ends[-1]:
+            raise PackingRefused(f"{ends[-1]} tokens of the first windows follow another one, {len(together)} were scored")
+        for number, (example, end) in enumerate(zip(_examples(windows), ends, strict=True)):
+            if len(example) < 2 or number >= MAX_EXAMPLES:
                 continue
-            ids = batch["input_ids"].flatten()[start : start + n].unsqueeze(0)
-            expected = alone({"input_ids": ids, "labels": ids}).mean().item()
-            found = together[start : start + n - 1].mean().item()
+            expected = alone(example)
+            found = together[end - len(example) + 1 : end].mean().item()
             difference = abs(found - expected) / max(abs(expected), 1.0)
             worst = max(worst, difference)
             if not (math.isfinite(difference) and difference <= TOLERANCE[precision]):
@@ -98,4 +86,17 @@ def check_packing(
                     packed=found,
                     alone=expected,
                 )
-    return SelfTest(examples=min(len(lengths), max_examples), boundaries=len(lengths) - len(rows), worst=worst)
+    return SelfTest(examples=min(len(lengths), MAX_EXAMPLES), boundaries=len(lengths) - len(windows), worst=worst)
+
+
+def _examples(windows: Sequence[Window]) -> list[NDArray[np.int32]]:
+    return [part for w in windows for part in np.split(w.input_ids, np.cumsum(w.seq_lengths)[:-1])]
+
+
+def _starts(windows: Sequence[Window], shape: tuple[int, int]) -> list[int]:
+    """Where examples begin in the flattened batch: windows are rows of it, or follow each other in its only row."""
+    row_of = [0] * len(windows) if shape[0] == 1 else list(range(len(windows)))
+    before = list(itertools.accumulate((len(w.input_ids) for w in windows), initial=0)) if shape[0] == 1 else [0] * len(windows)
+    return [
+        row_of[i] * shape[1] + before[i] + int(start) for i, w in enumerate(windows) for start in np.cumsum(w.seq_lengths) - w.seq_lengths
+    ]

@@ -1,151 +1,106 @@
-"""One attempt: from a run file to a finished adapter, or to the reason why not.
+"""One attempt: from a run file to a finished adapter or model, or to the reason why not.
 
 Imported only after ``imports.import_stack``; everything that can be refused without torch was refused before.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
-import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
-from datasets import Dataset
-from transformers import PrinterCallback, set_seed
-from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import SFTTrainer
+from transformers import set_seed
 
-from ft_assets.training import checkpoints
-from ft_assets.training.runtime.callbacks import HealthCallback, LoopCallback
+from ft_assets.errors import IntegrityError
+from ft_assets.training import checkpoints, methods
+from ft_assets.training.runtime import parallel
 from ft_assets.training.runtime.data import Pack
-from ft_assets.training.runtime.modeling import load_base, lora_config, require_finite, save_weights
+from ft_assets.training.runtime.loop import Loop, RunState
+from ft_assets.training.runtime.modeling import load_base, require_finite, start_warm
+from ft_assets.training.runtime.objectives import Ingredients, Objective
+from ft_assets.training.runtime.parallel import Strategy
 from ft_assets.training.runtime.reporting import Heartbeat, MetricsLog, Progress
-from ft_assets.training.runtime.saving import Checkpointer
-from ft_assets.training.runtime.self_test import SelfTest, check_packing, choose_windows, fused_loss, plain_loss
+from ft_assets.training.runtime.saving import STATE, Saver
 from ft_assets.training.runtime.stopping import StopRequest
-from ft_assets.training.runtime.validation import validation_loss
-from ft_assets.training.spec import RunFile, TrainingSpec
+from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
 
-SELF_TEST_WINDOWS = 2
-MAX_SELF_TEST_SEARCH = 64
-"""Windows that are looked at for ones that hold several examples."""
+FINAL_PARTS = {"adapter": checkpoints.ADAPTER, "model": ("model*.safetensors", "config.json")}
 
 
-class PackedTrainer(SFTTrainer):
-    """SFTTrainer that remembers whether the losses of the present step are finite."""
-
-    loss_is_finite = True
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss: torch.Tensor = super().training_step(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self.loss_is_finite = bool(torch.isfinite(loss).all()) and (self.loss_is_finite or self.state.global_step != self._finite_step)
-        self._finite_step = self.state.global_step
-        return loss
-
-    _finite_step = -1
-
-
-def run(
-    run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, heartbeat: Heartbeat, stop: StopRequest, rank: int
-) -> dict[str, Any]:
+def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, heartbeat: Heartbeat, stop: StopRequest) -> dict[str, Any]:
     """Train to the end and write ``final/``; returns what the exit evidence adds. Raises a ``RunEnded`` otherwise."""
     spec = run_file.spec
-    _deterministic(spec.seed)
-    model, tokenizer = load_base(run_file.base_model_dir, spec)
-    progress.total_steps = spec.optimization.total_steps(num_windows=pack.train.num_rows, world_size=spec.world_size)
-    trainer = build_trainer(spec, model, tokenizer, pack, total_steps=progress.total_steps, output_dir=run_file.work_dir)
+    deterministic(spec.seed)
+    strategy = parallel.build(spec)
+    strategy.start()
+    objective = build_objective(run_file, pack, strategy)
+    progress.total_steps = spec.optimization.total_steps(num_rows=objective.num_rows, world_size=spec.world_size)
+    strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
-    tested = self_test(trainer, spec)
+    tested = objective.self_test(strategy.model)
+    log.info("self-test: %s", ", ".join(f"{k} {v:.3g}" for k, v in tested.items()))
 
-    resume_from = checkpoints.latest_valid(
-        run_file.work_dir / "checkpoints", spec.sha256, on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why)
+    saver = Saver(run_file, strategy)
+    metrics = MetricsLog(run_file.work_dir / "metrics.jsonl")
+    loop = Loop(
+        spec,
+        objective=objective,
+        strategy=strategy,
+        saver=saver,
+        metrics=metrics,
+        progress=progress,
+        heartbeat=heartbeat,
+        stop=stop,
+        vocab_size=vocab_size,
     )
-    tokens_before = _continue_counters(resume_from, run_file, progress, rank=rank)
-    _add_callbacks(trainer, run_file, pack, vocab_size, progress, heartbeat, stop, tokens_before)
-    set_seed(spec.seed)
-    trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    resumed = _resume(run_file, strategy, saver, loop)
+    if strategy.rank == 0:
+        metrics.keep_through(loop.state.step)
+    loop.run()
 
     heartbeat.enter("save")
-    if rank == 0:
-        _write_final(trainer, run_file, progress)
+    kept = _return_to_best(run_file, strategy, saver, loop)
+    require_finite(objective.model)
+    _write_final(run_file, strategy, progress, kept)
     return {
-        "self_test": {"examples": tested.examples, "boundaries": tested.boundaries, "worst": tested.worst},
-        "resumed_from": None if resume_from is None else resume_from.name,
+        "self_test": dict(tested),
+        "resumed_from": resumed,
+        "ended_early": progress.ended_early,
+        "kept_step": kept,
+        "best_step": loop.state.best_step,
+        "best_eval_loss": loop.state.best_eval_loss,
+        "strategy": dict(strategy.evidence()),
+        "checkpoint_stall_s": round(saver.stall_s, 3),
     }
 
 
-def build_trainer(spec: TrainingSpec, model: Any, tokenizer: Any, pack: Pack, *, total_steps: int, output_dir: Path) -> PackedTrainer:
-    """The trainer of `spec` over pre-packed windows. No saving, logging or reporting of its own."""
-    opt = spec.optimization
-    arguments = SFTConfig(
-        output_dir=str(output_dir),
-        use_cpu=not torch.cuda.is_available(),
-        seed=spec.seed,
-        data_seed=spec.seed,
-        max_steps=total_steps,
-        per_device_train_batch_size=opt.windows_per_device,
-        gradient_accumulation_steps=opt.accumulation_steps,
-        learning_rate=opt.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if opt.schedule == "constant" else opt.schedule,
-        warmup_steps=math.ceil(total_steps * opt.warmup_ratio),
-        weight_decay=opt.weight_decay,
-        max_grad_norm=opt.max_grad_norm,
-        adam_beta1=opt.adam_betas[0],
-        adam_beta2=opt.adam_betas[1],
-        optim=opt.optimizer,
-        bf16=spec.precision == "bf16",
-        fp16=spec.precision == "fp16",
-        activation_checkpointing=spec.gradient_checkpointing,
-        gradient_checkpointing=None,  # type: ignore[arg-type]
-        packing=True,
-        max_length=spec.max_seq_len,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="no",
-        eval_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        ddp_find_unused_parameters=False,
-    )
-    trainer = PackedTrainer(
-        model, args=arguments, train_dataset=Dataset(pack.train), processing_class=tokenizer, peft_config=lora_config(spec, model)
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Objective:
+    """The method's objective over the loaded base model, with the weights that training starts from."""
+    spec = run_file.spec
+    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device)
+    module, _, name = methods.get(spec.method).objective.partition(":")
+    build = getattr(importlib.import_module(module), name)
+    set_seed(spec.seed)  # the adapter's first weights are drawn from here
+    given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=strategy.device)
+    objective = cast(Objective, build(given))
+    start_warm(objective.model, run_file)
+    return objective
 
 
-def self_test(trainer: Any, spec: TrainingSpec) -> SelfTest:
-    """Prove on the first windows of several examples that packing is exact (see ``self_test.py``)."""
-    rows = trainer.train_dataset[: min(MAX_SELF_TEST_SEARCH, len(trainer.train_dataset))]
-    windows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-    was_training = trainer.model.training
-    trainer.model.eval()
-    result = check_packing(
-        choose_windows(windows, count=max(SELF_TEST_WINDOWS, spec.optimization.windows_per_device)),
-        collate=trainer.data_collator,
-        packed=fused_loss(trainer.model),
-        alone=plain_loss(trainer.model),
-        device=trainer.args.device,
-        precision=spec.precision,
-    )
-    trainer.model.train(was_training)
-    log.info("packing self-test: %d examples, %d boundaries, worst %.1e", result.examples, result.boundaries, result.worst)
-    return result
-
-
-def _deterministic(seed: int) -> None:
+def deterministic(seed: int) -> None:
     """One result per seed; and no progress bars or notices of renamed options in the log that tenants read."""
     warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore", UserWarning)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -154,76 +109,59 @@ def _deterministic(seed: int) -> None:
     set_seed(seed)
 
 
-def _continue_counters(resume_from: Path | None, run_file: RunFile, progress: Progress, *, rank: int) -> int:
-    """Counters of the checkpoint, or zero; the metrics log is cut to the step that is resumed."""
-    manifest = None if resume_from is None else checkpoints.read_manifest(resume_from)
-    progress.step = progress.committed_step = 0 if manifest is None else manifest.step
-    progress.num_tokens = 0 if manifest is None else int(manifest.metrics["num_tokens"])
-    if rank == 0:
-        MetricsLog(run_file.work_dir / "metrics.jsonl").keep_through(progress.step)
-    if resume_from is not None:
-        log.info("resuming from %s", resume_from.name)
-    return progress.num_tokens
+def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> str | None:
+    """Load the newest checkpoint from which the run goes on exactly; its name, or None for a start from the beginning."""
+    found = checkpoints.latest_valid(
+        run_file.work_dir / "checkpoints",
+        run_file.spec,
+        required=saver.parts,
+        on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why),
+    )
+    if found is None:
+        return None
+    state = _state(found)
+    strategy.load(found)
+    last = state.pop("last")
+    loop.resume(RunState.from_dict(state), last)
+    log.info("resuming from %s", found.name)
+    return found.name
 
 
-def _add_callbacks(
-    trainer: Any,
-    run_file: RunFile,
-    pack: Pack,
-    vocab_size: int,
-    progress: Progress,
-    heartbeat: Heartbeat,
-    stop: StopRequest,
-    tokens_before: int,
-) -> None:
+def _state(directory: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((directory / STATE).read_text())
+    return body
+
+
+def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> int:
+    """After an early stop, load the weights of the best validation if its checkpoint is there; the step whose weights are kept."""
+    best = loop.state.best_step
+    if not loop.progress.ended_early or best in (None, loop.state.step):
+        return loop.state.step
+    directory = run_file.work_dir / "checkpoints" / checkpoints.step_name(int(best or 0))
+    try:
+        checkpoints.verify(directory, required=saver.parts)
+    except IntegrityError as e:
+        log.warning("the best validation was at step %d, but its checkpoint cannot be used; the last weights are kept: %s", best, e.message)
+        return loop.state.step
+    strategy.load(directory)
+    log.info("the weights of step %d, the best validation, are kept", best)
+    return int(best or 0)
+
+
+def _write_final(run_file: RunFile, strategy: Strategy, progress: Progress, step: int) -> None:
     spec = run_file.spec
-    trainer.add_callback(
-        HealthCallback(
-            loss_is_finite=lambda: bool(trainer.loss_is_finite), vocab_size=vocab_size, loss_scaling=trainer.accelerator.scaler is not None
-        )
-    )
-    trainer.add_callback(
-        LoopCallback(
-            progress=progress,
-            heartbeat=heartbeat,
-            metrics=MetricsLog(run_file.work_dir / "metrics.jsonl"),
-            stop=stop,
-            checkpointer=Checkpointer(run_file, trainer),
-            policy=spec.checkpoint,
-            validate=_validator(trainer, pack, stop),
-            tokens_before=tokens_before,
-        )
-    )
-
-
-def _validator(trainer: Any, pack: Pack, stop: StopRequest) -> Callable[[], float | None]:
-    rows = [] if pack.validation is None else pack.validation.to_pylist()
-
-    def validate() -> float | None:
-        if not rows:
-            return None
-        return validation_loss(
-            trainer.model,
-            rows,
-            collate=trainer.data_collator,
-            loss=fused_loss(trainer.model),
-            device=trainer.args.device,
-            stop=lambda: stop.requested,
-        )
-
-    return validate
-
-
-def _write_final(trainer: Any, run_file: RunFile, progress: Progress) -> None:
-    require_finite(trainer.model)
-    full = run_file.spec.adapter == "full"
-    checkpoints.commit(
-        run_file.work_dir / "final",
-        lambda directory: save_weights(trainer.model, directory, base_model=run_file.spec.base_model),
-        step=progress.step,
+    target = run_file.work_dir / "final"
+    draft = checkpoints.begin(target, token=f"a{run_file.attempt}")
+    strategy.save_weights(draft, base_model=spec.base_model)
+    if strategy.rank:
+        return
+    checkpoints.seal(
+        draft,
+        target,
+        step=step,
         attempt=run_file.attempt,
-        spec_sha256=run_file.spec.sha256,
+        spec=spec,
         created_at=time.time(),
-        metrics={"num_tokens": progress.num_tokens},
-        required=("*model*.safetensors", "config.json") if full else checkpoints.ADAPTER,
+        metrics=cast(Mapping[str, Any], {"num_tokens": progress.num_tokens}),
+        required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"],
     )

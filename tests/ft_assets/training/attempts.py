@@ -24,19 +24,25 @@ from tests.tiny_model import VOCAB, build_tiny_model
 REPOSITORY = Path(__file__).parents[3]
 SPEC = TrainingSpec(
     method="sft",
+    method_settings={},
     adapter="lora",
     base_model="tiny",
     base_digest="0" * 64,
     pack_fingerprint="pk_test",
     dataset_id="ds_test",
+    reference=None,
+    warm_start=None,
     max_seq_len=64,
     optimization=Optimization(
-        learning_rate=1e-2, num_epochs=3, windows_per_device=2, accumulation_steps=2, schedule="linear", warmup_ratio=0.1
+        learning_rate=1e-2, num_epochs=3, per_device_batch_size=2, accumulation_steps=2, schedule="linear", warmup_ratio=0.1
     ),
     lora=LoraSettings(rank=4, alpha=8, dropout=0.1),
+    quantization=None,
     checkpoint=CheckpointPolicy(every_steps=3, every_s=600, keep_last=3),
     precision="fp32",
+    attention="sdpa",
     gradient_checkpointing=False,
+    strategy="single",
     world_size=1,
     seed=7,
     recipe="test@1",

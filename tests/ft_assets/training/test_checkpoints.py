@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ft_assets.errors import IntegrityError
 from ft_assets.training import checkpoints
-from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, latest_valid, read_manifest, retain, step_name, verify
+from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, latest_valid, read_manifest, retain, seal, step_name, verify
+from ft_assets.training.disk_space import DiskFull
+from tests.small_disk import SmallDisk, small_disk
+from tests.training_specs import SPEC
 
-PARTS = ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
-SPEC = "a" * 64
+PARTS = ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "schedule.pt", "trainer_state.json")
+OTHER = replace(SPEC, seed=8)
 
 
 def fill(directory: Path) -> None:
@@ -21,25 +30,35 @@ def fill(directory: Path) -> None:
         (directory / name).write_text(f"{name} of {directory.name}" * 50)
 
 
-def save(root: Path, step: int, *, spec: str = SPEC, write: Callable[[Path], None] = fill) -> Path:
+def save(root: Path, step: int, *, spec: Any = SPEC, write: Callable[[Path], None] = fill, attempt: int = 1) -> Path:
     target = root / step_name(step)
-    commit(target, write, step=step, attempt=1, spec_sha256=spec, created_at=0.0, metrics={"num_tokens": step})
+    commit(target, write, spec=spec, step=step, attempt=attempt, created_at=0.0, metrics={"num_tokens": step})
     return target
 
 
-def test_a_committed_checkpoint_verifies_and_carries_its_metrics(tmp_path: Path) -> None:
+def rewrite(target: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Edit a manifest as somebody would who gives it a new digest of its own."""
+    body = json.loads((target / MANIFEST).read_text())
+    del body["sha256"]
+    change(body)
+    digest = checkpoints.hashlib.sha256(checkpoints.canonical_json(body).encode()).hexdigest()
+    (target / MANIFEST).write_text(json.dumps({**body, "sha256": digest}))
+
+
+def test_a_committed_checkpoint_verifies_and_says_who_wrote_it(tmp_path: Path) -> None:
     target = save(tmp_path, 10)
     manifest = verify(target, required=RESUMABLE)
     assert (manifest.step, manifest.metrics, set(manifest.files)) == (10, {"num_tokens": 10}, set(PARTS))
+    assert (manifest.spec_sha256, manifest.strategy, manifest.world_size) == (SPEC.sha256, SPEC.strategy, SPEC.world_size)
     assert manifest == read_manifest(target)
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def fails(directory: Path) -> None:
         fill(directory)
-        raise OSError("disk full")
+        raise OSError("the cable was pulled")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="cable"):
         save(tmp_path, 10, write=fails)
     assert list(tmp_path.iterdir()) == []
 
@@ -51,76 +70,187 @@ def test_a_checkpoint_without_optimizer_is_not_committed(tmp_path: Path) -> None
 
     with pytest.raises(IntegrityError, match=r"optimizer\.pt"):
         save(tmp_path, 10, write=forgets)
-    assert not (tmp_path / step_name(10)).exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_committing_a_step_again_replaces_it(tmp_path: Path) -> None:
     target = save(tmp_path, 10)
     (target / "optimizer.pt").write_text("torn")
-    save(tmp_path, 10)
-    verify(target, required=RESUMABLE)
+    save(tmp_path, 10, attempt=2)
+    assert verify(target, required=RESUMABLE).attempt == 2
     assert [p.name for p in tmp_path.iterdir()] == [target.name]
 
 
-def _truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:40])
+def test_a_draft_is_sealed_by_another_thread_and_sealing_twice_is_sealing_once(tmp_path: Path) -> None:
+    target = tmp_path / step_name(10)
+    drafts = [checkpoints.begin(target, token="a1") for _ in range(2)]  # two ranks
+    assert drafts[0] == drafts[1]
+    fill(drafts[0])
+    found: list[checkpoints.Manifest] = []
+
+    def work() -> None:
+        found.append(seal(drafts[0], target, spec=SPEC, step=10, attempt=1, created_at=1.0))
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [verify(target)] * 2
+    with pytest.raises(FileNotFoundError):
+        seal(drafts[0], target, spec=SPEC, step=10, attempt=2, created_at=1.0)
 
 
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[3] ^= 1
-    path.write_bytes(bytes(data))
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_process_killed_while_it_commits_leaves_the_step_whole_or_as_it_was(tmp_path: Path, exists: bool) -> None:
+    code = f"""if True:
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+        from pathlib import Path
+        from ft_assets.training.checkpoints import commit
+        from tests.training_specs import SPEC
+        calls = [0]
+        def trace(event, args):
+            if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree") and {str(tmp_path)!r} in str(args[0]):
+                calls[0] += 1
+                if calls[0] == int(sys.argv[1]):
+                    os._exit(9)
+        def fill(directory):
+            for name in {PARTS!r}:
+                (directory / name).write_text(name * 50)
+        sys.addaudithook(trace)
+        commit(Path({str(tmp_path)!r}) / "step-00000010", fill, spec=SPEC, step=10, attempt=2, created_at=0.0)
+    """
+    killed = 0
+    for moment in (1, 9, 20, 24, 26, 28, 1000):
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        if exists:
+            save(tmp_path, 10, attempt=1)
+        killed += subprocess.run([sys.executable, "-c", code, str(moment)], check=False).returncode == 9
+        found = latest_valid(tmp_path, SPEC)
+        assert found is not None or not exists
+        assert found is None or verify(found, required=RESUMABLE).attempt in (1, 2)
+        checkpoints.sweep(tmp_path)
+        assert len(list(tmp_path.iterdir())) == (found is not None)
+    assert 3 < killed < 7
 
 
-@pytest.mark.parametrize("name", [*PARTS, MANIFEST])
-@pytest.mark.parametrize("damage", [_truncate, _flip, Path.unlink], ids=["truncated", "one bit flipped", "missing"])
-def test_damage_to_any_part_is_found_and_named(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
-    target = save(tmp_path, 10)
-    damage(target / name)
-    with pytest.raises(
-        IntegrityError, match=name.replace(".", r"\.") if name != MANIFEST else r"manifest\.json|optimizer|rng|step|adapter"
-    ):
-        verify(target, required=RESUMABLE)
+def test_a_manifest_that_omits_a_part_of_the_state_is_damage_though_its_digest_agrees(tmp_path: Path) -> None:
+    for name in ("optimizer.pt", "schedule.pt", "trainer_state.json", "adapter_model.safetensors"):
+        target = save(tmp_path, 10)
+        (target / name).unlink()
+        rewrite(target, lambda body, name=name: body["files"].pop(name))  # type: ignore[misc]
+        with pytest.raises(IntegrityError, match=r"is not part of the manifest"):
+            verify(target)
+        rewrite(target, lambda body: body.update(required=[]))
+        assert latest_valid(tmp_path, SPEC, required=RESUMABLE) is None
+        assert latest_valid(tmp_path, SPEC) is None or name != "trainer_state.json"
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "adapter_model.safetensors"])
-def test_a_manifest_that_omits_a_part_of_the_state_is_damage(tmp_path: Path, name: str) -> None:
-    target = save(tmp_path, 10)
-    (target / name).unlink()
-    body = json.loads((target / MANIFEST).read_text())
-    del body["files"][name]
-    (target / MANIFEST).write_text(json.dumps(body))
-    assert latest_valid(tmp_path, SPEC) is None
-
-
-def test_a_file_that_was_added_after_the_commit_is_refused(tmp_path: Path) -> None:
-    target = save(tmp_path, 10)
-    (target / "model.safetensors").write_text("would be loaded instead of the adapter")
-    with pytest.raises(IntegrityError, match=r"model\.safetensors"):
+def test_a_manifest_that_points_outside_is_damage(tmp_path: Path) -> None:
+    target = save(tmp_path / "checkpoints", 10)
+    (tmp_path / "secret").write_text("x")
+    rewrite(target, lambda body: body["files"].update({"../../secret": body["files"]["optimizer.pt"]}))
+    with pytest.raises(IntegrityError, match="no path below"):
         verify(target)
 
 
 def test_the_newest_valid_checkpoint_of_this_spec_is_used_and_the_others_are_reported(tmp_path: Path) -> None:
     good = save(tmp_path, 10)
-    _truncate(save(tmp_path, 20) / "optimizer.pt")
-    save(tmp_path, 30, spec="b" * 64)
+    (save(tmp_path, 20) / "optimizer.pt").write_text("torn")
+    save(tmp_path, 30, spec=OTHER)
     (tmp_path / step_name(40)).mkdir()
     save(tmp_path, 50).rename(tmp_path / step_name(60))
-    (tmp_path / ".tmp-1-step-00000070").mkdir()
+    commit(tmp_path / step_name(70), fill, spec=SPEC, step=70, attempt=1, created_at=0.0, required=checkpoints.ADAPTER)
+    (tmp_path / ".tmp-1-step-00000080").mkdir()
     skipped: dict[str, str] = {}
     assert latest_valid(tmp_path, SPEC, on_skip=lambda path, why: skipped.update({path.name: why})) == good
-    assert list(skipped) == [step_name(n) for n in (60, 40, 30, 20)]
+    assert list(skipped) == [step_name(n) for n in (70, 60, 40, 30, 20)]
     assert "manifest.json is missing" in skipped[step_name(40)]
+    assert "finished model" in skipped[step_name(70)]
+
+
+def test_half_the_batch_or_another_number_of_ranks_goes_on_from_the_same_checkpoint(tmp_path: Path) -> None:
+    opt = SPEC.optimization
+    halved = replace(SPEC, optimization=replace(opt, per_device_batch_size=2, accumulation_steps=4), gradient_checkpointing=True)
+    spread = replace(SPEC, optimization=replace(opt, accumulation_steps=1), world_size=2, strategy="ddp")
+    twice = replace(SPEC, optimization=replace(opt, accumulation_steps=4))
+    longer = replace(SPEC, optimization=replace(opt, num_epochs=4))
+    good = save(tmp_path, 10)
+    assert [latest_valid(tmp_path, s) for s in (halved, spread)] == [good, good]
+    assert [latest_valid(tmp_path, s) for s in (twice, longer, OTHER)] == [None] * 3
+    assert len({s.sha256 for s in (SPEC, halved, spread, twice, longer)}) == 5
+
+
+def test_a_strategy_that_needs_other_parts_does_not_take_the_checkpoint_silently(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    skipped: list[str] = []
+    sharded = replace(SPEC, strategy="fsdp2")
+    assert latest_valid(tmp_path, sharded, required=("shards/*.distcp",), on_skip=lambda _, why: skipped.append(why)) is None
+    assert "shards/*.distcp is not part of the manifest" in skipped[0]
 
 
 def test_no_checkpoints_means_start_from_the_beginning(tmp_path: Path) -> None:
     assert latest_valid(tmp_path / "absent", SPEC) is None
 
 
-def test_retention_keeps_the_newest_and_sweeps_drafts_of_dead_processes(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_and_sweeps_drafts_of_dead_processes_alone(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
     (tmp_path / ".tmp-1-step-00000050").mkdir()
+    ours = checkpoints.begin(tmp_path / step_name(60), token="a7")
     retain(tmp_path, 3)
     assert [p.name for p in checkpoints.committed(tmp_path)] == [step_name(n) for n in (20, 30, 40)]
-    assert not list(tmp_path.glob(".tmp-*"))
+    assert list(tmp_path.glob(".tmp-*")) == [ours]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk with 1 MiB."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        yield disk.root
+
+
+def _torch(directory: Path) -> None:
+    import torch
+
+    fill(directory)
+    torch.save({"state": torch.zeros(2_000_000)}, directory / "optimizer.pt")
+
+
+def _safetensors(directory: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    fill(directory)
+    save_file({"w": np.zeros(2_000_000, np.float32)}, directory / "adapter_model.safetensors")
+
+
+def _plainly(directory: Path) -> None:
+    fill(directory)
+    (directory / "optimizer.pt").write_bytes(b"0" * 8_000_000)
+
+
+@pytest.mark.parametrize("write", [_torch, _safetensors, _plainly])
+def test_a_full_disk_is_named_with_bytes_and_earlier_checkpoints_stand(small: Path, write: Callable[[Path], None]) -> None:
+    def middling(directory: Path) -> None:
+        fill(directory)
+        (directory / "optimizer.pt").write_bytes(b"0" * 600_000)
+
+    good = save(small, 10, write=middling)
+    with pytest.raises(DiskFull, match=r"bytes are needed, \d+ are free") as caught:
+        save(small, 20, write=write)
+    assert caught.value.needed_bytes > 600_000 > 450_000 > caught.value.free_bytes
+    assert latest_valid(small, SPEC) == good
+    assert [p.name for p in small.iterdir()] == [good.name]
+
+
+def test_a_disk_that_fills_with_the_last_byte_is_found_when_the_manifest_is_written(small: Path) -> None:
+    def exactly(directory: Path) -> None:
+        fill(directory)
+        SmallDisk(small).fill()
+        (small / ".filler").rename(directory / "more.pt")
+
+    with pytest.raises(DiskFull):
+        save(small, 10, write=exactly)
+    assert list(small.iterdir()) == []

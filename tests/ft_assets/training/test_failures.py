@@ -30,10 +30,11 @@ def ended(outcome: Outcome, **detail: object) -> ExitEvidence:
 CASES = [
     ("diverged", Evidence(phase="exited", exit=ended(Outcome.DIVERGED)), "diverged", Fault.USER, Retry.NEVER),
     ("bad row", Evidence(phase="exited", exit=ended(Outcome.BAD_EXAMPLE)), "bad_example", Fault.USER, Retry.NEVER),
-    ("oom", Evidence(phase="exited", exit=ended(Outcome.OOM, windows_per_device=4)), "oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH),
-    ("oom of one window", Evidence(phase="exited", exit=ended(Outcome.OOM, windows_per_device=1)), "oom", Fault.AMBIGUOUS, Retry.NEVER),
+    ("oom", Evidence(phase="exited", exit=ended(Outcome.OOM, per_device_batch_size=4)), "oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH),
+    ("oom of one window", Evidence(phase="exited", exit=ended(Outcome.OOM, per_device_batch_size=1)), "oom", Fault.AMBIGUOUS, Retry.NEVER),
     ("preempted", Evidence(phase="exited", exit=ended(Outcome.PREEMPTED)), "preempted", Fault.PLATFORM, Retry.RESUME),
     ("internal", Evidence(phase="exited", exit=ended(Outcome.INTERNAL)), "internal", Fault.PLATFORM, Retry.RESUME),
+    ("disk full", Evidence(phase="exited", exit=ended(Outcome.DISK_FULL)), "disk_full", Fault.PLATFORM, Retry.RESUME),
     (
         "no base model",
         Evidence(phase="exited", exit=ended(Outcome.INTERNAL, code="base_model_unavailable")),
@@ -99,7 +100,7 @@ def test_every_outcome_has_an_exit_code_of_its_own() -> None:
 
 def test_an_oom_is_retried_once_only() -> None:
     history = [PastAttempt(code="oom", committed_step=0, last_step=0)]
-    found = classify(Evidence(phase="exited", exit=ended(Outcome.OOM, windows_per_device=4), history=history))
+    found = classify(Evidence(phase="exited", exit=ended(Outcome.OOM, per_device_batch_size=4), history=history))
     assert found is not None and found.retry is Retry.NEVER
 
 
@@ -140,7 +141,7 @@ def test_half_the_batch_is_the_same_global_batch() -> None:
     halved = with_half_batch(SPEC)
     assert halved is not None
     before, after = SPEC.optimization, halved.optimization
-    assert (after.windows_per_device, after.accumulation_steps) == (before.windows_per_device // 2, before.accumulation_steps * 2)
+    assert (after.per_device_batch_size, after.accumulation_steps) == (before.per_device_batch_size // 2, before.accumulation_steps * 2)
     assert with_half_batch(halved) is None
 
 

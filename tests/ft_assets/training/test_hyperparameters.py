@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import recipes
-from ft_assets.training.hyperparameters import LIMITS, ModelFacts, PackFacts, checked, openai_hyperparameters, plan, resolve
-from ft_assets.training.spec import TrainingSpec
+from ft_assets.training import methods
+from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, openai_hyperparameters, plan, resolve
+from ft_assets.training.spec import EarlyStopping, Quantization, TrainingSpec, WarmStart
 
 DEMO = ModelFacts(id="demo-llama-3m", num_parameters=3_000_000, context_length=512, digest="d" * 64)
 SMALL = ModelFacts(id="llama-8b", num_parameters=8_030_000_000, context_length=131072, digest="e" * 64)
@@ -21,9 +21,10 @@ def pack(**changes: Any) -> PackFacts:
     return PackFacts(**{**facts, "max_seq_len": 512, **changes})
 
 
-def spec(requested: dict[str, Any], model: ModelFacts = DEMO, facts: PackFacts | None = None, **resolved: Any) -> TrainingSpec:
-    arguments = {"seed": 1, "lock_sha256": "0" * 64, "commit": "c" * 40, **resolved}
-    return resolve(plan(requested, model), facts or pack(), **arguments)
+def spec(requested: dict[str, Any], model: ModelFacts = DEMO, facts: PackFacts | None = None, **others: Any) -> TrainingSpec:
+    planned = {name: others.pop(name) for name in ("method", "adapter", "recipe", "hardware", "has_bf16") if name in others}
+    arguments = {"seed": 1, "lock_sha256": "0" * 64, "commit": "c" * 40, **others}
+    return resolve(plan(requested, model, **planned), facts or pack(), **arguments)
 
 
 def test_auto_and_absent_are_the_same_spec() -> None:
@@ -34,7 +35,7 @@ def test_auto_and_absent_are_the_same_spec() -> None:
 
 def test_a_model_gets_the_recipe_made_for_it_and_others_the_fallback() -> None:
     assert spec({}).recipe == "demo-llama-3m@1"
-    assert spec({}, SMALL).recipe == "llama-lora@1"
+    assert spec({}, SMALL).recipe == "any-lora@1"
 
 
 def test_the_small_recipe_is_fp32_with_a_high_rate_on_short_windows() -> None:
@@ -72,14 +73,29 @@ def test_more_than_ten_thousand_rows_are_seen_once() -> None:
 def test_a_small_dataset_gets_smaller_batches_rather_than_few_steps() -> None:
     few = spec({}, SMALL, pack(num_windows=100)).optimization
     many = spec({}, SMALL, pack(num_windows=100_000)).optimization
-    assert few.windows_per_device * few.accumulation_steps == 3
-    assert many.windows_per_device * many.accumulation_steps == 64
+    assert few.per_device_batch_size * few.accumulation_steps == 3
+    assert many.per_device_batch_size * many.accumulation_steps == 64
 
 
-@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (6, 1), (8, 2), (64, 4)])
-def test_the_global_batch_is_what_was_asked_for(batch_size: int, world_size: int) -> None:
-    found = spec({"batch_size": batch_size}, world_size=world_size)
-    assert openai_hyperparameters(found, recipes.load_all()["demo-llama-3m"])["batch_size"] == batch_size
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (6, 1), (8, 2), (64, 4), (96, 8)])
+@pytest.mark.parametrize("fits", [None, 1, 2, 5, 64])
+def test_the_global_batch_is_what_was_asked_for_whatever_fits(batch_size: int, world_size: int, fits: int | None) -> None:
+    found = spec({"batch_size": batch_size}, world_size=world_size, per_device_batch_size=fits)
+    opt = found.optimization
+    assert opt.per_device_batch_size * opt.accumulation_steps * world_size == batch_size
+    assert opt.per_device_batch_size <= (fits or 1)
+    assert openai_hyperparameters(found, {})["batch_size"] == batch_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8, 32])
+@pytest.mark.parametrize("num_rows", [1, 7, 999, 100_000])
+@pytest.mark.parametrize("method", ["sft", "kto", "dpo"])
+def test_a_default_batch_divides_over_ranks_and_micro_batches(method: str, num_rows: int, world_size: int) -> None:
+    found = spec({}, SMALL, pack(num_windows=num_rows), method=method, world_size=world_size, per_device_batch_size=4)
+    opt = found.optimization
+    assert opt.global_batch_size(world_size) >= world_size
+    assert opt.per_device_batch_size >= (2 if method == "kto" else 1)
+    assert opt.global_batch_size(world_size) <= max(64, world_size * 2)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +103,13 @@ def test_the_global_batch_is_what_was_asked_for(batch_size: int, world_size: int
     [
         (8, {"batch_size": 4, "n_epochs": 1}, 2),
         (9, {"batch_size": 4, "n_epochs": 1}, 3),
-        (9, {"batch_size": 4, "n_epochs": 2.5}, 8),
+        (9, {"batch_size": 4, "n_epochs": 2.5}, 6),
         (9, {"batch_size": 4, "n_epochs": 2, "max_steps": 5}, 5),
         (1, {"batch_size": 64, "n_epochs": 1}, 1),
     ],
 )
-def test_the_number_of_steps_counts_partial_batches(windows: int, requested: dict[str, Any], steps: int) -> None:
-    assert spec(requested, facts=pack(num_windows=windows)).optimization.total_steps(num_windows=windows, world_size=1) == steps
+def test_every_step_is_a_whole_batch_and_every_row_is_seen(windows: int, requested: dict[str, Any], steps: int) -> None:
+    assert spec(requested, facts=pack(num_windows=windows)).optimization.total_steps(num_rows=windows, world_size=1) == steps
 
 
 @pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 200), (10_000, 500)])
@@ -120,7 +136,23 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"schedule": "polynomial"}, "one of linear, cosine, constant"),
         ({"checkpoint_every_steps": 501}, "at most 500"),
         ({"precision": "int8"}, "one of fp32"),
-        ({"beta": 0.1}, "known are n_epochs"),
+        ({"beta": 0.1}, "setting of dpo"),
+        ({"beam": 1}, "known are n_epochs"),
+        ({"target_modules": ["lm_head"]}, "lm_head least of all"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "q_proj"),
+        ({"target_modules": []}, "all-linear, or a list"),
+        ({"target_modules": ["q_proj", "q_proj"]}, "all-linear, or a list"),
+        ({"target_modules": "q_proj"}, "all-linear, or a list"),
+        ({"modules_to_save": ["lm_head"]}, "cannot be served"),
+        ({"use_dora": True}, "cannot be served"),
+        ({"optimizer": "sgd"}, "one of adamw_torch"),
+        ({"optimizer": ["adafactor"]}, "one of adamw_torch"),
+        ({"per_device_batch_size": 0}, "at least 1"),
+        ({"gradient_checkpointing": 1}, "true or false"),
+        ({"early_stopping_min_delta": 0.1}, "give early_stopping_patience"),
+        ({"quantization": "nf4"}, "adapter is lora"),
+        ({"double_quantization": True}, "adapter is lora"),
+        ({"attention": "flash_attention_2"}, "bf16 and fp16 only"),
         ({"learning_rate": 1e-3, "learning_rate_multiplier": 2}, "keep one"),
     ],
 )
@@ -131,28 +163,189 @@ def test_what_cannot_be_trained_is_refused_with_value_limit_and_next_step(reques
     assert refused.value.param == f"hyperparameters.{next(iter(requested))}"
 
 
+QLORA, FULL = {"adapter": "qlora"}, {"adapter": "full"}
+
+
+@pytest.mark.parametrize(
+    ("requested", "combined", "param", "says"),
+    [
+        ({"rank": 8}, FULL, "hyperparameters.rank", "use lora"),
+        ({"target_modules": "all-linear"}, FULL, "hyperparameters.target_modules", "use lora"),
+        ({"double_quantization": False}, FULL, "hyperparameters.double_quantization", "use qlora"),
+        ({"precision": "fp16"}, FULL, "hyperparameters.precision", "use bf16 or fp32, or an adapter"),
+        ({}, QLORA | {"hardware": {"strategy": "zero3"}}, "hardware.strategy", "use zero2"),
+        ({}, QLORA | {"hardware": {"strategy": "fsdp2", "num_gpus": 4}}, "hardware.strategy", "use zero2"),
+        ({}, {"hardware": {"strategy": "single", "num_gpus": 2}}, "hardware.strategy", "num_gpus is 2"),
+        ({}, {"hardware": {"strategy": "ddp", "num_gpus": 1}}, "hardware.strategy", "2 or more"),
+        ({}, {"hardware": {"num_gpus": 3}}, "hardware.num_gpus", "one of 1, 2, 4, 8, 16, 32"),
+        ({}, {"hardware": {"num_gpus": True}}, "hardware.num_gpus", "one of 1, 2"),
+        ({}, {"hardware": {"gpus": 2}}, "hardware.gpus", "known are num_gpus, strategy"),
+        ({}, {"hardware": {"strategy": "fsdp"}}, "hardware.strategy", "one of single, ddp"),
+        ({"batch_size": 6}, {"hardware": {"num_gpus": 4}}, "hyperparameters.batch_size", "multiple of 4"),
+        ({"optimizer": "adamw_8bit"}, {"hardware": {"strategy": "zero1"}}, "hyperparameters.optimizer", "adamw_torch"),
+        ({"batch_size": 8, "per_device_batch_size": 3}, {}, "hyperparameters.batch_size", "multiple of 3"),
+        ({"batch_size": 8, "per_device_batch_size": 4}, {"hardware": {"num_gpus": 4}}, "hyperparameters.batch_size", "multiple of 16"),
+        ({"batch_size": 1}, {"method": "kto"}, "hyperparameters.batch_size", "multiple of 2"),
+        ({"per_device_batch_size": 1}, {"method": "kto"}, "hyperparameters.per_device_batch_size", "use 2 or more"),
+        ({"packing": True}, {"method": "dpo"}, "hyperparameters.packing", "trains on pairs"),
+        ({"safety_share": 0.1}, {"method": "kto"}, "hyperparameters.safety_share", "trains on judged"),
+        ({"train_on_inputs": False}, {"method": "cpt"}, "hyperparameters.train_on_inputs", "every token"),
+        ({"gamma": 1.0}, {"method": "dpo"}, "hyperparameters.gamma", "a setting of simpo, and the method is dpo"),
+        ({"beta": 0.0}, {"method": "dpo"}, "hyperparameters.beta", "above 0"),
+        ({"loss_type": "ppo"}, {"method": "dpo"}, "hyperparameters.loss_type", "one of sigmoid"),
+        ({"label_smoothing": 0.5}, {"method": "dpo"}, "hyperparameters.label_smoothing", "at most 0.49"),
+        ({"precision": "bf16"}, {"has_bf16": False}, "hyperparameters.precision", "use fp16"),
+    ],
+)  # fmt: skip
+def test_a_bad_combination_is_refused_with_the_reason_and_the_next_step(
+    requested: dict[str, Any], combined: dict[str, Any], param: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        plan(requested, SMALL, **combined)
+    assert refused.value.param == param
+
+
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="multiple of 2"):
         spec({"batch_size": 3}, world_size=2)
 
 
-def test_every_limit_lets_the_defaults_of_every_recipe_pass() -> None:
-    for recipe in recipes.load_all().values():
-        defaults = {name: default.value for name, default in recipe.defaults.items() if name in LIMITS}
-        assert len(defaults) > 5, "too few defaults have a limit for this to mean anything"
-        assert checked(defaults) == defaults
+def test_more_rows_at_a_time_than_fit_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="allows 2"):
+        spec({"per_device_batch_size": 4, "batch_size": 8}, per_device_batch_size=2)
+    assert spec({"per_device_batch_size": 2, "batch_size": 8}, per_device_batch_size=8).optimization.per_device_batch_size == 2
 
 
-def test_every_default_of_every_recipe_has_a_source() -> None:
-    for recipe in recipes.load_all().values():
-        assert all(len(d.source) > 10 for d in recipe.defaults.values())
+def test_kto_is_refused_where_only_one_row_fits() -> None:
+    with pytest.raises(InvalidRequest, match="needs 2 rows in a micro-batch"):
+        spec({}, SMALL, method="kto", per_device_batch_size=1)
 
 
-def test_an_unknown_recipe_or_version_is_refused_with_the_known_ones() -> None:
-    for name in ("nope", "llama-lora@99"):
-        with pytest.raises(InvalidRequest, match="llama-lora@1"):
-            plan({}, SMALL, recipe=name)
-    assert plan({}, DEMO, recipe="llama-lora@1").recipe.name == "llama-lora"
+@pytest.mark.parametrize("method", sorted(methods.registered()))
+@pytest.mark.parametrize("adapter", ["lora", "qlora", "full"])
+@pytest.mark.parametrize("model", [DEMO, SMALL, LARGE], ids=lambda m: str(m.id))
+def test_every_method_resolves_with_every_adapter_on_every_size(method: str, adapter: str, model: ModelFacts) -> None:
+    found = spec({}, model, method=method, adapter=adapter)
+    assert set(found.method_settings) == set(methods.get(method).settings)
+    assert (found.lora is None) == (adapter == "full")
+    assert (found.quantization is not None) == (adapter == "qlora")
+    assert TrainingSpec.from_dict(found.to_dict()) == found
+    assert spec({}, model, method=method, adapter=adapter).sha256 == found.sha256, "the same arguments give the same digest"
+
+
+@pytest.mark.parametrize(
+    ("method", "adapter", "rate"),
+    [
+        ("sft", "lora", 2e-4),
+        ("sft", "qlora", 2e-4),
+        ("sft", "full", 2e-5),
+        ("cpt", "lora", 1e-4),
+        ("dpo", "lora", 5e-6),
+        ("dpo", "full", 5e-7),
+        ("simpo", "full", 5e-7),
+        ("orpo", "full", 8e-6),
+    ],
+)
+def test_the_rate_is_the_recipes_times_that_of_the_method_unless_the_recipe_says_otherwise(method: str, adapter: str, rate: float) -> None:
+    assert spec({}, SMALL, method=method, adapter=adapter).optimization.learning_rate == rate
+    doubled = spec({"learning_rate_multiplier": 2}, SMALL, method=method, adapter=adapter)
+    assert doubled.optimization.learning_rate == 2 * rate
+
+
+def test_settings_of_a_method_are_asked_for_or_its_defaults_and_1_is_1_point_0() -> None:
+    assert spec({"beta": 1}, method="dpo").method_settings == {"beta": 1.0, "loss_type": "sigmoid", "label_smoothing": 0.0}
+    assert spec({"beta": 1}, method="dpo").sha256 == spec({"beta": 1.0}, method="dpo").sha256
+    assert spec({"beta": "auto"}, method="dpo").method_settings["beta"] == 0.1
+
+
+def test_modules_are_a_set() -> None:
+    one, other = spec({"target_modules": ["v_proj", "q_proj"]}), spec({"target_modules": ["q_proj", "v_proj"]})
+    assert one.sha256 == other.sha256
+    assert one.lora is not None
+    assert one.lora.target_modules == ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "adafactor"])
+def test_optimizers_that_need_whole_matrices_are_refused_where_they_are_shared_out(optimizer: str) -> None:
+    assert spec({"optimizer": optimizer}, SMALL, **FULL).optimization.optimizer == optimizer
+    assert spec({"optimizer": optimizer}, SMALL, world_size=2, strategy="ddp").optimization.optimizer == optimizer
+    for strategy in ("fsdp2", "zero2"):
+        with pytest.raises(InvalidRequest, match=f"strategy {strategy} shares them out; use adamw_torch"):
+            spec({"optimizer": optimizer}, SMALL, world_size=2, strategy=strategy)
+
+
+def test_fp16_is_refused_where_gradients_are_shared_out() -> None:
+    assert spec({"precision": "fp16"}, SMALL, world_size=2, strategy="ddp").precision == "fp16"
+    with pytest.raises(InvalidRequest, match="use bf16, or ddp"):
+        spec({"precision": "fp16"}, SMALL, world_size=2, strategy="zero2")
+
+
+def test_gpus_without_bf16_train_adapters_in_fp16_and_all_parameters_in_fp32() -> None:
+    assert spec({}, SMALL, has_bf16=False).precision == "fp16"
+    assert spec({}, SMALL, has_bf16=False, **QLORA).precision == "fp16"
+    assert spec({}, SMALL, has_bf16=False, **FULL).precision == "fp32"
+    assert spec({}, DEMO, has_bf16=False).precision == "fp32"
+
+
+def test_quantization_is_nf4_twice_unless_asked() -> None:
+    assert spec({}, **QLORA).quantization == Quantization(kind="nf4", double=True)
+    asked = spec({"quantization": "fp4", "double_quantization": False}, **QLORA)
+    assert asked.quantization == Quantization(kind="fp4", double=False)
+
+
+def test_what_would_split_4_bit_weights_becomes_zero2_and_is_recorded_so() -> None:
+    for strategy in ("zero3", "fsdp2"):
+        assert spec({}, LARGE, world_size=4, strategy=strategy, **QLORA).strategy == "zero2"
+        assert spec({}, LARGE, world_size=4, strategy=strategy).strategy == strategy
+
+
+def test_the_strategy_is_that_asked_for_before_the_fitted_one() -> None:
+    assert spec({}, SMALL, world_size=2, strategy="ddp", hardware={"strategy": "zero1"}).strategy == "zero1"
+    assert spec({}, SMALL, world_size=2).strategy == "ddp"
+    assert spec({}).strategy == "single"
+
+
+def test_gpus_asked_for_are_in_the_plan_and_the_demo_model_takes_one() -> None:
+    assert planned({}, SMALL, hardware={"num_gpus": 8}).num_gpus == 8
+    assert (planned({}, SMALL).num_gpus, planned({}, DEMO).num_gpus) == (None, 1)
+
+
+def planned(requested: dict[str, Any], model: ModelFacts, **others: Any) -> Plan:
+    return plan(requested, model, **others)
+
+
+def test_gradient_checkpointing_is_by_length_unless_fitted_or_asked_for() -> None:
+    long, short = pack(max_seq_len=4096), pack()
+    assert spec({}, SMALL, long).gradient_checkpointing
+    assert not spec({"max_seq_len": 1024}, SMALL, short).gradient_checkpointing
+    assert spec({"max_seq_len": 1024}, SMALL, short, gradient_checkpointing=True).gradient_checkpointing
+    assert not spec({"gradient_checkpointing": False}, SMALL, long, gradient_checkpointing=True).gradient_checkpointing
+
+
+def test_early_stopping_is_off_until_a_patience_is_given() -> None:
+    assert spec({}).optimization.early_stopping is None
+    found = spec({"early_stopping_patience": 3, "early_stopping_min_delta": 0.01}).optimization.early_stopping
+    assert found == EarlyStopping(patience=3, min_delta=0.01)
+
+
+def test_reference_and_warm_start_are_part_of_the_spec() -> None:
+    start = WarmStart(adapter="a", manifest_sha256="f" * 64)
+    found = spec({}, method="dpo", reference="k", warm_start=start)
+    assert (found.reference, found.warm_start) == ("k", start)
+    assert found.sha256 != spec({}, method="dpo", reference="k").sha256
+
+
+def test_what_a_client_reads_back_is_what_was_resolved() -> None:
+    asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5}
+    assert openai_hyperparameters(spec(asked), asked) == asked
+    given = {"learning_rate": 1.5e-3, "n_epochs": "auto"}
+    assert openai_hyperparameters(spec(given), given)["learning_rate_multiplier"] == pytest.approx(0.5)
+    assert openai_hyperparameters(spec({}, method="dpo"), {})["beta"] == 0.1
+
+
+def test_the_batch_is_known_before_the_pack_is() -> None:
+    assert global_batch_size(plan({}, SMALL)) == 64
+    assert global_batch_size(plan({"batch_size": 10}, SMALL)) == 10
 
 
 def test_a_spec_survives_its_dictionary_form() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ft_assets.errors import IntegrityError
 from ft_assets.training.reference import PARTIAL, ReferenceManifest, load_logps, reference_key, usable_files, verify, write_logps
+from ft_assets.training.spec import Quantization
 
 KEY = reference_key("pk_1", "d", "fp32", "sdpa")
 
@@ -24,15 +25,19 @@ def written(directory: Path) -> ReferenceManifest:
     return manifest
 
 
-def test_the_key_depends_on_pack_model_precision_and_attention() -> None:
+def test_the_key_depends_on_pack_model_and_how_it_is_run() -> None:
     keys = {
         KEY,
         reference_key("pk_2", "d", "fp32", "sdpa"),
         reference_key("pk_1", "e", "fp32", "sdpa"),
         reference_key("pk_1", "d", "bf16", "sdpa"),
         reference_key("pk_1", "d", "fp32", "eager"),
+        reference_key("pk_1", "d", "fp32", "sdpa", quantization=Quantization()),
+        reference_key("pk_1", "d", "fp32", "sdpa", quantization=Quantization(double=False)),
+        reference_key("pk_1", "d", "fp32", "sdpa", quantization=Quantization(kind="fp4")),
+        reference_key("pk_1", "d", "fp32", "sdpa", adapter="a"),
     }
-    assert len(keys) == 5
+    assert len(keys) == 9
     assert reference_key("pk_1", "d", "fp32", "sdpa") == KEY and KEY.startswith("rf_")
 
 
@@ -79,3 +84,14 @@ def test_a_torn_manifest_is_damage(tmp_path: Path, text: str) -> None:
     with pytest.raises(IntegrityError):
         verify(tmp_path)
     assert usable_files(tmp_path, KEY) == []
+
+
+def test_judged_answers_have_columns_of_their_own(tmp_path: Path) -> None:
+    file = write_logps(tmp_path, "shard-00000.parquet", {"row": [4, 5], "logp": [-1.0, -2.0], "kl_logp": [-3.0, -4.0]}, kind="judged")
+    ReferenceManifest(
+        key=KEY, pack_fingerprint="pk_1", base_digest="d", precision="fp32", attention="sdpa", kind="judged", files=(file,)
+    ).write(tmp_path)
+    manifest = verify(tmp_path)
+    table = load_logps(tmp_path, manifest, ["shard-00000.parquet"])
+    assert table.to_pydict() == {"row": [4, 5], "logp": [-1.0, -2.0], "kl_logp": [-3.0, -4.0]}
+    assert load_logps(tmp_path, manifest, []).column_names == ["row", "logp", "kl_logp"]

@@ -5,18 +5,19 @@ With the trainer, the collator and the forward pass of a real run: leaks are pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from ft_assets.training.runtime import data  # noqa: E402
+from ft_assets.training.runtime import data, parallel  # noqa: E402
 from ft_assets.training.runtime.endings import PackingRefused  # noqa: E402
-from ft_assets.training.runtime.modeling import load_base  # noqa: E402
-from ft_assets.training.runtime.self_test import TOLERANCE  # noqa: E402
-from ft_assets.training.runtime.train import build_trainer, self_test  # noqa: E402
+from ft_assets.training.runtime.objectives.tokens import Tokens  # noqa: E402
+from ft_assets.training.runtime.self_test import TOLERANCE, Window  # noqa: E402
+from ft_assets.training.runtime.train import build_objective  # noqa: E402
+from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.tiny_model import VOCAB, build_tiny_model  # noqa: E402
 
@@ -26,29 +27,36 @@ Batch = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def objective(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     root = tmp_path_factory.mktemp("run")
-    model, tokenizer = load_base(build_tiny_model(root / "base"), SPEC)
-    pack = data.load(write_pack(root / "pack"), SPEC, vocab_size=VOCAB)
-    return build_trainer(SPEC, model, tokenizer, pack, total_steps=1, output_dir=root / "work")
+    run = RunFile(
+        spec=SPEC,
+        attempt=1,
+        base_model_dir=build_tiny_model(root / "base"),
+        pack_dir=write_pack(root / "pack"),
+        work_dir=root / "work",
+    )
+    built = build_objective(run, data.load(run.pack_dir, SPEC, vocab_size=VOCAB), parallel.build(SPEC))
+    assert isinstance(built, Tokens)
+    return built
 
 
 @pytest.fixture
-def planted(trainer: Any) -> Any:
+def planted(objective: Tokens) -> Iterator[Callable[[Callable[[Batch], None]], None]]:
     """Plants a change of what the collator returns, for one test."""
-    collator = trainer.data_collator
+    faithful = objective.collate_windows
 
     def plant(change: Callable[[Batch], None]) -> None:
-        def collate(rows: list[Any]) -> Batch:
-            batch: Batch = dict(collator(rows))
+        def collate(windows: Sequence[Window]) -> Batch:
+            batch: Batch = dict(faithful(windows))
             assert "position_ids" in batch and "attention_mask" not in batch, "the run packs in another way: plant another leak"
             change(batch)
             return batch
 
-        trainer.data_collator = collate
+        objective.collate_windows = collate  # type: ignore[method-assign]
 
     yield plant
-    trainer.data_collator = collator
+    del objective.collate_windows  # the method shows again
 
 
 def positions_that_run_on(batch: Batch) -> None:
@@ -79,31 +87,31 @@ def labels_at_the_starts(batch: Batch) -> None:
     batch["labels"] = batch["input_ids"].clone()
 
 
-def test_the_run_as_it_is_passes_over_many_boundaries(trainer: Any) -> None:
-    found = self_test(trainer, SPEC)
-    assert found.boundaries >= 3 and found.examples >= 5
-    assert found.worst <= TOLERANCE["fp32"] == 1e-5
+def test_the_run_as_it_is_passes_over_many_boundaries(objective: Tokens) -> None:
+    found = objective.self_test(objective.model)
+    assert found["boundaries"] >= 3 and found["examples"] >= 5
+    assert found["worst"] <= TOLERANCE["fp32"] == 1e-5
 
 
 @pytest.mark.parametrize("leak", [positions_that_run_on, no_positions, a_mask_of_ones, one_boundary_forgotten, positions_off_by_one])
-def test_a_planted_leak_is_refused(trainer: Any, planted: Any, leak: Callable[[Batch], None]) -> None:
+def test_a_planted_leak_is_refused(objective: Tokens, planted: Any, leak: Callable[[Batch], None]) -> None:
     planted(leak)
     with pytest.raises(PackingRefused, match="examples see each other in packed windows") as refused:
-        self_test(trainer, SPEC)
+        objective.self_test(objective.model)
     detail = refused.value.detail
     assert abs(detail["packed"] - detail["alone"]) > TOLERANCE["fp32"]
 
 
-def test_labels_that_cross_a_boundary_are_refused(trainer: Any, planted: Any) -> None:
+def test_labels_that_cross_a_boundary_are_refused(objective: Tokens, planted: Any) -> None:
     planted(labels_at_the_starts)
     with pytest.raises(PackingRefused, match="keeps a label at the start"):
-        self_test(trainer, SPEC)
+        objective.self_test(objective.model)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_model_that_attends_across_boundaries_is_refused(trainer: Any, attention: str) -> None:
+def test_a_model_that_attends_across_boundaries_is_refused(objective: Tokens, attention: str) -> None:
     """One layer of the model, wrapped as a library's faulty kernel would be, sees the whole window."""
-    layer = trainer.model.get_base_model().model.layers[0].self_attn
+    layer = objective.model.get_base_model().model.layers[0].self_attn
     faithful = layer.forward
 
     def leaking(*args: Any, **kwargs: Any) -> Any:
@@ -112,13 +120,13 @@ def test_a_model_that_attends_across_boundaries_is_refused(trainer: Any, attenti
         causal = torch.full((n, n), float("-inf")).triu(1)[None, None]
         return faithful(*args, **{**kwargs, "attention_mask": causal})
 
-    before = trainer.model.config._attn_implementation
-    trainer.model.get_base_model().set_attn_implementation(attention)
+    before = objective.model.config._attn_implementation
+    objective.model.get_base_model().set_attn_implementation(attention)
     layer.forward = leaking
     try:
         with pytest.raises(PackingRefused, match="examples see each other"):
-            self_test(trainer, SPEC)
+            objective.self_test(objective.model)
     finally:
         layer.forward = faithful
-        trainer.model.get_base_model().set_attn_implementation(before)
-    assert self_test(trainer, SPEC).worst <= 1e-5  # the leak is out again
+        objective.model.get_base_model().set_attn_implementation(before)
+    assert objective.self_test(objective.model)["worst"] <= 1e-5  # the leak is out again

@@ -79,7 +79,7 @@ def test_a_missing_base_model_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_spec_for_more_ranks_than_were_started_is_refused(tmp_path: Path) -> None:
-    with job(tmp_path, world_size=2) as wrong:
+    with job(tmp_path, world_size=2, strategy="ddp") as wrong:
         assert wrong.train() == 64, wrong.log()
         assert wrong.exit()["outcome"] == "bad_spec"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -18,10 +20,11 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.datasets.packs.manifest import PackManifest  # noqa: E402
-from ft_assets.training.reference import load_logps, verify  # noqa: E402
+from ft_assets.training.reference import load_logps, reference_key, verify  # noqa: E402
 from ft_assets.training.runtime import reference  # noqa: E402
 from ft_assets.training.runtime.endings import BadInput, BadSpec  # noqa: E402
-from tests.ft_assets.training.preference_packs import build_preferences  # noqa: E402
+from ft_assets.training.spec import Quantization  # noqa: E402
+from tests.ft_assets.training.preference_packs import build_judged, build_preferences  # noqa: E402
 from tests.tiny_model import build_tiny_model  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[4]
@@ -70,17 +73,22 @@ def model_of(base: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
+def plain_logps(model: Any, rows: list[dict[str, Any]], prefixes: tuple[str, ...]) -> NDArray[np.float64]:
+    """(rows, prefixes): each sequence alone, by transformers' own forward pass."""
+    out = []
+    for row in rows:
+        for prefix in prefixes:
+            ids, labels = (torch.tensor([row[f"{prefix}{what}"]]) for what in ("input_ids", "labels"))
+            with torch.no_grad():
+                logps = model(input_ids=ids).logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+            out.append(float(logps[labels[:, 1:] != -100].double().sum()))
+    return np.asarray(out).reshape(-1, len(prefixes))
+
+
 def test_they_equal_a_plain_forward_pass_of_each_answer_alone(pack: Path, base: Path, whole: Path) -> None:
     names, pairs = pairs_of(pack)
     assert len(names) >= 4 and len(pairs) == 60
-    model, expected = model_of(base), []
-    for pair in pairs:
-        for side in ("chosen", "rejected"):
-            ids, labels = (torch.tensor([pair[f"{side}_{what}"]]) for what in ("input_ids", "labels"))
-            with torch.no_grad():
-                logps = model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-            expected.append(float(logps[labels[:, 1:] != -100].double().sum()))
-    plain = np.asarray(expected).reshape(-1, 2)
+    plain = plain_logps(model_of(base), pairs, ("chosen_", "rejected_"))
     assert len(np.unique(plain.round(3))) > 100  # guards against values that are all alike
     np.testing.assert_allclose(found(whole, pack), plain, atol=1e-4, rtol=1e-6)
     rows = load_logps(whole, verify(whole), names)["row"].to_pylist()
@@ -196,3 +204,87 @@ def test_what_cannot_be_computed_is_refused_with_the_reason(pack: Path, base: Pa
     build_pack(varied_chats(5), ChatTokenizer.load(base), PackSettings(max_seq_len=400), tmp_path / "windows", dataset_id="ds_1")
     with pytest.raises(BadSpec, match="build a preference pack"):
         compute(tmp_path / "windows", base, tmp_path / "c")
+
+
+def judged_logps(out: Path, pack: Path) -> NDArray[np.float64]:
+    """(answers, 2): the answer and the one of another prompt."""
+    table = load_logps(out, verify(out), pairs_of(pack)[0])
+    return np.stack([table["logp"].to_numpy(), table["kl_logp"].to_numpy()], axis=1).astype(np.float64)
+
+
+def test_judged_answers_are_scored_with_those_of_other_prompts(base: Path, tmp_path: Path) -> None:
+    pack, out = tmp_path / "pack", tmp_path / "out"
+    build_judged(pack, base)
+    manifest = compute(pack, base, out)
+    names, rows = pairs_of(pack)
+    assert manifest.kind == "judged" and len(names) >= 4 and len(rows) == 60
+    np.testing.assert_allclose(judged_logps(out, pack), plain_logps(model_of(base), rows, ("", "kl_")), atol=1e-4, rtol=1e-6)
+    assert load_logps(out, manifest, names)["row"].to_pylist() == [r["row"] for r in rows]
+    assert compute(pack, tmp_path / "no model here", out) == manifest
+
+
+QUANTIZED = """
+import json, sys
+from ft_assets.training.runtime import reference
+from tests.ft_assets.training.runtime.test_reference_logps import Path, pairs_of, plain_logps, torch
+from ft_assets.training.runtime.modeling import keep_layout
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+pack, base, out = sys.argv[1:]
+arguments = [f"--pack={pack}", f"--base={base}", "--base-digest=d", f"--out={out}", "--quantization=nf4"]
+assert reference.main(arguments) == 0
+config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, quantization_config=config).eval()
+keep_layout(model)
+print(json.dumps(plain_logps(model, pairs_of(Path(pack))[1], ("chosen_", "rejected_")).tolist()))
+"""
+
+
+def test_a_quantized_base_is_the_reference_of_what_is_trained_so(pack: Path, base: Path, whole: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", QUANTIZED, str(pack), str(base), str(tmp_path)]  # without the modules that other tests hide
+    done = subprocess.run(command, env=env, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    plain = np.asarray(json.loads(done.stdout.splitlines()[-1]))
+    manifest = verify(tmp_path)
+    assert manifest.quantization == "nf4-double"
+    assert manifest.key == reference_key(manifest.pack_fingerprint, "d", "fp32", "sdpa", quantization=Quantization()) != verify(whole).key
+    assert np.abs(plain - found(whole, pack)).max() > 0.01, "quantizing this base changes what it says"
+    np.testing.assert_allclose(found(tmp_path, pack), plain, atol=1e-3, rtol=1e-4)
+
+
+def adapter_on(base: Path, directory: Path) -> Path:
+    """A LoRA adapter that does something, as a training leaves it, but for the files that a warm start does not fetch."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    adapted = get_peft_model(model_of(base), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    adapted.save_pretrained(str(directory))
+    files = {p.name: {"sha256": hashlib.sha256(p.read_bytes()).hexdigest(), "bytes": p.stat().st_size} for p in directory.glob("adapter*")}
+    files["optimizer.pt"] = {"sha256": "0" * 64, "bytes": 1}
+    (directory / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
+    return directory
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads transformers' older name
+def test_with_a_warm_start_the_reference_is_the_adapter_on_the_base(pack: Path, base: Path, whole: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    adapter = adapter_on(base, tmp_path / "adapter")
+    digest = hashlib.sha256((adapter / "manifest.json").read_bytes()).hexdigest()
+    manifest = compute(pack, base, tmp_path / "out", adapter_dir=adapter)
+    assert manifest.adapter == digest
+    assert manifest.key == reference_key(manifest.pack_fingerprint, "d", "fp32", "sdpa", adapter=digest)
+    adapted = PeftModel.from_pretrained(model_of(base), str(adapter)).eval()
+    plain = plain_logps(adapted, pairs_of(pack)[1], ("chosen_", "rejected_"))
+    assert np.abs(plain - found(whole, pack)).max() > 1
+    np.testing.assert_allclose(found(tmp_path / "out", pack), plain, atol=1e-3, rtol=1e-5)
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(BadInput, match="is not the file that its manifest lists"):
+        compute(pack, base, tmp_path / "other", adapter_dir=adapter)
+    (adapter / "manifest.json").unlink()
+    with pytest.raises(BadInput, match="holds no whole adapter"):
+        compute(pack, base, tmp_path / "other", adapter_dir=adapter)

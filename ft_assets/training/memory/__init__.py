@@ -1,0 +1,12 @@
+"""What a training process holds in memory, part by part, and from it the number of GPUs, how they share the model, and the batch.
+
+Every part is a formula over the model's shape and says what allocates it in ``ft_assets.training.runtime``; nothing is measured here and
+nothing imports torch. ``benchmarks/training/memory_cpu.py`` compares the formulas with the peaks of real steps.
+"""
+
+from ft_assets.training.memory.cases import Case
+from ft_assets.training.memory.estimates import MemoryEstimate, estimate
+from ft_assets.training.memory.fitting import COUNTS, Fit, fit
+from ft_assets.training.memory.gpus import GPUS, Gpu
+
+__all__ = ["COUNTS", "GPUS", "Case", "Fit", "Gpu", "MemoryEstimate", "estimate", "fit"]

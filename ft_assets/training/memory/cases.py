@@ -1,0 +1,78 @@
+"""What an estimate is asked about: one rank of one way of training one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ft_assets.training import methods
+from ft_assets.training.shapes import ModelShape
+from ft_assets.training.spec import Quantization, Strategy
+
+SIDES = {"windows": 1, "pairs": 2, "judged": 1}
+"""Sequences of a row: both answers of a pair go through the model at once."""
+REPLICATED = frozenset({"single", "ddp"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    shape: ModelShape
+    adapter: Literal["lora", "qlora", "full"]
+    method: str = "sft"
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    max_seq_len: int
+    per_device_batch_size: int = 1
+    rank: int = 16
+    """Of the adapter; no matter for ``full``."""
+    dropout: float = 0.05
+    optimizer: str = "adamw_torch"
+    quantization: Quantization = field(default_factory=Quantization)
+    """Of ``qlora``."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = True
+    strategy: Strategy = "single"
+    world_size: int = 1
+    on_cpu: bool = False
+
+    @property
+    def full(self) -> bool:
+        return self.adapter == "full"
+
+    @property
+    def sequences(self) -> int:
+        return self.per_device_batch_size * SIDES[methods.get(self.method).pack]
+
+    @property
+    def tokens(self) -> int:
+        """That go through the model at once. Every window is full; answers are as long as they may be."""
+        return self.sequences * self.max_seq_len
+
+    @property
+    def mask_elements(self) -> int:
+        """Of the attention mask: windows of a micro-batch are joined to one row, answers are padded and stand below each other."""
+        if methods.get(self.method).pack == "windows":
+            return self.tokens**2
+        return self.sequences * self.max_seq_len**2
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of a number in a matrix product."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def half(self) -> bool:
+        return self.precision != "fp32"
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of a number between blocks: what the embedding gives. FSDP2 and ZeRO compute with parameters cast beforehand."""
+        return 4 if self.full and self.strategy in REPLICATED else self.compute_bytes
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether matrix products cast float32 inputs as they come."""
+        return self.half and self.strategy in REPLICATED
+
+    @property
+    def trained_parameters(self) -> int:
+        return self.shape.num_parameters if self.full else self.shape.lora_parameters(self.rank)

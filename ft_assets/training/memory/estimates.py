@@ -1,0 +1,156 @@
+"""Bytes that one rank holds at its peak, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ft_assets.training.memory import activations
+from ft_assets.training.memory.cases import REPLICATED, Case
+from ft_assets.training.memory.gpus import CPU_PROCESS_BYTES, GIB, context_bytes
+
+RESERVE_SHARE = 0.06
+"""Of all that is allocated: blocks that the caching allocator holds but cannot use."""
+ZERO3_LIVE_PARAMETERS = 1_000_000_000
+"""That ZeRO-3 keeps gathered at most (``stage3_max_live_parameters``, its default)."""
+ZERO_BUCKET = 500_000_000
+"""Elements that ZeRO reduces at a time (``reduce_bucket_size``, its default)."""
+MEANINGS: Mapping[str, str] = {
+    "weights": "base model as it is held",
+    "master_weights": "float32 copy that the optimizer updates",
+    "adapter": "LoRA matrices in float32",
+    "gradients": "of what is trained",
+    "optimizer": "its state of what is trained",
+    "compute_copies": "half-precision copies of float32 weights, made by autocast",
+    "gathered": "parameters and gradients of other ranks, while they are needed",
+    "activations": "what the forward pass keeps for the backward pass",
+    "working": "gradients of activations, and the block that is being recomputed",
+    "logits": "output layer and loss",
+    "context": "CUDA context and NCCL, or the process itself on a CPU",
+    "reserve": "fragmentation of the allocator",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    parts: Mapping[str, int]
+    """Bytes by part, in the order of ``MEANINGS``; the parts that are alive together at the peak."""
+    phase: str
+    """When the peak is: ``forward``, ``loss``, ``backward`` or ``step``."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    def explain(self) -> list[str]:
+        """A line for each part that is not nothing, and the total."""
+        lines = [f"{name}: {bytes_ / GIB:.2f} GiB, {MEANINGS[name]}" for name, bytes_ in self.parts.items() if bytes_]
+        return [*lines, f"total: {self.total_bytes / GIB:.2f} GiB, at its most during: {self.phase}"]
+
+
+def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
+    """The peak of one rank. Without `overheads` neither the device's context nor a reserve is added: what tensors alone hold."""
+    held = _held(case)
+    copies, gathered = compute_copies(case), _gathered(case)
+    kept = 0 if case.gradient_checkpointing and case.full else copies
+    saved = activations.saved(case)
+    phases: dict[str, dict[str, int]] = {
+        "forward": {"compute_copies": copies, "gathered": gathered, "activations": saved, "logits": activations.head_forward(case)},
+        "loss": {"compute_copies": kept, "gathered": gathered, "activations": saved, "logits": activations.head_backward(case)},
+        "backward": {
+            "compute_copies": kept,
+            "gathered": gathered,
+            "activations": saved,
+            "working": activations.backward_working(case),
+        },
+        "step": {"working": _step_working(case)},
+    }
+    phase = max(phases, key=lambda name: sum(phases[name].values()))
+    parts = held | phases[phase]
+    if overheads:
+        parts["reserve"] = round(RESERVE_SHARE * sum(parts.values()))
+        parts["context"] = CPU_PROCESS_BYTES if case.on_cpu else context_bytes(case.world_size)
+    return MemoryEstimate(parts={name: parts.get(name, 0) for name in MEANINGS}, phase=phase)
+
+
+def _held(case: Case) -> dict[str, int]:
+    """What is there all the time. Gradients too: they are accumulated over the micro-batches of a step."""
+    trained, world = case.trained_parameters, case.world_size
+    zero = case.strategy.startswith("zero")
+    shards_weights, shards_gradients = case.strategy in ("fsdp2", "zero3"), case.strategy in ("fsdp2", "zero2", "zero3")
+    trained_bytes = 2 if zero and case.half else 4
+    weights = _weights(case, trained_bytes) // (world if shards_weights else 1)
+    adapter = 0 if case.full else trained * trained_bytes // (world if shards_weights else 1)
+    return {
+        "weights": weights,
+        "master_weights": trained * 4 // world if zero and case.half else 0,
+        "adapter": adapter,
+        "gradients": trained * trained_bytes // (world if shards_gradients else 1),
+        "optimizer": _optimizer(case) // (1 if case.strategy in REPLICATED else world),
+    }
+
+
+def _weights(case: Case, trained_bytes: int) -> int:
+    s, b = case.shape, case.compute_bytes
+    if case.full:
+        return s.num_parameters * trained_bytes
+    if case.adapter == "lora":
+        return s.num_parameters * b
+    return round(s.linear_parameters * quantized_bytes(double=case.quantization.double)) + b * (s.embedding_parameters + s.small_parameters)
+
+
+def quantized_bytes(*, double: bool) -> float:
+    """Of a 4-bit parameter with its constants: one for 64 weights, float32, or 8 bits and a float32 for 256 of those (QLoRA, section 3)."""
+    return 0.5 + (1 / 64 + 4 / (64 * 256) if double else 4 / 64)
+
+
+def _optimizer(case: Case) -> int:
+    """State of the optimizer: two moments in float32, in 8 bits with a float32 for 256 each, or rows and columns of one (Adafactor)."""
+    trained, s = case.trained_parameters, case.shape
+    if case.optimizer == "adafactor":
+        if not case.full:
+            return 4 * s.num_layers * sum(i + o + 2 * case.rank for i, o in s.linears)
+        tables = s.embedding_parameters // s.hidden
+        return 4 * (s.num_layers * sum(i + o for i, o in s.linears) + tables + 2 * s.hidden + s.small_parameters)
+    if case.optimizer == "adamw_8bit":
+        return round(trained * 2 * (1 + 4 / 256))
+    return trained * 8
+
+
+def compute_copies(case: Case) -> int:
+    """Autocast keeps the half-precision copy of each float32 weight until the forward pass ends, and the backward pass uses it."""
+    if not case.autocasts:
+        return 0
+    return case.compute_bytes * (case.shape.linear_parameters if case.full else case.trained_parameters)
+
+
+def _gathered(case: Case) -> int:
+    """Buffers of the exchange between ranks.
+
+    FSDP2: the block in use and the next one, the embeddings all the time, and the gradients of a block before and after the cast for their
+    reduction. ZeRO-3: parameters up to its limit; ZeRO-1 to 3: two buckets of gradients. QLoRA: the weight that is being dequantized.
+    """
+    s, b, world = case.shape, case.compute_bytes, case.world_size
+    largest = max(i * o for i, o in s.linears)
+    dequantized = b * largest if case.adapter == "qlora" else 0
+    if world == 1 or case.strategy in REPLICATED:
+        return dequantized
+    if case.strategy == "fsdp2":
+        trained = (s.layer_parameters + s.embedding_parameters) if case.full else s.lora_parameters(case.rank) // s.num_layers
+        return b * (2 * s.layer_parameters + s.embedding_parameters) + (b + 4) * trained
+    buckets = 2 * 2 * min(ZERO_BUCKET, case.trained_parameters)
+    live = b * min(ZERO3_LIVE_PARAMETERS, s.num_parameters) if case.strategy == "zero3" else 0
+    return dequantized + buckets + live
+
+
+def _step_working(case: Case) -> int:
+    """Adafactor computes an update of the size of a parameter, in float32; AdamW is one fused kernel on a GPU, and a loop on a CPU.
+
+    ZeRO casts the half-precision gradients of its share to float32 first.
+    """
+    s = case.shape
+    cast = 4 * case.trained_parameters // case.world_size if case.strategy.startswith("zero") and case.half else 0
+    largest = max(s.vocab * s.hidden, s.hidden * s.intermediate) if case.full else case.rank * max(s.hidden, s.intermediate)
+    if case.optimizer == "adafactor":
+        return cast + 3 * 4 * largest
+    return cast + (2 * 4 * largest if case.on_cpu else 0)

@@ -1,0 +1,21 @@
+"""Continued pre-training: plain text, every token of it."""
+
+from ft_assets.training.methods import Method
+
+METHOD = Method(
+    name="cpt",
+    summary="Learn a domain's text: cross entropy on every token of packed documents.",
+    rows=frozenset({"text", "chat"}),
+    row_help='texts ({"text": ...}), or conversations, of which every token is learned',
+    pack="windows",
+    every_token=True,
+    trainer="trl.SFTTrainer",
+    objective="ft_assets.training.runtime.objectives.tokens:build",
+    learning_rate_factor=0.5,
+    learning_rate_source="half of SFT's rate: many tokens, no instruction to anchor on (Ibrahim et al. 2024 re-warm to a part of the peak)",
+    metrics=("num_trained_tokens", "perplexity"),
+    failure_modes=(
+        "the model forgets how to answer: mix in conversations (safety_share) or follow with SFT",
+        "perplexity falls on the domain and rises on everything else: lower learning_rate or rank",
+    ),
+)

@@ -1,0 +1,31 @@
+"""Direct preference optimization (Rafailov et al. 2023)."""
+
+from ft_assets.training.limits import Limit
+from ft_assets.training.methods import Method, Setting
+
+LOSSES = ("sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down", "sigmoid_norm")
+
+METHOD = Method(
+    name="dpo",
+    summary="Prefer the chosen answer to the rejected one, measured against the frozen base.",
+    rows=frozenset({"preference"}),
+    row_help="rows of prompt, chosen and rejected",
+    pack="pairs",
+    trainer="trl.DPOTrainer",
+    objective="ft_assets.training.runtime.objectives.dpo:build",
+    needs_reference=True,
+    learning_rate_factor=0.025,
+    learning_rate_source="5e-6 for LoRA's 2e-4 (Zephyr recipes); DPO at SFT rates collapses both log-probabilities",
+    settings={
+        "beta": Setting(default=0.1, source="DPO paper, section 6", limit=Limit(kind="float", low=0, high=10, above_low=True),
+                        help="how dearly leaving the base is paid for"),
+        "loss_type": Setting(default="sigmoid", source="DPO paper, equation 7", limit=Limit(kind="word", words=LOSSES)),
+        "label_smoothing": Setting(default=0.0, source="cDPO; 0 trusts every label", limit=Limit(kind="float", low=0, high=0.49)),
+    },
+    metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"),
+    failure_modes=(
+        "logps/chosen falls with logps/rejected: the answer itself becomes unlikely; raise beta or lower learning_rate",
+        "rewards/accuracies is 1 within the first steps: the pairs differ by something trivial (length, format)",
+        "margins grow without bound: label noise is being fitted; use fewer epochs or label_smoothing",
+    ),
+)  # fmt: skip

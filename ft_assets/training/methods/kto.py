@@ -1,0 +1,30 @@
+"""Kahneman-Tversky optimization (Ethayarajh et al. 2024): single answers that somebody called good or bad."""
+
+from ft_assets.training.limits import Limit
+from ft_assets.training.methods import Method, Setting
+
+METHOD = Method(
+    name="kto",
+    summary="Raise answers that were judged good and lower those judged bad, measured against the frozen base; no pairs needed.",
+    rows=frozenset({"kto"}),
+    row_help="rows of an answer with a label (true: good, false: bad)",
+    pack="judged",
+    trainer="trl.KTOTrainer",
+    objective="ft_assets.training.runtime.objectives.kto:build",
+    needs_reference=True,
+    couples_rows=True,
+    learning_rate_factor=0.025,
+    learning_rate_source="5e-6 for LoRA's 2e-4 (KTO paper, appendix D)",
+    settings={
+        "beta": Setting(default=0.1, source="KTO paper, section 4.1", limit=Limit(kind="float", low=0, high=10, above_low=True)),
+        "desirable_weight": Setting(default=1.0, source="KTO paper, equation 8",
+                                    limit=Limit(kind="float", low=0, high=100, above_low=True)),
+        "undesirable_weight": Setting(default=1.0, source="KTO paper, equation 8: weigh so that good and bad count alike",
+                                      limit=Limit(kind="float", low=0, high=100, above_low=True)),
+    },
+    metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "kl", "logps/chosen", "logps/rejected"),
+    failure_modes=(
+        "one label is rare: set the weights so that weight x count is within 1 to 4/3 of each other (KTO paper, section 4.2)",
+        "the KL estimate is a mean over the rows of a micro-batch: with few of them it is noisy; raise per_device_batch_size",
+    ),
+)  # fmt: skip

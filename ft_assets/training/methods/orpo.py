@@ -1,0 +1,22 @@
+"""Odds ratio preference optimization (Hong et al. 2024): no reference model."""
+
+from ft_assets.training.limits import Limit
+from ft_assets.training.methods import Method, Setting
+
+METHOD = Method(
+    name="orpo",
+    summary="Imitate the chosen answer and push its odds above the rejected one's, in one stage and without a reference.",
+    rows=frozenset({"preference"}),
+    row_help="rows of prompt, chosen and rejected",
+    pack="pairs",
+    trainer="trl.experimental.orpo.ORPOTrainer",
+    objective="ft_assets.training.runtime.objectives.orpo:build",
+    learning_rate_factor=0.04,
+    learning_rate_source="8e-6 for LoRA's 2e-4 (ORPO paper, appendix C)",
+    settings={
+        "beta": Setting(default=0.1, source="ORPO paper, lambda in equation 6",
+                        limit=Limit(kind="float", low=0, high=10, above_low=True), help="weight of the odds ratio beside the imitation"),
+    },
+    metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "nll_loss", "log_odds_ratio"),
+    failure_modes=("nll_loss rises: beta drowns the imitation; lower it",),
+)  # fmt: skip

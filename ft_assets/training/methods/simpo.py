@@ -1,0 +1,26 @@
+"""Simple preference optimization (Meng et al. 2024): mean log-probability as reward, a target margin, no reference."""
+
+from ft_assets.training.limits import Limit
+from ft_assets.training.methods import Method, Setting
+
+METHOD = Method(
+    name="simpo",
+    summary="Prefer the chosen answer by mean log-probability, with a margin to reach and without a reference.",
+    rows=frozenset({"preference"}),
+    row_help="rows of prompt, chosen and rejected",
+    pack="pairs",
+    trainer="trl.experimental.cpo.CPOTrainer",
+    objective="ft_assets.training.runtime.objectives.simpo:build",
+    learning_rate_factor=0.005,
+    learning_rate_source="1e-6 for LoRA's 2e-4 (SimPO paper, table 7: 3e-7 to 1e-6 at full parameters)",
+    settings={
+        "beta": Setting(default=2.0, source="SimPO paper, table 7 (2.0 to 2.5)",
+                        limit=Limit(kind="float", low=0, high=100, above_low=True)),
+        "gamma": Setting(default=1.0, source="SimPO paper: gamma/beta of 0.5", limit=Limit(kind="float", low=0, high=100),
+                         help="the margin that chosen should lead by"),
+        "cpo_alpha": Setting(default=0.0, source="0 is SimPO; above it CPO-SimPO adds imitation",
+                             limit=Limit(kind="float", low=0, high=10)),
+    },
+    metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"),
+    failure_modes=("answers degenerate or repeat: nothing ties SimPO to the base; lower learning_rate or set cpo_alpha",),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""Recipes and methods as tables, for documents: ``python -m ft_assets.training.recipes.table`` prints them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ft_assets.training import methods
+from ft_assets.training.recipes import Recipe, load_all
+
+
+def methods_table() -> str:
+    """Every method with what it trains on and how its rate follows from SFT's."""
+    rows = [
+        f"| `{m.name}` | {m.summary} | {m.row_help} | {m.learning_rate_factor:g} | {'yes' if m.needs_reference else 'no'} |"
+        for m in methods.registered().values()
+    ]
+    head = "| method | what it does | rows | of SFT's learning rate | reference |\n|---|---|---|---|---|"
+    return "\n".join([head, *rows])
+
+
+def settings_table() -> str:
+    """Every setting that only one method has."""
+    rows = [
+        f"| `{m.name}` | `{name}` | {_shown(s.default)} | {s.limit.text} | {s.source} |"
+        for m in methods.registered().values()
+        for name, s in m.settings.items()
+    ]
+    return "\n".join(["| method | setting | default | may be | source |", "|---|---|---|---|---|", *rows])
+
+
+def recipes_table() -> str:
+    """Every recipe with the models it is for."""
+    rows = [f"| `{r.label}` | {r.adapter} | {_models(r)} | {_sizes(r)} | {r.summary} |" for r in load_all().values()]
+    return "\n".join(["| recipe | adapter | base models | parameters | |", "|---|---|---|---|---|", *rows])
+
+
+def defaults_table() -> str:
+    """Every default with its source: of the recipes for any model all, of each other one what it changes."""
+    rows, seen = [], set[tuple[str, str, str, str]]()
+    for recipe in load_all().values():
+        for name, method, value, source in _defaults(recipe):
+            if (recipe.adapter, name, method, f"{value}{source}") in seen:
+                continue
+            seen.add((recipe.adapter, name, method, f"{value}{source}"))
+            rows.append(f"| `{recipe.name}` | `{name}` | {method} | {_shown(value)} | {source} |")
+    return "\n".join(["| recipe | default | method | value | source |", "|---|---|---|---|---|", *rows])
+
+
+def _defaults(recipe: Recipe) -> Iterator[tuple[str, str, Any, str]]:
+    for name, default in recipe.defaults.items():
+        yield name, "", default.value, default.source
+    for method, overrides in recipe.methods.items():
+        for name, default in overrides.items():
+            yield name, method, default.value, default.source
+
+
+def _models(recipe: Recipe) -> str:
+    return ", ".join(f"`{p}`" for p in recipe.base_models) or "any"
+
+
+def _sizes(recipe: Recipe) -> str:
+    low, high = (f"{p / 1e9:g}B" for p in recipe.parameters)
+    if recipe.parameters[0] == 0:
+        return "any" if high == "infB" else f"under {high}"
+    return f"{low} and more" if high == "infB" else f"{low} to {high}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+TABLES = {"methods": methods_table, "settings": settings_table, "recipes": recipes_table, "defaults": defaults_table}
+
+if __name__ == "__main__":
+    for name, table in TABLES.items():
+        sys.stdout.write(f"<!-- {name} -->\n{table()}\n\n")

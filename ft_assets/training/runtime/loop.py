@@ -1,0 +1,333 @@
+"""The training loop: steps, health, metrics, checkpoints, and stopping at any moment. Its position in the data is the step.
+
+compute     forward and backward of each micro-batch; nothing that is kept changes, so a stop may fall anywhere
+agree       ranks tell each other: is every loss a number, was anybody asked to stop
+apply       clip, check, optimizer step: the only moment at which weights move, under a lock
+report      metrics line, then a checkpoint if one is due, then the stop if one was asked for
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ft_assets.training.runtime import vitals
+from ft_assets.training.runtime.data_order import DataOrder
+from ft_assets.training.runtime.endings import Diverged, Preempted
+from ft_assets.training.runtime.modeling import DTYPES
+from ft_assets.training.runtime.objectives import Batch, Objective
+from ft_assets.training.runtime.parallel import Strategy, reduce_sum
+from ft_assets.training.runtime.randomness import seed_micro_batch
+from ft_assets.training.runtime.reporting import Heartbeat, MetricsLog, Progress
+from ft_assets.training.runtime.saving import Saver
+from ft_assets.training.runtime.stopping import StopRequest
+from ft_assets.training.spec import TrainingSpec
+
+log = logging.getLogger(__name__)
+
+EXPLODED_OVER_UNIFORM = 2.0
+"""A model that knows nothing has loss ln(vocabulary); ten steps at twice that are no noise."""
+EXPLODED_STEPS = 10
+MAX_SKIPPED_STEPS = 20
+"""fp16 only: steps in a row that loss scaling may skip before it is called divergence; its scale starts at 2^16."""
+UTILIZATION_EVERY_S = 5.0
+"""Asking the driver costs a millisecond."""
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """What a resume needs beside weights, optimizer and schedule. ``step`` optimizer steps are done."""
+
+    step: int = 0
+    num_tokens: int = 0
+    """Tokens read by the model so far, over all ranks and attempts."""
+    best_eval_loss: float | None = None
+    best_step: int | None = None
+    stale_validations: int = 0
+    """Validations in a row that were no improvement."""
+    validation_due: bool = False
+    """The step asks for a validation that a stop prevented: the resume makes up for it, or early stopping would see other losses."""
+    recent_losses: list[float] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> RunState:
+        return cls(**body)
+
+
+class Loop:
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        *,
+        objective: Objective,
+        strategy: Strategy,
+        saver: Saver,
+        metrics: MetricsLog,
+        progress: Progress,
+        heartbeat: Heartbeat,
+        stop: StopRequest,
+        vocab_size: int,
+    ) -> None:
+        opt = spec.optimization
+        self.spec, self.objective, self.strategy, self.saver = spec, objective, strategy, saver
+        self.metrics, self.progress, self.heartbeat, self.stop = metrics, progress, heartbeat, stop
+        self.order = DataOrder(
+            num_rows=objective.num_rows,
+            seed=spec.seed,
+            per_device_batch_size=opt.per_device_batch_size,
+            accumulation_steps=opt.accumulation_steps,
+            world_size=strategy.world_size,
+        )
+        self.total_steps = opt.total_steps(num_rows=objective.num_rows, world_size=strategy.world_size)
+        self.state = RunState()
+        self._loss_limit = EXPLODED_OVER_UNIFORM * math.log(vocab_size)
+        self._recent: deque[float] = deque(maxlen=EXPLODED_STEPS)
+        self._skipped = 0
+        self._between_steps = threading.RLock()
+        self._last: dict[str, Any] = {}
+        self._flops = vitals.flops_per_token(objective.model)
+        self._peak = vitals.peak_flops(strategy.device)
+        self._utilization: tuple[float, float | None] = (-math.inf, None)
+        self._printed_at = 0.0
+
+    def resume(self, state: RunState, last: Mapping[str, Any]) -> None:
+        """Go on after ``state.step``; weights, optimizer and schedule were loaded by the strategy. `last`: metrics of that step."""
+        self.state, self._last = state, dict(last)
+        self._recent.extend(state.recent_losses)
+        self.saver.committed_step = state.step
+
+    def run(self) -> None:
+        """Train to the end; raises a ``RunEnded`` where it does not get there."""
+        p = self.progress
+        p.step = p.committed_step = self.state.step
+        p.num_tokens = self.state.num_tokens
+        p.train_began_at = time.time()
+        self._committed_at = time.monotonic()
+        self.stop.defer(self._commit_meanwhile if self.strategy.saves_alone else None)
+        self.heartbeat.enter("train")
+        self.strategy.model.train()
+        if self.state.validation_due and self._checkpoint():
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="collate") as ahead:
+            batches = ahead.submit(self._collate, self.state.step)
+            while self.state.step < self.total_steps:
+                began = time.monotonic()
+                micro_batches = batches.result()
+                waited = time.monotonic() - began
+                batches = ahead.submit(self._collate, min(self.state.step + 1, self.total_steps - 1))
+                self._step(micro_batches, began=began, waited=waited)
+                if self._end_of_step():
+                    break
+        self.saver.wait()
+        p.committed_step = self.saver.committed_step
+
+    def _collate(self, step: int) -> list[Batch]:
+        rank = self.strategy.rank
+        return [self.objective.collate(self.order.micro_batch(step, n, rank)) for n in range(self.order.accumulation_steps)]
+
+    def _step(self, batches: list[Batch], *, began: float, waited: float) -> None:
+        opt, device = self.spec.optimization, self.strategy.device
+        weight, tokens = reduce_sum(
+            [sum(self.objective.weight(b) for b in batches), sum(self.objective.num_tokens(b) for b in batches)], device
+        )
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        for number, batch in enumerate(batches):
+            self._leave_if_alone()
+            seed_micro_batch(self.spec.seed, self.state.step, number * self.strategy.world_size + self.strategy.rank)
+            with self._precision():
+                share = self.objective.loss(self.strategy.model, _on(batch, device), total_weight=weight)
+            loss += share.detach().double()
+            self.strategy.backward(share, last=number == opt.accumulation_steps - 1)
+        self._leave_if_alone()
+        value, asked = reduce_sum([float(loss), float(self.stop.requested)], device)
+        with self._between_steps:
+            rate = self.strategy.learning_rate()
+            self._require_finite_loss(value)
+            norm = self.strategy.gradient_norm()
+            self._require_finite_gradient(norm)
+            self.strategy.step()
+            self.state.step += 1
+            self.state.num_tokens += int(tokens)
+            self._recent.append(value)
+            self.state.recent_losses = list(self._recent)
+            self._record(value, rate, norm, tokens=int(tokens), began=began, waited=waited)
+        self._asked = asked > 0
+        self._check_explosion()
+
+    def _end_of_step(self) -> bool:
+        """Checkpoint if due, leave if asked; whether early stopping ends the run.
+
+        Validation follows the steps alone: one that followed the clock as well would make early stopping a matter of speed.
+        """
+        policy, state = self.spec.checkpoint, self.state
+        last = state.step >= self.total_steps
+        state.validation_due = last or state.step % policy.every_steps == 0
+        elapsed = float(time.monotonic() - self._committed_at >= policy.every_s)
+        due = state.validation_due or reduce_sum([elapsed], self.strategy.device)[0] > 0
+        ended = due and (last or not self._asked) and self._checkpoint()
+        if not last and not ended and (self._asked or self._alone_and_asked()):
+            self._leave()
+        return ended
+
+    def _checkpoint(self) -> bool:
+        """Validate if due and commit the step just done; whether early stopping ends the run here."""
+        self.heartbeat.enter("save")
+        began = time.monotonic()
+        metrics, ended = dict(self._last), False
+        if self.state.validation_due:
+            asked: list[bool] = [False]
+            found = dict(self.objective.validate(self.strategy.model, stop=lambda: self._note_asked(asked)))
+            if asked[0]:
+                self._leave()
+            self.state.validation_due = False
+            if "eval_loss" in found:
+                ended = self._judge(found["eval_loss"])
+                metrics |= found
+                self._append({"step": self.state.step, **found, "validation_s": round(time.monotonic() - began, 3), "time": time.time()})
+        with self._between_steps:
+            self.saver.save(self.state.to_dict() | {"last": self._last}, metrics)
+        self.progress.committed_step = self.saver.committed_step
+        self._committed_at = time.monotonic()
+        self.heartbeat.enter("train")
+        return ended
+
+    def _note_asked(self, asked: list[bool]) -> bool:
+        asked[0] = asked[0] or self._anybody_asked()
+        return asked[0]
+
+    def _anybody_asked(self) -> bool:
+        """Whether any rank was asked to stop; every rank gets the same answer, or one would wait for the others for ever."""
+        return reduce_sum([float(self.stop.requested)], self.strategy.device)[0] > 0
+
+    def _judge(self, eval_loss: float) -> bool:
+        """Whether validation has been without improvement for too long."""
+        state, early = self.state, self.spec.optimization.early_stopping
+        delta = early.min_delta if early else 0.0
+        if state.best_eval_loss is None or eval_loss < state.best_eval_loss - delta:
+            state.best_eval_loss, state.best_step, state.stale_validations = eval_loss, state.step, 0
+        else:
+            state.stale_validations += 1
+        if early is None or state.stale_validations < early.patience or state.step >= self.total_steps:
+            return False
+        log.info("early stop at step %d: %d validations without improvement on %.4f", state.step, early.patience, state.best_eval_loss)
+        self.progress.ended_early = True
+        return True
+
+    def _require_finite_loss(self, loss: float) -> None:
+        """Before the gradient touches anything: the row to blame is named while the weights are still sound."""
+        if math.isfinite(loss):
+            return
+        self.strategy.drop_gradients()
+        self.objective.blame(self.strategy.model, self.order.step(self.state.step).tolist())
+        raise self._not_finite(f"its loss is {loss:g}")
+
+    def _require_finite_gradient(self, norm: float) -> None:
+        self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
+        if self._skipped > (MAX_SKIPPED_STEPS if self.spec.precision == "fp16" else 0):
+            raise self._not_finite(f"its gradient has norm {norm:g}")
+
+    def _not_finite(self, what: str) -> Diverged:
+        step, rate = self.state.step + 1, self.spec.optimization.learning_rate
+        return Diverged(
+            f"loss or gradient of step {step} is not finite ({what}); the step was not applied. Lower learning_rate (now {rate:g}) "
+            "to a third, or raise warmup_ratio",
+            step=step,
+        )
+
+    def _check_explosion(self) -> None:
+        mean = sum(self._recent) / len(self._recent)
+        if len(self._recent) == EXPLODED_STEPS and mean > self._loss_limit:
+            raise Diverged(
+                f"the loss of the last {EXPLODED_STEPS} steps is {mean:.2f}, {self._loss_limit:.2f} is twice what knowing nothing gives; "
+                f"lower learning_rate (now {self.spec.optimization.learning_rate:g}) to a third",
+                step=self.state.step,
+            )
+
+    def _record(self, loss: float, rate: float, norm: float, *, tokens: int, began: float, waited: float) -> None:
+        state, p, now = self.state, self.progress, time.monotonic()
+        seconds = max(now - began, 1e-9)
+        device = self.strategy.device
+        speed = tokens / seconds
+        self._last = {
+            "step": state.step,
+            "total_steps": self.total_steps,
+            "loss": loss,
+            "learning_rate": rate,
+            "grad_norm": norm,
+            "epoch": round(self.order.epoch(state.step), 6),
+            "num_tokens": state.num_tokens,
+            **self.objective.metrics(),
+            "tokens_per_s": round(speed, 1),
+            "steps_per_s": round(1 / seconds, 4),
+            "step_s": round(seconds, 4),
+            "data_s": round(waited, 4),
+            "mfu": round(speed / self.strategy.world_size * self._flops / self._peak, 4) if self._peak else None,
+            "memory_bytes": vitals.peak_memory_bytes(device),
+            "gpu_utilization": self._utilized(now),
+            "time": time.time(),
+        }
+        p.step, p.num_tokens = state.step, state.num_tokens
+        if p.first_step_s is None:
+            p.first_step_s = round(time.time() - p.started_at, 3)
+        self._append(self._last)
+        if self.strategy.rank == 0 and (now - self._printed_at >= 1.0 or state.step >= self.total_steps):
+            self._printed_at = now
+            log.info("step %d/%d loss %.4f lr %.2e %.0f tokens/s", state.step, self.total_steps, loss, rate, speed)
+
+    def _utilized(self, now: float) -> float | None:
+        if now - self._utilization[0] > UTILIZATION_EVERY_S:
+            self._utilization = (now, vitals.gpu_utilization(self.strategy.device))
+        return self._utilization[1]
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        if self.strategy.rank == 0:
+            self.metrics.append(line)
+
+    def _alone_and_asked(self) -> bool:
+        return self.strategy.world_size == 1 and self.stop.requested
+
+    def _leave_if_alone(self) -> None:
+        """Between micro-batches a single process need not finish the step: the last one is whole in memory."""
+        if self._alone_and_asked():
+            self._leave()
+
+    def _leave(self) -> None:
+        step = self.state.step
+        if step > 0:
+            self.heartbeat.enter("save")
+            with self._between_steps:
+                self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
+            self.progress.committed_step = self.saver.committed_step
+        raise Preempted(f"asked to stop; step {step} of {self.total_steps} is committed", committed_step=step)
+
+    def _commit_meanwhile(self) -> int:
+        """Commit the last finished step from another thread while a step computes: a stop must not wait for a long one."""
+        with self._between_steps:
+            if self.state.step > 0:
+                self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
+            self.progress.committed_step = self.saver.committed_step
+            return self.state.step
+
+    def _precision(self) -> contextlib.AbstractContextManager[None]:
+        if self.spec.precision == "fp32" or self.spec.strategy.startswith("zero"):
+            return contextlib.nullcontext()
+        return torch.autocast(self.strategy.device.type, DTYPES[self.spec.precision])
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    if device.type == "cpu":
+        return batch
+    return {k: v.pin_memory().to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}

@@ -1,0 +1,67 @@
+"""KTO by TRL's ``KTOTrainer``, against reference log-probabilities that were computed once and are read from files.
+
+The distance to the reference is estimated on each micro-batch by itself, from the mismatched answers that the pack holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trl.trainer.kto_trainer as library
+from trl.trainer.kto_config import KTOConfig
+
+from ft_assets.training.runtime.endings import BadInput
+from ft_assets.training.runtime.modeling import lora_config
+from ft_assets.training.runtime.objectives import Batch, Ingredients, references
+from ft_assets.training.runtime.objectives.batches import Judged
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, Prepared, arguments, single_device, unhashed, unused
+
+
+class _Trainer(LossOnly, library.KTOTrainer):
+    pass
+
+
+class Kto(Preference):
+    """Means of good and of bad answers are over as many as there are of each."""
+
+    def counted(self, name: str, batch: Batch) -> float:
+        good = float(batch["label"].sum())
+        return {"chosen": good, "rejected": len(batch["label"]) - good}.get(name.rpartition("/")[2], float(len(batch["label"])))
+
+    def derived(self, means: dict[str, float]) -> dict[str, float]:
+        sides = [means.get(f"rewards/{side}") for side in ("chosen", "rejected")]
+        if sides[0] is None or sides[1] is None:
+            return {name: value for name, value in means.items() if name != "rewards/margins"}
+        return means | {"rewards/margins": sides[0] - sides[1]}
+
+
+def build(given: Ingredients) -> Preference:
+    settings: Any = given.spec.method_settings
+    train, validation = references.load(given.run, given.pack)
+    shared = arguments(given)
+    # The trainer insists on two rows because it would make the mismatched answers from the batch itself.
+    shared["per_device_train_batch_size"] = max(2, shared["per_device_train_batch_size"])
+    config = KTOConfig(
+        **shared,
+        beta=settings["beta"],
+        desirable_weight=settings["desirable_weight"],
+        undesirable_weight=settings["undesirable_weight"],
+        precompute_ref_log_probs=True,
+    )
+    rows = Prepared.from_dict({"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]})
+    with unhashed(library):
+        trainer = _Trainer(
+            given.base,
+            args=single_device(config),
+            data_collator=unused,
+            train_dataset=rows,
+            processing_class=given.tokenizer,
+            peft_config=lora_config(given.spec, given.base),
+        )
+    pad = given.tokenizer.pad_token_id or 0
+    held_out = None
+    if given.pack.validation is not None:
+        if validation is None:
+            raise BadInput("the validation rows have no reference log-probabilities; compute the reference log-probabilities again")
+        held_out = Judged(given.pack.validation, validation, pad=pad)
+    return Kto(given, trainer, train=Judged(given.pack.train, train, pad=pad), validation=held_out)

@@ -1,0 +1,226 @@
+"""What DPO, ORPO, SimPO and KTO share: TRL's trainer gives the loss, its parts around the loss are left aside.
+
+The trainer is built over rows that say of themselves that they are prepared, so that it neither tokenizes nor scores a data set; it never
+trains, and its exchanges between ranks are switched off: a micro-batch's loss depends on that micro-batch alone, not on how
+many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from datasets import Dataset
+from peft import get_peft_model
+
+from ft_assets.training import methods
+from ft_assets.training.runtime.endings import BadExample
+from ft_assets.training.runtime.modeling import hold_trained_in_fp32, lora_config
+from ft_assets.training.runtime.objectives import Batch, Ingredients
+from ft_assets.training.runtime.objectives.batches import Pairs, Rows
+from ft_assets.training.runtime.objectives.proofs import check_padding, check_reference
+from ft_assets.training.runtime.parallel import reduce_sum
+
+EVALUATED = ("loss", "rewards/accuracies", "rewards/margins")
+"""What validation reports, where the method has it."""
+
+
+class Prepared(Dataset):  # type: ignore[misc]
+    """Rows that need no preparation: mapping and filtering leave them as they are."""
+
+    def map(self, *_: Any, **__: Any) -> Prepared:
+        return self
+
+    def filter(self, *_: Any, **__: Any) -> Prepared:
+        return self
+
+
+class LossOnly:
+    """Mixed into a trainer of TRL, takes from it what the loop, the strategy and the reference files do."""
+
+    def _precompute_ref_logps(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+    def _move_model_to_device(self, *_: Any) -> None:
+        return None
+
+
+def arguments(given: Ingredients) -> dict[str, Any]:
+    """The part of a trainer's configuration that does not depend on the method."""
+    return {
+        "output_dir": str(given.run.work_dir),
+        "use_cpu": given.device.type == "cpu",
+        "seed": given.spec.seed,
+        "max_length": given.spec.max_seq_len,
+        "per_device_train_batch_size": given.spec.optimization.per_device_batch_size,
+        "disable_dropout": False,
+        "bf16": False,  # the loop casts
+        "gradient_checkpointing": False,  # switched on with the base model
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "save_strategy": "no",
+    }
+
+
+def single_device(config: Any) -> Any:
+    """`config`, knowing of one GPU: with several visible the trainer would want to split batches over them itself."""
+    if config.device.type == "cuda":
+        config._n_gpu = 1
+    return config
+
+
+def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config: Any) -> Preference:
+    """The objective of a method on pairs that needs no reference."""
+    model = given.base
+    if (lora := lora_config(given.spec, given.base)) is not None:
+        torch.manual_seed(given.spec.seed)
+        # Handed over with its adapter: given a quantized base alone, these trainers hold its embeddings and norms in float32.
+        model = get_peft_model(given.base, lora)
+    rows = Prepared.from_dict({"prompt": [""], "chosen": [""], "rejected": [""]})
+    trainer = trainer_class(model, args=single_device(config), data_collator=unused, train_dataset=rows, processing_class=given.tokenizer)
+    pad = given.tokenizer.pad_token_id or 0
+    validation = given.pack.validation
+    return Preference(
+        given,
+        trainer,
+        train=Pairs(given.pack.train, None, pad=pad),
+        validation=None if validation is None else Pairs(validation, None, pad=pad),
+    )
+
+
+@contextmanager
+def unhashed(library: Any) -> Iterator[None]:
+    """While a trainer of module `library` is built: it would hash all weights, to name a file of reference log-probabilities that
+    it does not write here."""
+    original = library.hash_module
+    library.hash_module = lambda *_: ""
+    try:
+        yield
+    finally:
+        library.hash_module = original
+
+
+def unused(_: Any) -> NoReturn:
+    """The collator of a trainer that never makes a batch."""
+    raise AssertionError("the trainer of the library was asked to make a batch")
+
+
+class Preference:
+    """``ft_assets.training.runtime.objectives.Objective`` with the loss of one of TRL's trainers."""
+
+    def __init__(self, given: Ingredients, trainer: Any, *, train: Rows, validation: Rows | None) -> None:
+        self._spec, self._device = given.spec, given.device
+        self._trainer, self._train, self._validation = trainer, train, validation
+        self.model = trainer.model
+        hold_trained_in_fp32(self.model)
+        # Each micro-batch by itself; TRL would gather a dozen numbers over the ranks for its metrics.
+        trainer.accelerator.gather = trainer.accelerator.gather_for_metrics = _as_it_is
+        self.num_rows = train.num_rows
+        self._names = methods.get(given.spec.method).metrics
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(float)
+
+    def collate(self, rows: Sequence[int]) -> Batch:
+        return self._train.collate(rows)
+
+    def weight(self, batch: Batch) -> float:
+        return self._train.weight(batch)
+
+    def num_tokens(self, batch: Batch) -> int:
+        return int(batch["attention_mask"].sum())
+
+    def loss(self, model: Any, batch: Batch, *, total_weight: float) -> torch.Tensor:
+        weight = self._train.weight(batch)
+        share: torch.Tensor = self._trainer.compute_loss(model, batch) * (weight / total_weight)
+        for name, (value, count) in self._take_metrics(batch).items():
+            self._sums[name] += value * count
+            self._counts[name] += count
+        return share
+
+    def metrics(self) -> Mapping[str, float]:
+        """Means over the rows of all micro-batches and ranks. Every rank calls."""
+        sums, counts = [self._sums[n] for n in self._names], [self._counts[n] for n in self._names]
+        self._sums.clear()
+        self._counts.clear()
+        return self.derived(_means(self._names, reduce_sum(sums + counts, self._device)))
+
+    def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
+        if self._validation is None:
+            return {}
+        names = ("loss", *self._names)
+        sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        size = self._spec.optimization.per_device_batch_size
+        with self._quiet(model):
+            for first in range(0, self._validation.num_rows, size):
+                if reduce_sum([float(stop())], self._device)[0]:
+                    return {}
+                batch = self._here(self._validation.collate(range(first, min(first + size, self._validation.num_rows))))
+                loss = float(self._trainer.compute_loss(model, batch))
+                found = {"loss": (loss, self._validation.weight(batch)), **self._take_metrics(batch)}
+                for name in names:
+                    value, count = found.get(name, (0.0, 0.0))
+                    sums[name] += value * count
+                    counts[name] += count
+        means = self.derived(_means(names, [*sums.values(), *counts.values()]))
+        return {f"eval_{name}": means[name] for name in EVALUATED if name in means}
+
+    def self_test(self, model: Any) -> Mapping[str, float]:
+        """Prove that padding does not change a sequence, and that the reference is this model's own (see ``proofs.py``)."""
+        size = self._spec.optimization.per_device_batch_size
+        with self._quiet(model):
+            found = {"padding": check_padding(model, self._train, batch_size=size, spec=self._spec, put=self._here)}
+            worst = check_reference(model, self._train, batch_size=size, spec=self._spec, put=self._here)
+        return found if worst is None else found | {"reference": worst}
+
+    def blame(self, model: Any, rows: Sequence[int]) -> None:
+        """Raise ``BadExample`` for the row among `rows` whose loss alone is no number, if it is not all of them."""
+        bad = []
+        with torch.no_grad():
+            for row in rows:
+                if not torch.isfinite(self._trainer.compute_loss(model, self._here(self.collate([row])))):
+                    bad.append(row)
+        if bad and len(bad) < len(rows):
+            raise BadExample(f"train row {bad[0]} alone gives a loss that is no number; remove it", split="train", row=bad[0])
+
+    def counted(self, name: str, batch: Batch) -> float:
+        """Rows of `batch` that the mean of metric `name` is over."""
+        del name
+        return self._train.weight(batch)
+
+    def derived(self, means: dict[str, float]) -> dict[str, float]:
+        """`means`, with those put right that are no mean over rows."""
+        return means
+
+    def _take_metrics(self, batch: Batch) -> dict[str, tuple[float, float]]:
+        """Value and count of each metric of the batch just computed; the trainer forgets them."""
+        stores: Mapping[str, Any] = getattr(self._trainer, "_metrics", None) or self._trainer._stored_metrics
+        found = {name: values[-1] for store in stores.values() for name, values in store.items() if values}
+        for store in stores.values():
+            store.clear()
+        return {name: (float(found[name]), self.counted(name, batch)) for name in self._names if name in found}
+
+    @contextmanager
+    def _quiet(self, model: Any) -> Iterator[None]:
+        """No dropout and no gradients."""
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            model.train(was_training)
+
+    def _here(self, batch: Batch) -> Batch:
+        return {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+def _means(names: Sequence[str], sums_then_counts: Sequence[float]) -> dict[str, float]:
+    sums, counts = sums_then_counts[: len(names)], sums_then_counts[len(names) :]
+    return {name: total / count for name, total, count in zip(names, sums, counts, strict=True) if count}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

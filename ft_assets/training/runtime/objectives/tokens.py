@@ -1,0 +1,202 @@
+"""SFT and CPT: cross entropy over packed windows.
+
+TRL's ``SFTTrainer`` prepares the model; the loss is its ``nll``, the mean over the step's labelled tokens, computed at those tokens alone
+(``scoring.py``). Windows of a micro-batch lie side by side as rows; attention restarts at each example by its ``position_ids``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from ft_assets.training.runtime import scoring
+from ft_assets.training.runtime.endings import BadExample
+from ft_assets.training.runtime.modeling import hold_trained_in_fp32, lora_config
+from ft_assets.training.runtime.objectives import Batch, Ingredients
+from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows
+
+SELF_TEST_WINDOWS = 2
+MAX_SELF_TEST_SEARCH = 64
+"""Windows that are looked at for ones that hold several examples."""
+PREPARED = 8
+"""Windows that TRL's trainer is shown; it reads their columns alone."""
+
+
+def build(given: Ingredients) -> Tokens:
+    scoring.install(given.base)
+    trainer = SFTTrainer(
+        given.base,
+        args=SFTConfig(
+            output_dir=str(given.run.work_dir),
+            use_cpu=True,  # the strategy places the model, not the trainer
+            seed=given.spec.seed,  # it draws the first weights of the adapter
+            bf16=False,  # the loop casts
+            activation_checkpointing=False,  # switched on with the base model
+            gradient_checkpointing=None,  # type: ignore[arg-type]
+            packing=True,
+            max_length=given.spec.max_seq_len,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            report_to="none",
+            save_strategy="no",
+        ),
+        train_dataset=Dataset(given.pack.train.slice(0, PREPARED)),
+        processing_class=given.tokenizer,
+        peft_config=lora_config(given.spec, given.base),
+    )
+    hold_trained_in_fp32(trainer.model)
+    return Tokens(given, trainer.model)
+
+
+class Tokens:
+    """``ft_assets.training.runtime.objectives.Objective`` over windows of tokens."""
+
+    def __init__(self, given: Ingredients, model: Any) -> None:
+        self.model = model
+        self._spec, self._device = given.spec, given.device
+        self._joined = given.spec.attention == "flash_attention_2"
+        self._train = _Windows(given.pack.train)
+        self._validation = None if given.pack.validation is None else _Windows(given.pack.validation)
+        self._pad = given.tokenizer.pad_token_id or 0
+        self.num_rows = self._train.num_rows
+        self._correct = torch.zeros((), dtype=torch.int64, device=given.device)
+        self._labelled = 0
+
+    def collate(self, rows: Sequence[int]) -> Batch:
+        return self.collate_windows([self._train.window(r) for r in rows])
+
+    def weight(self, batch: Batch) -> float:
+        return float((batch["labels"][:, 1:] != -100).sum())
+
+    def num_tokens(self, batch: Batch) -> int:
+        return int(batch["num_tokens"])
+
+    def loss(self, model: Any, batch: Batch, *, total_weight: float) -> torch.Tensor:
+        scores = self._scores(model, batch)
+        self._correct += scores["correct"]
+        self._labelled += len(scores["log_probs"])
+        return -scores["log_probs"].sum() / max(total_weight, 1.0)
+
+    def metrics(self) -> Mapping[str, float]:
+        accuracy = float(self._correct) / self._labelled if self._labelled else 0.0
+        found = {"mean_token_accuracy": accuracy, "num_trained_tokens": float(self._labelled)}
+        self._correct.zero_()
+        self._labelled = 0
+        return found
+
+    def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
+        """Mean loss per labelled token and its perplexity, one window at a time and without dropout."""
+        if self._validation is None:
+            return {}
+        total, count, was_training = 0.0, 0, model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                for row in range(self._validation.num_rows):
+                    if stop():
+                        return {}
+                    scores = self._scores(model, self.collate_windows([self._validation.window(row)]))
+                    total -= scores["log_probs"].double().sum().item()
+                    count += len(scores["log_probs"])
+        finally:
+            model.train(was_training)
+        if not count:
+            return {}
+        return {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
+
+    def self_test(self, model: Any) -> Mapping[str, float]:
+        """Prove on the first windows of several examples that packing is exact (see ``self_test.py``)."""
+        windows = [self._train.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, self.num_rows))]
+        chosen = choose_windows(windows, count=max(SELF_TEST_WINDOWS, self._spec.optimization.per_device_batch_size))
+        was_training = model.training
+        model.eval()
+        try:
+            found = check_packing(
+                chosen,
+                collate=self.collate_windows,
+                forward=lambda batch: self._scores(model, batch)["log_probs"],
+                alone=lambda ids: self._plain_loss(model, ids),
+                precision=self._spec.precision,
+            )
+        finally:
+            model.train(was_training)
+        return {"examples": found.examples, "boundaries": found.boundaries, "worst": found.worst}
+
+    def blame(self, model: Any, rows: Sequence[int]) -> None:
+        """Raise ``BadExample`` for the window among `rows` whose loss alone is not finite, if it is not all of them."""
+        bad = []
+        with torch.no_grad():
+            for row in rows:
+                if not torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum()):
+                    bad.append(row)
+        if bad and len(bad) < len(rows):
+            raise BadExample(f"train window {bad[0]} alone gives a loss that is no number; remove its rows", split="train", row=bad[0])
+
+    def collate_windows(self, windows: Sequence[Window]) -> Batch:
+        return collate(windows, pad=self._pad, joined=self._joined)
+
+    def _scores(self, model: Any, batch: Batch) -> scoring.Scores:
+        inputs = {k: v for k, v in batch.items() if k in ("input_ids", "position_ids", "attention_mask")}
+        found: scoring.Scores = model(**self._to_device(inputs), score=batch["labels"].to(self._device), use_cache=False)
+        return found
+
+    def _plain_loss(self, model: Any, ids: NDArray[np.int32]) -> float:
+        tokens = torch.from_numpy(ids.astype(np.int64)).unsqueeze(0).to(self._device)
+        logits = model(input_ids=tokens, use_cache=False).logits.float()
+        return float(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+class _Windows:
+    """Windows of a pack by number, without building Python lists of them all."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.num_rows = table.num_rows
+        self._columns = {name: _flat(table, name) for name in ("input_ids", "labels", "seq_lengths")}
+
+    def window(self, row: int) -> Window:
+        ids, labels, lengths = (values[offsets[row] : offsets[row + 1]] for values, offsets in self._columns.values())
+        return Window(input_ids=ids, labels=labels, seq_lengths=lengths)
+
+
+def _flat(table: pa.Table, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    lengths = pc.list_value_length(table[name]).to_numpy().astype(np.int64)
+    values = pc.list_flatten(table[name]).to_numpy()
+    return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def collate(windows: Sequence[Window], *, pad: int, joined: bool) -> Batch:
+    """Windows as one batch. Positions restart and the first label of each example is masked: nothing is predicted across a boundary.
+
+    `joined`: one after another in a single row, as flash attention wants packed sequences; else a row each, the shorter ones
+    filled up with an unlabelled example of padding.
+    """
+    rows = [_join(windows)] if joined else list(windows)
+    width = max(len(w.input_ids) for w in rows)
+    ids = np.full((len(rows), width), pad, np.int64)
+    labels = np.full((len(rows), width), -100, np.int64)
+    positions = np.zeros((len(rows), width), np.int64)
+    for i, window in enumerate(rows):
+        n, starts = len(window.input_ids), np.cumsum(window.seq_lengths) - window.seq_lengths
+        ids[i, :n], labels[i, :n] = window.input_ids, window.labels
+        labels[i, starts] = -100
+        positions[i, :n] = np.arange(n) - np.repeat(starts, window.seq_lengths)
+        positions[i, n:] = np.arange(width - n)
+    batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels), "position_ids": torch.from_numpy(positions)}
+    batch["num_tokens"] = sum(len(w.input_ids) for w in windows)
+    return batch
+
+
+def _join(windows: Sequence[Window]) -> Window:
+    return Window(*(np.concatenate([getattr(w, name) for w in windows]) for name in ("input_ids", "labels", "seq_lengths")))

@@ -1,0 +1,128 @@
+"""One process, or several with a copy of the model each (DDP). Rank 0 holds everything, and so saves alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ft_assets.training.runtime.modeling import WeightsCopy, load_weights
+from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.parallel import optimizer_state
+from ft_assets.training.spec import TrainingSpec
+
+INITIAL_LOSS_SCALE = 2.0**16
+
+
+class Replicated:
+    checkpoint_parts: tuple[str, ...] = ("*model*.safetensors", "optimizer.pt", "schedule.pt")
+    saves_alone = True
+
+    def __init__(self, spec: TrainingSpec) -> None:
+        self._spec = spec
+        self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
+        self.device = local_device()
+        self.model: Any = None
+
+    def start(self) -> None:
+        if self.world_size > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    def wrap(self, model: Any, *, total_steps: int) -> None:
+        self._bare = model.to(self.device) if self._spec.quantization is None else model
+        self.optimizer = make_optimizer(self._bare, self._spec.optimization)
+        self.schedule = make_schedule(self.optimizer, self._spec.optimization, total_steps=total_steps)
+        self.scaler = torch.amp.GradScaler(self.device.type, init_scale=INITIAL_LOSS_SCALE, enabled=self._spec.precision == "fp16")
+        self.model = self._bare
+        if self._spec.strategy == "ddp":
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            self.model = DistributedDataParallel(self._bare, device_ids=ids, gradient_as_bucket_view=True)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        quiet = contextlib.nullcontext() if last or self.model is self._bare else self.model.no_sync()
+        with quiet:
+            scaled: Any = self.scaler.scale(loss * self.world_size if self.world_size > 1 else loss)
+            scaled.backward()
+
+    def gradient_norm(self) -> float:
+        self.scaler.unscale_(self.optimizer)
+        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return float(torch.nn.utils.clip_grad_norm_(trained, self._spec.optimization.max_grad_norm))
+
+    def step(self) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def learning_rate(self) -> float:
+        return float(self.schedule.get_last_lr()[0])
+
+    def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
+        weights = WeightsCopy.of(self._bare, base_model=base_model)
+        state = optimizer_state.by_name(self.optimizer, self._bare, lambda t: t.detach().to("cpu", copy=True))
+        optimizer = {"state": state, "groups": groups(self.optimizer)}
+        schedule, scaler = copied(self.schedule.state_dict()), self.scaler.state_dict()
+
+        def write() -> None:
+            weights.write(directory)
+            torch.save(optimizer, directory / "optimizer.pt")
+            torch.save({"schedule": schedule, "scaler": scaler}, directory / "schedule.pt")
+
+        return write
+
+    def load(self, directory: Path) -> None:
+        load_weights(self._bare, directory)
+        saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
+        for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
+            group.update(values)
+        optimizer_state.restore(self.optimizer, self._bare, saved["state"], lambda tensor, p: tensor.to(p.device))
+        state = torch.load(directory / "schedule.pt", weights_only=True)
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state.get("scaler", {}) if self.scaler.is_enabled() else {})
+
+    def save_weights(self, directory: Path, *, base_model: str) -> None:
+        WeightsCopy.of(self._bare, base_model=base_model, precision=self._spec.precision).write(directory)
+
+    def evidence(self) -> Mapping[str, Any]:
+        state = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+        return {
+            "strategy": self._spec.strategy,
+            "wrapped": type(self.model).__name__,
+            "sharded_parameters": 0,
+            "optimizer_elements": sum(v.numel() for v in state),
+        }
+
+
+def groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Settings of the optimizer's groups, the present rate among them."""
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def local_device() -> torch.device:
+    """The GPU of this rank, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def copied(value: Any) -> Any:
+    """A nested state with every tensor copied to the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {k: copied(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(v) for v in value)
+    return value

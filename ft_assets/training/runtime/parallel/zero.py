@@ -1,0 +1,198 @@
+"""DeepSpeed ZeRO: optimizer state (1), gradients (2) and parameters (3) in parts over the ranks.
+
+An adapter's checkpoint holds whole tensors, gathered from the ranks, in the form of the other strategies: any number of ranks goes on from
+it. Full parameters are saved in DeepSpeed's own parts, which the same number of ranks reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_fp32_param, safe_set_full_optimizer_state
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+from ft_assets.training.checkpoints import read_manifest
+from ft_assets.training.runtime.endings import BadInput, BadSpec
+from ft_assets.training.runtime.modeling import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
+from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.parallel import optimizer_state
+from ft_assets.training.runtime.parallel.replicated import copied, local_device
+from ft_assets.training.spec import TrainingSpec
+
+TAG = "zero"
+"""Directory of DeepSpeed's parts within a checkpoint of full parameters."""
+ADAM_STATE = ("exp_avg", "exp_avg_sq")
+ZERO_INIT_ABOVE = 13e9
+"""Parameters above which a rank cannot hold the whole base while it loads: then weights are split as they are read."""
+
+
+class Zero:
+    saves_alone = False
+
+    def __init__(self, spec: TrainingSpec) -> None:
+        self.stage = int(spec.strategy.removeprefix("zero"))
+        if spec.quantization is not None and self.stage == 3:
+            raise BadSpec("ZeRO-3 cannot split bitsandbytes' packed weights; use zero2 with qlora")
+        if spec.precision == "fp16":
+            raise BadSpec("ZeRO runs in bf16 or fp32 here; set precision to bf16")
+        if spec.optimization.optimizer != "adamw_torch":
+            raise BadSpec(f"ZeRO runs with adamw_torch here, not {spec.optimization.optimizer}")
+        self._spec = spec
+        self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
+        self.device = local_device()
+        self.model: Any = None
+        self.checkpoint_parts: tuple[str, ...] = (f"{TAG}/*optim_states.pt", f"{TAG}/*model_states.pt", "schedule.pt")
+        if spec.lora is not None:
+            self.checkpoint_parts = ("adapter_model.safetensors", "optimizer.pt", "schedule.pt")
+
+    def start(self) -> None:
+        deepspeed.init_distributed(dist_backend="nccl" if self.device.type == "cuda" else "gloo")
+        # Alive while the base model loads: ``from_pretrained`` looks for it and splits the weights as it reads them.
+        config: Any = HfDeepSpeedConfig
+        self._loading = config(self._config()) if self.stage == 3 else None
+
+    def wrap(self, model: Any, *, total_steps: int) -> None:
+        self._bare = model
+        optimizer = make_optimizer(model, self._spec.optimization)
+        self.model, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=self._config())
+        self.schedule = make_schedule(optimizer, self._spec.optimization, total_steps=total_steps)
+        self._base_optimizer = optimizer
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        self.model.set_gradient_accumulation_boundary(last)
+        self.model.backward(loss * self.world_size, scale_wrt_gas=False)
+
+    def gradient_norm(self) -> float:
+        """DeepSpeed clips inside its step, so the step is taken here and its norm read after it. A norm that is no number ends the run
+        before these weights are saved anywhere."""
+        self.model.step()
+        norm = self.model.get_global_grad_norm()
+        return float("nan") if norm is None else float(norm)
+
+    def step(self) -> None:
+        self.schedule.step()
+
+    def drop_gradients(self) -> None:
+        self.model.zero_grad()
+
+    def learning_rate(self) -> float:
+        return float(self.schedule.get_last_lr()[0])
+
+    def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
+        schedule = copied(self.schedule.state_dict())
+        if not isinstance(self._bare, PeftModel):
+            self.model.save_checkpoint(str(directory), tag=TAG, save_latest=False)
+            return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
+        adapter = WeightsCopy.of_adapter(self._whole_adapter(), self._bare, base_model=base_model)
+        names = optimizer_state.trained_names(self._bare)
+        state = {names[p]: {k: _whole(safe_get_full_optimizer_state(p, k)) for k in ADAM_STATE} for p in names}
+        steps = self._optimizer_steps()
+
+        def write() -> None:
+            if self.rank == 0:
+                adapter.write(directory)
+                body = {name: {"step": torch.tensor(float(steps)), **values} for name, values in state.items()}
+                torch.save({"state": body, "groups": self._groups()}, directory / "optimizer.pt")
+                torch.save({"schedule": schedule}, directory / "schedule.pt")
+
+        return write
+
+    def load(self, directory: Path) -> None:
+        self.schedule.load_state_dict(torch.load(directory / "schedule.pt", weights_only=True)["schedule"])
+        if not isinstance(self._bare, PeftModel):
+            wrote = read_manifest(directory).world_size
+            if wrote != self.world_size:
+                raise BadSpec(
+                    f"{directory.name} was written by {wrote} ranks of ZeRO-{self.stage}, this run has {self.world_size}; use as many"
+                )
+            self.model.load_checkpoint(str(directory), tag=TAG)
+            return
+        self._load_adapter(directory)
+
+    def save_weights(self, directory: Path, *, base_model: str) -> None:
+        if isinstance(self._bare, PeftModel):
+            adapter = WeightsCopy.of_adapter(self._whole_adapter(), self._bare, base_model=base_model)
+            if self.rank == 0:
+                adapter.write(directory)
+            return
+        state = {name: _whole(safe_get_full_fp32_param(p)) for name, p in self._bare.named_parameters()}
+        if self.rank == 0:
+            WeightsCopy.of_state(state, self._bare, precision=self._spec.precision).write(directory)
+
+    def evidence(self) -> Mapping[str, Any]:
+        inner = self.optimizer.optimizer
+        local = [v for s in inner.state.values() for v in s.values() if isinstance(v, torch.Tensor) and v.ndim]
+        split = [p for p in self._bare.parameters() if hasattr(p, "ds_tensor")]
+        return {
+            "strategy": self._spec.strategy,
+            "wrapped": type(self.model).__name__,
+            "stage": self.model.zero_optimization_stage(),
+            "optimizer_elements": sum(v.numel() for v in local),
+            "optimizer_elements_whole": len(ADAM_STATE) * sum(_size(p) for p in self._trained),
+            "sharded_parameters": len(split),
+            "local_elements": sum(p.ds_tensor.numel() for p in split),
+            "elements": sum(_size(p) for p in self._bare.parameters()),
+        }
+
+    def _config(self) -> dict[str, Any]:
+        opt = self._spec.optimization
+        return {
+            "train_micro_batch_size_per_gpu": opt.per_device_batch_size,
+            "gradient_accumulation_steps": opt.accumulation_steps,
+            "gradient_clipping": opt.max_grad_norm,
+            "bf16": {"enabled": self._spec.precision == "bf16"},
+            "zero_optimization": {
+                "stage": self.stage,
+                "overlap_comm": self.device.type == "cuda",
+                "contiguous_gradients": True,
+                "stage3_param_persistence_threshold": 0,
+            },
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "wall_clock_breakdown": False,
+            "steps_per_print": 10**9,
+        }
+
+    def _whole_adapter(self) -> dict[str, torch.Tensor]:
+        named = [(n, p) for n, p in self._bare.named_parameters() if p.requires_grad]
+        return {saved_adapter_name(n): _whole(safe_get_full_fp32_param(p)) for n, p in named}
+
+    def _load_adapter(self, directory: Path) -> None:
+        found = load_file(directory / ADAPTER_WEIGHTS)
+        saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
+        names = optimizer_state.trained_names(self._bare)
+        if {saved_adapter_name(n) for n in names.values()} != set(found) or set(saved["state"]) != set(names.values()):
+            raise BadInput(f"the adapter in {directory} does not fit this model: names of its tensors differ")
+        for p, name in names.items():
+            safe_set_full_fp32_param(p, found[saved_adapter_name(name)].to(self.device))
+            for key in ADAM_STATE:
+                safe_set_full_optimizer_state(p, saved["state"][name][key].to(self.device), key)
+        step = next(iter(saved["state"].values()))["step"]
+        for values in self.optimizer.optimizer.state.values():
+            values["step"] = step.clone()
+
+    def _optimizer_steps(self) -> int:
+        state: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
+        return int(state.get("step", 0))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [{k: v for k, v in g.items() if k != "params"} for g in self._base_optimizer.param_groups]
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    if tensor is None:
+        raise BadInput("DeepSpeed gave no state for a trained parameter: nothing can be saved that a resume would need")
+    whole: torch.Tensor = tensor.detach().to("cpu", copy=True)
+    return whole
+
+
+def _size(parameter: Any) -> int:
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())

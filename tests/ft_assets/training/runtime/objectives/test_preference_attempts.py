@@ -1,0 +1,106 @@
+"""Preference methods through the real training process: alone, on two ranks, and across a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the training environment")
+
+from ft_assets.training import methods
+from ft_assets.training.checkpoints import ADAPTER
+from ft_assets.training.spec import RunFile
+from tests.ft_assets.training.attempts import REPOSITORY
+from tests.ft_assets.training.runtime.objectives.preference_runs import Site
+from tests.ft_assets.training.runtime.test_torchrun import torchrun
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of the libraries; a run silences them too
+
+ALONE = ("ft_assets.training.runtime",)
+OF_THE_MACHINE = ("tokens_per_s", "steps_per_s", "step_s", "data_s", "memory_bytes", "gpu_utilization", "mfu", "time")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("site"))
+
+
+def start(run: RunFile, *, module: Sequence[str] = ALONE) -> subprocess.Popen[bytes]:
+    run.write(run.work_dir / f"run-a{run.attempt}.json")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    with (run.work_dir / f"log-a{run.attempt}").open("wb") as log:
+        command = [sys.executable, "-m", *module, str(run.work_dir / f"run-a{run.attempt}.json")]
+        return subprocess.Popen(command, env=env, cwd=run.work_dir, stdout=log, stderr=subprocess.STDOUT)
+
+
+def train(run: RunFile, *, module: Sequence[str] = ALONE) -> list[dict[str, Any]]:
+    process = start(run, module=module)
+    try:
+        assert process.wait(timeout=120) == 0, (run.work_dir / f"log-a{run.attempt}").read_text()
+    finally:
+        process.kill()
+    return steps(run)
+
+
+def steps(run: RunFile) -> list[dict[str, Any]]:
+    file = run.work_dir / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [{k: v for k, v in line.items() if k not in OF_THE_MACHINE} for line in lines if "loss" in line]
+
+
+def weights(run: RunFile) -> list[bytes]:
+    return [(run.work_dir / "final" / name).read_bytes() for name in ADAPTER]
+
+
+def test_a_run_reports_the_methods_metrics_and_proves_its_reference(site: Site, tmp_path: Path) -> None:
+    run = replace(site.run("dpo"), work_dir=tmp_path)
+    found = train(run)
+    assert set(found[0]) >= set(methods.get("dpo").metrics)
+    assert found[0]["loss"] == pytest.approx(0.693147, abs=1e-5), "policy and reference are one before the first step"
+    assert found[-1]["rewards/margins"] > 0.5 and found[-1]["loss"] < 0.5
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    validations = [line for line in lines if "eval_loss" in line]
+    assert validations[-1]["eval_loss"] < validations[0]["eval_loss"] and validations[-1]["eval_rewards/accuracies"] > 0.9
+    evidence = json.loads((tmp_path / "exit-a1.json").read_text())
+    assert evidence["detail"]["self_test"]["reference"] < 1e-4
+    assert "arning" not in (tmp_path / "log-a1").read_text(), "a tenant reads this log"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["orpo", "kto"])
+def test_two_ranks_train_what_one_rank_does_in_two_micro_batches(site: Site, tmp_path: Path, method: str) -> None:
+    one = replace(site.run(method), work_dir=tmp_path / "one")
+    opt = replace(one.spec.optimization, accumulation_steps=1)
+    two = replace(one, spec=replace(one.spec, world_size=2, strategy="ddp", optimization=opt), work_dir=tmp_path / "two")
+    alone, together = train(one), train(two, module=torchrun(2))
+    for mine, theirs in zip(alone, together, strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(site: Site, tmp_path: Path) -> None:
+    whole = site.run("dpo")
+    whole = replace(whole, spec=replace(whole.spec, optimization=replace(whole.spec.optimization, num_epochs=15)))
+    expected = train(replace(whole, work_dir=tmp_path / "whole"))
+    first = replace(whole, work_dir=tmp_path / "stopped")
+    process = start(first)
+    try:
+        deadline = time.monotonic() + 60
+        while len(steps(first)) < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) != 0 and len(steps(first)) < len(expected)
+    finally:
+        process.kill()
+    assert train(replace(first, attempt=2)) == expected
+    assert weights(first) == weights(replace(whole, work_dir=tmp_path / "whole"))

@@ -1,0 +1,158 @@
+"""A reference that is not this model's, and padding that a model sees, are refused before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the training environment")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.compute as pc  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+from ft_assets.training.runtime.endings import BadExample, BadInput, PackingRefused  # noqa: E402
+from ft_assets.training.spec import Quantization, RunFile, WarmStart  # noqa: E402
+from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, objective_of, stirred  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of the libraries; a run silences them too
+
+WITH_REFERENCE = ("dpo", "kto")
+FIRST = {"dpo": "chosen_logp", "kto": "kl_logp"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("site"))
+
+
+def rewritten(run: RunFile, root: Path, change: Callable[[pa.Table], pa.Table], *, name: str = "ref-shard-00000.parquet") -> RunFile:
+    """`run` with a reference whose file `name` was changed, and whose manifest agrees with it."""
+    assert run.reference_dir is not None
+    directory = Path(shutil.copytree(run.reference_dir, root / "reference"))
+    pq.write_table(change(pq.read_table(directory / name)), directory / name)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        if entry["name"] == name:
+            entry["sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return replace(run, reference_dir=directory)
+
+
+def column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    return table.set_column(table.column_names.index(name), table.schema.field(name), values)
+
+
+@pytest.mark.parametrize("method", WITH_REFERENCE)
+def test_a_reference_of_another_model_is_refused_by_its_numbers(site: Site, method: str, tmp_path: Path) -> None:
+    run = site.run(method)
+    good = objective_of(run)
+    assert good.self_test(good.model)["reference"] < 1e-4
+
+    def shifted(table: pa.Table) -> pa.Table:
+        return column(table, FIRST[method], pc.cast(pc.multiply(table[FIRST[method]], 1.01), pa.float32()))
+
+    foreign = objective_of(rewritten(run, tmp_path, shifted))
+    with pytest.raises(BadInput, match="are not those of the model that training starts from"):
+        foreign.self_test(foreign.model)
+
+
+@pytest.mark.parametrize("method", WITH_REFERENCE)
+def test_a_reference_of_other_weights_is_refused_although_its_names_agree(site: Site, method: str) -> None:
+    objective = stirred(site.objective(method))
+    with pytest.raises(BadInput, match="compute the reference log-probabilities again"):
+        objective.self_test(objective.model)
+
+
+@pytest.mark.parametrize("method", WITH_REFERENCE)
+def test_a_reference_of_other_rows_is_refused(site: Site, method: str, tmp_path: Path) -> None:
+    def turned(table: pa.Table) -> pa.Table:
+        return table.take(list(reversed(range(table.num_rows))))
+
+    with pytest.raises(BadInput, match="of other training rows than the pack has"):
+        objective_of(rewritten(site.run(method), tmp_path / "order", turned))
+    with pytest.raises(BadInput, match="of other validation rows than the pack has"):
+        objective_of(rewritten(site.run(method), tmp_path / "part", lambda t: t.slice(1), name="ref-val-00000.parquet"))
+
+
+def test_numbers_that_are_none_are_refused(site: Site, tmp_path: Path) -> None:
+    def broken(table: pa.Table) -> pa.Table:
+        return column(table, "rejected_logp", pa.array([float("nan"), *table["rejected_logp"].to_pylist()[1:]], pa.float32()))
+
+    with pytest.raises(BadInput, match=r"rejected_logp of training row \d+ is no number"):
+        objective_of(rewritten(site.run("dpo"), tmp_path, broken))
+
+
+def test_a_reference_under_another_name_is_refused(site: Site) -> None:
+    run = site.run("dpo")
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("have key rf_", {"reference": "rf_0"}),
+        ("have base model 0000", {"base_digest": "1" * 64}),
+        ("have quantization None", {"adapter": "qlora", "quantization": Quantization()}),
+        ("have adapter None", {"warm_start": WarmStart(adapter="a", manifest_sha256="2" * 64)}),
+        ("the run file names none", {"reference": None}),
+    ]
+    from ft_assets.training.runtime import data
+    from ft_assets.training.runtime.objectives import references
+    from tests.tiny_model import VOCAB
+
+    pack = data.load(run.pack_dir, run.spec, vocab_size=VOCAB)
+    assert references.load(run, pack)[0].num_rows == pack.train.num_rows
+    for words, changes in cases:
+        with pytest.raises(BadInput, match=words):
+            references.load(replace(run, spec=replace(run.spec, **changes)), pack)
+
+
+def test_a_damaged_or_absent_reference_is_refused(site: Site, tmp_path: Path) -> None:
+    run = site.run("dpo")
+    assert run.reference_dir is not None
+    directory = Path(shutil.copytree(run.reference_dir, tmp_path / "damaged"))
+    file = directory / "ref-shard-00000.parquet"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(BadInput, match="but the manifest says"):
+        objective_of(replace(run, reference_dir=directory))
+    with pytest.raises(BadInput, match="holds no reference log-probabilities"):
+        objective_of(replace(run, reference_dir=tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_that_the_model_sees_is_refused(site: Site, method: str) -> None:
+    objective = site.objective(method)
+    rows = objective._train
+    faithful = rows.collate
+
+    def on_the_left(numbers: Sequence[int]) -> dict[str, Any]:
+        """Padding before the tokens, and a mask that does not hide it."""
+        batch: dict[str, Any] = faithful(numbers)
+        for prefix in ("", "KL_") if method == "kto" else ("",):
+            lengths = batch[f"{prefix}attention_mask"].sum(dim=1)
+            width = batch[f"{prefix}input_ids"].shape[1]
+            assert lengths.min() < width, "no padding was seen"
+            for name in ("input_ids", "completion_mask"):
+                moved = [row.roll(width - int(n)) for row, n in zip(batch[prefix + name], lengths, strict=True)]
+                batch[prefix + name] = torch.stack(moved)
+            batch[f"{prefix}attention_mask"] = torch.ones_like(batch[f"{prefix}attention_mask"])
+        return batch
+
+    assert objective.self_test(objective.model)["padding"] < 1e-5
+    rows.collate = on_the_left
+    with pytest.raises(PackingRefused, match="padding changes what the model sees"):
+        objective.self_test(objective.model)
+
+
+def test_a_row_whose_loss_is_no_number_is_named(site: Site) -> None:
+    objective = site.objective("orpo")
+    rows = [set(objective.collate([r])["input_ids"].flatten().tolist()) for r in range(objective.num_rows)]
+    number, only = next((r, t) for r, own in enumerate(rows) for t in sorted(own) if sum(t in other for other in rows) == 1)
+    poisoned = next(m for m in objective.model.modules() if isinstance(m, torch.nn.Embedding))
+    with torch.no_grad():
+        poisoned.weight[only] = float("nan")
+    with pytest.raises(BadExample, match=f"train row {number} alone"):
+        objective.blame(objective.model, range(objective.num_rows))

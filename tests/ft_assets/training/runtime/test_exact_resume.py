@@ -1,0 +1,116 @@
+"""Interrupted at any moment = never interrupted, bit for bit, for every method and for all that could make a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the training environment")
+
+from ft_assets.training.spec import EarlyStopping, Quantization, RunFile, TrainingSpec  # noqa: E402
+from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
+from tests.ft_assets.training.in_process import Training  # noqa: E402
+from tests.tiny_model import build_tiny_model  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too
+
+
+def changed(optimization: dict[str, Any] | None = None, **spec: Any) -> TrainingSpec:
+    """The tests' spec (LoRA with dropout, shuffled, packed, two micro-batches a step, several epochs), otherwise."""
+    return replace(SPEC, optimization=replace(SPEC.optimization, **(optimization or {})), **spec)
+
+
+WINDOWS = {
+    "lora": changed(),
+    "full": changed(adapter="full", lora=None, optimization={"weight_decay": 0.1}),
+    "qlora": changed(adapter="qlora", quantization=Quantization()),
+    "cpt": changed(method="cpt"),
+    "no accumulation": changed({"accumulation_steps": 1, "per_device_batch_size": 4}),
+    "many micro-batches": changed({"accumulation_steps": 4, "per_device_batch_size": 1, "num_epochs": 2}),
+    "a part of an epoch": changed({"num_epochs": 1.5}),
+    "bf16": changed(precision="bf16"),
+    "gradient checkpointing": changed(gradient_checkpointing=True),
+    "adafactor": changed({"optimizer": "adafactor"}),
+    "cosine with warm-up": changed({"schedule": "cosine", "warmup_ratio": 0.3}),
+    "early stopping": changed({"early_stopping": EarlyStopping(patience=2, min_delta=0.001), "num_epochs": 6, "learning_rate": 0.05}),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("files")
+    return build_tiny_model(root / "base"), write_pack(root / "pack")
+
+
+@pytest.fixture(autouse=True)
+def deterministic_only_here() -> Iterator[None]:
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = filling
+
+
+def training(spec: TrainingSpec, files: tuple[Path, Path], work: Path) -> Training:
+    base, pack = files
+    return Training(run_file=RunFile(spec=spec, attempt=1, base_model_dir=base, pack_dir=pack, work_dir=work))
+
+
+def assert_exact(reference: Training, interrupted: Training) -> None:
+    assert interrupted.trajectory() == reference.trajectory()
+    assert interrupted.final() == reference.final()
+
+
+@pytest.mark.parametrize("spec", WINDOWS.values(), ids=WINDOWS.keys())
+@pytest.mark.parametrize("every", [29, pytest.param(7, marks=pytest.mark.slow)])
+def test_interrupted_at_any_step_is_never_interrupted(spec: TrainingSpec, every: int, files: tuple[Path, Path], tmp_path: Path) -> None:
+    reference = training(spec, files, tmp_path / "reference")
+    assert reference.attempt()
+    steps = sum("loss" in line for line in reference.lines())
+    polls = 3 * steps if spec.optimization.accumulation_steps == 1 else 4 * steps
+    for number, poll in enumerate(range(5, polls, every)):
+        interrupted = training(spec, files, tmp_path / str(number))
+        if not interrupted.attempt(stop_at_poll=poll):
+            assert interrupted.attempt()
+        assert_exact(reference, interrupted)
+
+
+@pytest.mark.slow
+def test_interrupted_again_and_again(files: tuple[Path, Path], tmp_path: Path) -> None:
+    reference = training(SPEC, files, tmp_path / "reference")
+    assert reference.attempt()
+    stopped = training(SPEC, files, tmp_path / "stopped")
+    while not stopped.attempt(stop_at_poll=6):
+        assert stopped.attempts < 40
+    assert stopped.attempts > 5
+    assert_exact(reference, stopped)
+
+
+def test_half_the_batch_goes_on_where_the_whole_one_stopped(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """What a retry after running out of memory does: the same rows in the same steps, cut into more micro-batches."""
+    spec = changed({"per_device_batch_size": 4, "accumulation_steps": 1}, lora=replace(SPEC.lora, dropout=0.0))
+    reference = training(spec, files, tmp_path / "reference")
+    assert reference.attempt()
+    retried = training(spec, files, tmp_path / "retried")
+    assert not retried.attempt(stop_at_poll=20)
+    halved = replace(spec, optimization=replace(spec.optimization, per_device_batch_size=2, accumulation_steps=2))
+    retried.run_file = replace(retried.run_file, spec=halved)
+    assert retried.attempt()
+    assert retried.details[-1]["resumed_from"] is not None
+    ours, theirs = ([line["loss"] for line in t.lines() if "loss" in line] for t in (retried, reference))
+    assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_started_epoch_is_not_replayed(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each row is trained on once an epoch, whatever the interruptions: the tokens of an epoch add up to those of the pack."""
+    spec = changed({"num_epochs": 4, "accumulation_steps": 1, "per_device_batch_size": 1})
+    stopped = training(spec, files, tmp_path / "work")
+    while not stopped.attempt(stop_at_poll=40):
+        pass
+    lines = [line for line in stopped.lines() if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, 85))
+    assert len({lines[i]["num_tokens"] - (lines[i - 1]["num_tokens"] if i else 0) for i in (20, 41)}) >= 1
+    assert lines[20]["num_tokens"] * 4 == lines[41]["num_tokens"] * 2 == lines[83]["num_tokens"]

@@ -1,0 +1,247 @@
+"""The memory estimate: what grows with what, what sharding divides, known figures, and what is chosen or refused because of it."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.training.memory_cpu import Trial
+from ft_assets.errors import InvalidRequest
+from ft_assets.training.memory import GPUS, Case, Fit, estimate, fit
+from ft_assets.training.memory.estimates import MEANINGS, quantized_bytes
+from ft_assets.training.shapes import NAMED
+from ft_assets.training.spec import Quantization
+
+GIB = 2**30
+B8 = NAMED["llama-3.1-8b"]
+RESULTS = sorted((Path(__file__).parents[3] / "benchmarks").glob("training_memory_cpu_*.json"))
+
+
+def case(**fields: Any) -> Case:
+    return Case(**{"shape": B8, "adapter": "lora", "max_seq_len": 2048, **fields})
+
+
+def total(**fields: Any) -> int:
+    return estimate(case(**fields)).total_bytes
+
+
+def placed(model: str, adapter: str, **fields: Any) -> Fit:
+    given = {"method": "sft", "precision": "bf16", "max_seq_len": 4096, "rank": 16, "optimizer": "adamw_torch", "gpu": "h100-80gb"}
+    return fit(NAMED[model], **{"adapter": adapter, "max_gpus": 32, "global_batch": 64, **given, **fields})
+
+
+@pytest.mark.parametrize("adapter", ["lora", "qlora", "full"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_longer_rows_and_larger_batches_take_more(adapter: str, checkpointing: bool) -> None:
+    fields = {"adapter": adapter, "gradient_checkpointing": checkpointing}
+    lengths = [total(max_seq_len=n, **fields) for n in (512, 1024, 2048, 4096)]
+    batches = [total(per_device_batch_size=n, **fields) for n in (1, 2, 4, 8)]
+    assert lengths == sorted(set(lengths)) and batches == sorted(set(batches))
+
+
+def test_a_higher_rank_takes_more_and_a_dropout_keeps_its_mask() -> None:
+    ranks = [total(rank=n) for n in (8, 16, 64, 128)]
+    assert ranks == sorted(set(ranks))
+    assert total(dropout=0.05, gradient_checkpointing=False) > total(dropout=0.0, gradient_checkpointing=False)
+
+
+def test_checkpointing_a_smaller_optimizer_and_4_bits_take_less() -> None:
+    assert total(gradient_checkpointing=True) < total(gradient_checkpointing=False)
+    optimizers = [total(adapter="full", optimizer=name) for name in ("adafactor", "adamw_8bit", "adamw_torch")]
+    assert optimizers == sorted(set(optimizers))
+    assert total(adapter="qlora") < total(adapter="lora") < total(adapter="full")
+
+
+def test_a_pair_takes_both_of_its_answers() -> None:
+    pairs, two = case(method="dpo"), case(method="dpo", per_device_batch_size=2)
+    assert pairs.tokens == 2 * case().tokens and two.tokens == 2 * pairs.tokens
+    assert estimate(pairs).total_bytes > estimate(case()).total_bytes
+
+
+def test_joined_windows_pay_a_mask_in_the_square_of_the_batch_and_padded_pairs_do_not() -> None:
+    joined = [case(per_device_batch_size=n).mask_elements for n in (1, 2, 4)]
+    padded = [case(method="dpo", per_device_batch_size=n).mask_elements for n in (1, 2, 4)]
+    assert [m // joined[0] for m in joined] == [1, 4, 16]
+    assert [m // padded[0] for m in padded] == [1, 2, 4]
+    assert total(attention="flash_attention_2", max_seq_len=16_384) < total(attention="sdpa", max_seq_len=16_384)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero1", "zero2", "zero3"])
+def test_sharding_divides_what_it_shards_and_only_that(strategy: str) -> None:
+    sharded = {"fsdp2": {"weights", "gradients", "optimizer"}, "zero1": {"optimizer", "master_weights"}}
+    sharded["zero2"] = sharded["zero1"] | {"gradients"}
+    sharded["zero3"] = sharded["zero2"] | {"weights"}
+    four, eight = (estimate(case(adapter="full", strategy=strategy, world_size=n)).parts for n in (4, 8))
+    for part in ("weights", "master_weights", "gradients", "optimizer"):
+        assert eight[part] == pytest.approx(four[part] / 2 if part in sharded[strategy] else four[part])
+    assert any(four[part] for part in sharded[strategy])
+
+
+def test_copies_of_ddp_share_nothing_but_take_nccl() -> None:
+    one, two = estimate(case()), estimate(case(strategy="ddp", world_size=2))
+    assert {k: v for k, v in one.parts.items() if k != "context"} == {k: v for k, v in two.parts.items() if k != "context"}
+    assert two.parts["context"] > one.parts["context"]
+
+
+def test_full_fine_tuning_of_8b_with_adamw_takes_16_bytes_a_parameter_before_activations() -> None:
+    """ZeRO (Rajbhandari et al. 2020, section 3.1): 16 bytes a parameter with Adam; 128 GB for 8B."""
+    for strategy in ("single", "zero1"):
+        parts = estimate(case(adapter="full", strategy=strategy)).parts
+        held = sum(parts[name] for name in ("weights", "master_weights", "gradients", "optimizer"))
+        assert held == 16 * B8.num_parameters
+        assert held == pytest.approx(128e9, rel=0.01)
+
+
+def test_double_quantization_saves_the_0_37_bits_a_parameter_of_the_paper() -> None:
+    """QLoRA (Dettmers et al. 2023, section 3): constants take 0.5 bits a parameter, doubly quantized 0.127."""
+    assert 8 * (quantized_bytes(double=False) - 0.5) == 0.5
+    assert 8 * (quantized_bytes(double=True) - 0.5) == pytest.approx(0.127, abs=0.001)
+    single, double = (estimate(case(adapter="qlora", quantization=Quantization(double=d))).parts["weights"] for d in (False, True))
+    assert 8 * (single - double) / B8.linear_parameters == pytest.approx(0.373, abs=0.001)
+
+
+def test_qlora_leaves_embeddings_and_norms_in_half_precision() -> None:
+    weights = estimate(case(adapter="qlora")).parts["weights"]
+    assert weights == pytest.approx(
+        B8.linear_parameters * quantized_bytes(double=True) + 2 * (B8.num_parameters - B8.linear_parameters), abs=1
+    )
+    assert weights / GIB == pytest.approx(5.3, abs=0.1)
+
+
+def test_the_parts_add_up_and_are_explained() -> None:
+    found = estimate(case(adapter="full"))
+    assert set(found.parts) == set(MEANINGS) and sum(found.parts.values()) == found.total_bytes
+    assert all(value >= 0 for value in found.parts.values())
+    lines = found.explain()
+    assert len(lines) == 1 + sum(1 for value in found.parts.values() if value) and lines[-1].startswith("total: ")
+
+
+@pytest.mark.skipif(not RESULTS, reason="no measurement of this code is kept")
+def test_the_estimate_is_within_15_percent_of_measured_peaks() -> None:
+    """What ``python -m benchmarks.training.memory_cpu`` measured, against the estimate of today's code."""
+    kept = json.loads(RESULTS[-1].read_text())
+    errors = []
+    for measured in kept["cases"]:
+        found = estimate(Trial(**measured["settings"]).case, overheads=False).total_bytes
+        errors.append(abs(found / measured["measured_bytes"] - 1))
+    assert len(errors) >= 8
+    assert sum(errors) / len(errors) <= 0.15
+    assert max(errors) <= 0.25
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "num_gpus", "strategy"),
+    [
+        ("llama-3.2-1b", "lora", 1, "single"),
+        ("llama-3.2-1b", "full", 1, "single"),
+        ("llama-3.1-8b", "lora", 1, "single"),
+        ("llama-3.1-8b", "qlora", 1, "single"),
+        ("llama-3.1-8b", "full", 4, "fsdp2"),
+        ("qwen2.5-14b", "full", 8, "fsdp2"),
+        ("qwen2.5-32b", "qlora", 1, "single"),
+        ("qwen2.5-32b", "full", 16, "fsdp2"),
+        ("llama-3.1-70b", "lora", 4, "fsdp2"),
+        ("llama-3.1-70b", "qlora", 1, "single"),
+        ("llama-3.1-70b", "full", 32, "fsdp2"),
+    ],
+)
+def test_the_smallest_number_of_h100_that_holds_the_job_is_chosen(model: str, adapter: str, num_gpus: int, strategy: str) -> None:
+    chosen = placed(model, adapter)
+    assert (chosen.num_gpus, chosen.strategy) == (num_gpus, strategy)
+    assert chosen.estimate.total_bytes <= 0.95 * GPUS["h100-80gb"].memory_bytes
+    assert 64 % (chosen.num_gpus * chosen.per_device_batch_size) == 0
+    if num_gpus > 1:
+        with pytest.raises(InvalidRequest):
+            placed(model, adapter, max_gpus=num_gpus // 2)
+
+
+def test_the_micro_batch_is_the_largest_divisor_that_fits() -> None:
+    chosen = placed("llama-3.1-8b", "lora", global_batch=48)
+    sizes = [n for n in range(1, 49) if 48 % n == 0 and n > chosen.per_device_batch_size]
+    assert chosen.per_device_batch_size > 1 and sizes
+    for size in sizes:
+        with pytest.raises(InvalidRequest):
+            placed("llama-3.1-8b", "lora", global_batch=48, per_device_batch_size=size)
+
+
+def test_short_windows_are_not_recomputed_unless_memory_needs_it() -> None:
+    assert not placed("llama-3.1-8b", "lora", max_seq_len=1024).gradient_checkpointing
+    assert placed("llama-3.1-8b", "lora", max_seq_len=2048).gradient_checkpointing
+    assert placed("qwen2.5-7b", "lora", max_seq_len=1024, gpu="l4-24gb").gradient_checkpointing
+    assert not placed("llama-3.1-8b", "lora", max_seq_len=1024, gradient_checkpointing=False).gradient_checkpointing
+
+
+def test_what_is_asked_for_is_kept() -> None:
+    copies = placed("llama-3.1-8b", "lora", num_gpus=8)
+    assert (copies.num_gpus, copies.strategy) == (8, "ddp")
+    assert placed("llama-3.1-8b", "full", num_gpus=8, strategy="zero3").strategy == "zero3"
+    with pytest.raises(InvalidRequest, match="batch_size 6 does not divide by num_gpus 4"):
+        placed("llama-3.1-8b", "lora", num_gpus=4, global_batch=6)
+
+
+@pytest.mark.parametrize("fields", [{"precision": "fp16"}, {"optimizer": "adamw_8bit"}])
+def test_what_the_runtime_cannot_shard_is_copied_or_refused(fields: dict[str, Any]) -> None:
+    assert placed("llama-3.1-8b", "lora", num_gpus=4, **fields).strategy == "ddp"
+    with pytest.raises(InvalidRequest, match="use adapter qlora"):
+        placed("llama-3.1-70b", "lora", **fields)
+
+
+def test_a_method_on_judged_answers_gets_two_at_least() -> None:
+    assert placed("llama-3.1-8b", "lora", method="kto").per_device_batch_size >= 2
+    tight = placed("llama-3.1-8b", "lora", method="kto", gpu="l4-24gb", max_seq_len=2048, global_batch=2)
+    assert tight.per_device_batch_size == 2
+
+
+def test_qlora_is_never_sharded() -> None:
+    assert placed("llama-3.1-70b", "qlora", num_gpus=4).strategy in ("ddp", "zero2")
+    with pytest.raises(InvalidRequest) as refused:
+        placed("llama-3.1-70b", "qlora", gpu="l40s-48gb", max_seq_len=32_768)
+    assert "GPUs" not in refused.value.message.split(";")[-1]
+
+
+def test_ranks_of_a_large_sharded_model_start_empty() -> None:
+    assert any("zero_init" in note for note in placed("qwen2.5-14b", "full").notes)
+    assert not placed("llama-3.1-8b", "full").notes
+    assumed = dataclasses.replace(NAMED["llama-3.1-8b"], assumed=True)
+    given = {"method": "sft", "adapter": "lora", "precision": "bf16", "max_seq_len": 512, "rank": 8, "optimizer": "adamw_torch"}
+    assert "shape is not known" in fit(assumed, gpu="h100-80gb", max_gpus=1, global_batch=1, **given).notes[0]
+
+
+def test_a_refusal_names_estimate_limit_and_changes_that_really_fit() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        placed("llama-3.1-8b", "full", max_gpus=1)
+    error = refused.value
+    assert (error.code, error.http_status) == ("memory_exceeded", 400)
+    assert "full at max_seq_len 4096 needs about" in error.message and "each GPU of 1 x h100-80gb" in error.message
+    assert "75.7 GiB can be used" in error.message
+    assert "use adapter lora" in error.message and "use 4 GPUs (this pool gives a job 1 at most)" in error.message
+    assert placed("llama-3.1-8b", "lora", max_gpus=1) and placed("llama-3.1-8b", "full", max_gpus=4).num_gpus == 4
+
+
+def test_a_refusal_for_length_names_the_length_that_fits() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=32_768)
+    length = int(refused.value.message.partition("lower max_seq_len to ")[2].partition(",")[0])
+    assert placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=length)
+    with pytest.raises(InvalidRequest):
+        placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=2 * length)
+
+
+def test_a_cpu_takes_the_recipes_batch_and_refuses_only_what_clearly_exceeds_its_memory() -> None:
+    given = {"gpu": "local", "precision": "fp32", "max_seq_len": 512, "per_device_batch_size": 2}
+    chosen = placed("qwen2.5-0.5b", "lora", **given)
+    assert (chosen.num_gpus, chosen.strategy, chosen.per_device_batch_size) == (1, "single", 2)
+    need = chosen.estimate.total_bytes
+    assert placed("qwen2.5-0.5b", "lora", memory_bytes=int(need / 1.2), **given)
+    with pytest.raises(InvalidRequest, match="on this machine") as refused:
+        placed("qwen2.5-0.5b", "lora", memory_bytes=need // 2, **given)
+    assert "GPUs" not in refused.value.message
+
+
+def test_the_dictionary_of_a_fit_is_what_the_estimate_of_a_job_shows() -> None:
+    shown = placed("llama-3.1-8b", "lora").to_dict()
+    assert json.loads(json.dumps(shown)) == shown
+    assert shown["per_gpu_bytes"] == sum(shown["parts"].values())  # type: ignore[attr-defined]
+    assert (shown["gpu_type"], shown["num_gpus"], shown["strategy"]) == ("h100-80gb", 1, "single")

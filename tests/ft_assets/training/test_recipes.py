@@ -1,0 +1,162 @@
+"""Claims about the recipes that ship, and about which one a model gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.training import methods, recipes
+from ft_assets.training.recipes.table import TABLES
+from ft_assets.training.requested import LIMITS, checked
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/training.md"
+
+ALL = recipes.load_all()
+
+DIGESTS = {
+    "any-lora@1": "bad8b8f63d0d4fa6",
+    "any-large-lora@1": "436c410d12e5297c",
+    "any-qlora@1": "bbe5443682b747fd",
+    "any-large-qlora@1": "6092ce317af07353",
+    "any-full@1": "ba164af668dc4900",
+    "any-large-full@1": "e06b5f54920a0cd7",
+    "demo-llama-3m@1": "95eb0bf1e503f8d1",
+    "demo-llama-3m-qlora@1": "c91d30e95cf0b4de",
+    "demo-llama-3m-full@1": "57c53423f7534ff0",
+    "llama-3-lora@1": "e8b619fa7565874b",
+    "llama-3-70b-lora@1": "436c410d12e5297c",
+    "llama-3-qlora@1": "bbe5443682b747fd",
+    "llama-3-70b-qlora@1": "6092ce317af07353",
+    "llama-3-full@1": "5588f3e086edb682",
+    "llama-3-70b-full@1": "e06b5f54920a0cd7",
+    "mistral-lora@1": "ed80f7a603e74d98",
+    "mistral-qlora@1": "bbe5443682b747fd",
+    "mistral-full@1": "6292378418b9e968",
+    "qwen-2.5-lora@1": "bad8b8f63d0d4fa6",
+    "qwen-2.5-large-lora@1": "436c410d12e5297c",
+    "qwen-2.5-qlora@1": "bbe5443682b747fd",
+    "qwen-2.5-large-qlora@1": "6092ce317af07353",
+    "qwen-2.5-full@1": "08dd33fce4902458",
+    "qwen-2.5-large-full@1": "e433e100cacd8d16",
+    "qwen-3-lora@1": "bad8b8f63d0d4fa6",
+    "qwen-3-large-lora@1": "436c410d12e5297c",
+    "qwen-3-qlora@1": "bbe5443682b747fd",
+    "qwen-3-large-qlora@1": "6092ce317af07353",
+    "qwen-3-full@1": "08dd33fce4902458",
+    "qwen-3-large-full@1": "e433e100cacd8d16",
+}
+
+
+def test_a_recipe_whose_defaults_changed_has_a_new_version() -> None:
+    assert {r.label: r.digest for r in ALL.values()} == DIGESTS, "raise the version of the recipe that changed, and write its digest here"
+
+
+def test_every_limit_lets_the_defaults_of_every_recipe_pass() -> None:
+    for recipe in ALL.values():
+        defaults = {name: default.value for name, default in recipe.defaults.items() if name in LIMITS}
+        assert len(defaults) > 5, "too few defaults have a limit for this to mean anything"
+        assert checked(defaults) == defaults
+
+
+def test_every_override_for_a_method_is_within_its_limits() -> None:
+    seen = 0
+    for recipe in ALL.values():
+        for method, overrides in recipe.methods.items():
+            values = {name: default.value for name, default in overrides.items()}
+            assert checked(values, method=method) == values
+            seen += len(values)
+    assert seen > 20
+
+
+def test_every_default_of_every_recipe_has_a_source() -> None:
+    for recipe in ALL.values():
+        for defaults in (recipe.defaults, *recipe.methods.values()):
+            assert all(len(d.source) > 10 for d in defaults.values())
+        for method in methods.registered():
+            assert recipe.learning_rate(method).source
+
+
+def test_every_setting_of_every_method_has_a_source_and_is_within_its_limit() -> None:
+    for method in methods.registered().values():
+        for setting in method.settings.values():
+            assert setting.source
+            assert setting.limit.accepts(setting.default)
+
+
+SIZES = {
+    "llama-3.2-1b-instruct": 1.24e9, "llama-3.2-3b": 3.2e9, "llama-3.1-8b-instruct": 8.03e9, "meta-llama/Llama-3.3-70B-Instruct": 70.6e9,
+    "qwen2.5-0.5b": 0.49e9, "Qwen/Qwen2.5-7B-Instruct": 7.6e9, "qwen2.5-14b": 14.8e9, "qwen2.5-32b": 32.8e9, "qwen2.5-72b": 72.7e9,
+    "qwen3-0.6b": 0.6e9, "qwen3-8b": 8.2e9, "qwen3-32b": 32.8e9, "mistral-7b-v0.3": 7.25e9, "mistral-nemo-12b": 12.2e9,
+    "mistral-small-24b": 23.6e9, "demo-llama-3m": 3.4e6, "another-8b": 8e9, "another-100b": 100e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", recipes.ADAPTERS)
+@pytest.mark.parametrize("model", SIZES)
+def test_every_known_model_has_one_recipe_of_its_family_for_each_adapter(model: str, adapter: str) -> None:
+    size = int(SIZES[model])
+    special = [r for r in ALL.values() if r.adapter == adapter and r.base_models and r.fits(model, size)]
+    chosen = recipes.select(model, adapter=adapter, num_parameters=size)
+    assert special == ([] if model.startswith("another") else [chosen])
+    assert chosen.adapter == adapter
+    if adapter != "full":
+        assert chosen.value("rank") == (32 if size > 30e9 else 16)
+    if model != "demo-llama-3m":
+        assert chosen.value("learning_rate") == (2e-5 if adapter == "full" else 2e-4)
+
+
+def test_an_unknown_recipe_or_version_is_refused_with_the_known_ones() -> None:
+    for name in ("nope", "any-lora@99"):
+        with pytest.raises(InvalidRequest, match="any-lora@1"):
+            recipes.select("llama-8b", adapter="lora", name=name)
+    assert recipes.select("demo-llama-3m", adapter="lora", name="any-lora@1").name == "any-lora"
+
+
+def test_a_recipe_for_another_adapter_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="is for adapter qlora, the job asks for lora"):
+        recipes.select("llama-8b", adapter="lora", name="any-qlora")
+
+
+CHILD = """
+- name: child
+  version: 1
+  extends: any-lora
+  adapter: lora
+  summary: A child.
+  defaults: {rank: %s}
+  methods: {dpo: {beta: {value: 0.2, source: "for the sake of a test"}}}
+"""
+
+
+def test_a_child_has_all_of_its_parent_but_what_it_says_itself() -> None:
+    [child] = recipes.parse(CHILD % '{value: 8, source: "for the sake of a test"}', ALL)
+    assert (child.value("rank"), child.value("dropout")) == (8, 0.05)
+    assert (child.setting("dpo", "beta").value, child.value("n_epochs", method="dpo")) == (0.2, 1)
+    assert child.digest != ALL["any-lora"].digest
+
+
+@pytest.mark.parametrize("default", ["8", "{value: 8}", '{value: 8, source: ""}', '{value: 8, source: "short"}'])
+def test_a_default_without_a_source_is_refused(default: str) -> None:
+    with pytest.raises(ValidationError):
+        recipes.parse(CHILD % default, ALL)
+
+
+@pytest.mark.parametrize(("changed", "says"), [("rank", "unknown \\['rnak'\\]"), ("beta", "dpo has no \\['bta'\\]")])
+def test_a_default_that_nothing_reads_is_refused(changed: str, says: str) -> None:
+    text = CHILD.replace(changed, {"rank": "rnak", "beta": "bta"}[changed])
+    with pytest.raises(ValueError, match=says):
+        recipes.parse(text % '{value: 8, source: "for the sake of a test"}', ALL)
+
+
+def test_a_recipe_that_leaves_a_default_out_is_refused() -> None:
+    with pytest.raises(ValueError, match="missing defaults"):
+        recipes.parse(CHILD.replace("extends: any-lora", "") % '{value: 8, source: "for the sake of a test"}', ALL)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_documented_tables_are_those_of_the_recipes(name: str) -> None:
+    written = DOCUMENT.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")[2].partition("\n<!-- end -->")[0]
+    assert written == TABLES[name](), "python -m ft_assets.training.recipes.table prints the tables"
