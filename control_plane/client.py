@@ -10,6 +10,7 @@ its submission. ``httpx.TransportError`` is raised when the API cannot be reache
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import uuid
@@ -161,12 +162,40 @@ class FtClient:
     def resume_job(self, job_id: str) -> Json:
         return self._json("POST", _path("/v1/fine_tuning/jobs", job_id, "resume"))
 
+    def compare_jobs(self, job_ids: Sequence[str]) -> Json:
+        """2 to 100 jobs side by side."""
+        return self._json("GET", "/v1/fine_tuning/jobs/compare", params={"ids": ",".join(job_ids)})
+
+    def create_sweep(
+        self, *, model: str, training_file: str, sweep: Mapping[str, Any], idempotency_key: str | None = None, **fields: Any
+    ) -> Json:
+        """Submit a job for each combination that `sweep` asks for; `fields` are those of a job."""
+        body = {"model": model, "training_file": training_file, "sweep": dict(sweep), **fields}
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        return self._json("POST", "/v1/fine_tuning/sweeps", json=body, headers=headers, repeatable=True)
+
+    def sweeps(self, *, limit: int = 20) -> list[Json]:
+        """The newest sweeps."""
+        return self._list("/v1/fine_tuning/sweeps", limit=limit)
+
+    def sweep(self, sweep_id: str) -> Json:
+        return self._json("GET", _path("/v1/fine_tuning/sweeps", sweep_id))
+
+    def cancel_sweep(self, sweep_id: str) -> Json:
+        return self._json("POST", _path("/v1/fine_tuning/sweeps", sweep_id, "cancel"), repeatable=True)
+
     def checkpoints(self, job_id: str) -> list[Json]:
         return self._list(_path("/v1/fine_tuning/jobs", job_id, "checkpoints"), limit=100)
 
     def metrics(self, job_id: str) -> list[Json]:
         """What was measured at each step, in order."""
         return list(self._json("GET", _path("/v1/fine_tuning/jobs", job_id, "metrics"))["data"])
+
+    def metrics_csv(self, job_id: str) -> bytes:
+        """The same as a table: one row per step."""
+        answer = self._http.get(_path("/v1/fine_tuning/jobs", job_id, "metrics.csv"))
+        _raise_for_error(answer)
+        return answer.content
 
     def events(self, job_id: str) -> Iterator[Json]:
         """Events so far, newest first, page after page."""
@@ -211,6 +240,13 @@ class FtClient:
         """Base models, then the tenant's adapters."""
         return list(self._json("GET", "/v1/models")["data"])
 
+    def recipes(self, *, method: str = "sft") -> list[Json]:
+        """Recipes with their defaults for `method`, each with its source."""
+        return list(self._json("GET", "/v1/recipes", params={"method": method})["data"])
+
+    def recipe(self, name: str, *, method: str = "sft") -> Json:
+        return self._json("GET", _path("/v1/recipes", name), params={"method": method})
+
     def adapters(self, *, limit: int = 100) -> list[Json]:
         return self._list("/v1/adapters", limit=limit)
 
@@ -227,6 +263,31 @@ class FtClient:
 
     def deprecate(self, adapter: str) -> Json:
         return self._json("POST", _path("/v1/adapters", adapter, "deprecate"), repeatable=True)
+
+    def export(self, adapter: str, *, format: str, precision: str | None = None) -> Json:
+        """Have an adapter made into files to take along; the same request again gives the same export."""
+        body = {"format": format} | ({"precision": precision} if precision else {})
+        return self._json("POST", _path("/v1/adapters", adapter, "exports"), json=body, repeatable=True)
+
+    def exports(self, adapter: str) -> list[Json]:
+        return self._list(_path("/v1/adapters", adapter, "exports"))
+
+    def wait_for_export(self, adapter: str, export_id: str, *, poll_s: float = 0.5) -> Json:
+        """The export, once it is ready or has failed."""
+        while (found := self._json("GET", _path("/v1/adapters", adapter, "exports", export_id)))["status"] in ("queued", "running"):
+            time.sleep(poll_s)
+        return found
+
+    def download_export(self, adapter: str, export_id: str, target: Path) -> str:
+        """Write the archive to `target`; its sha256."""
+        digest = hashlib.sha256()
+        with self._http.stream("GET", _path("/v1/adapters", adapter, "exports", export_id, "content")) as answer:
+            _raise_for_error(answer)
+            with target.open("wb") as out:
+                for chunk in answer.iter_bytes():
+                    digest.update(chunk)
+                    out.write(chunk)
+        return digest.hexdigest()
 
     def chat(self, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Json:
         """A whole chat completion."""

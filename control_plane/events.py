@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,15 @@ from typing import Any, Literal
 from control_plane.jobs import JobState
 
 Level = Literal["info", "warn", "error"]
+
+SPOKEN: Mapping[str, str] = {
+    "train_loss": "training loss",
+    "rewards/margins": "reward margin",
+    "valid_loss": "validation loss",
+    "valid_perplexity": "perplexity",
+    "valid_rewards/margins": "validation reward margin",
+}
+"""What the message of a metrics event says, where it was measured; all of it is in the data."""
 
 LEVELS: Mapping[JobState, Level] = {JobState.FAILED: "error", JobState.PREEMPTED: "warn", JobState.CANCELLED: "warn"}
 """Level of the event that a job's entry into a state writes; the others are ``info``."""
@@ -30,10 +40,22 @@ def entered(state: JobState, *, message: str, code: str | None, level: Level | N
 
 def metrics_event(metrics: Mapping[str, Any]) -> Event:
     """The event of one training step, in the shape that OpenAI's clients know: ``step``, ``total_steps``, ``train_loss``, ..."""
-    step, total, loss = metrics.get("step"), metrics.get("total_steps"), metrics.get("train_loss")
+    step, total = metrics.get("step"), metrics.get("total_steps")
     progress = f"Step {step}/{total}" if total else f"Step {step}"
-    said = f"{progress}: training loss={loss:.4f}" if isinstance(loss, float) else progress
-    return Event(code="metrics", type="metrics", message=said, data=metrics)
+    said = [f"{name}={metrics[key]:.4f}" for key, name in SPOKEN.items() if isinstance(metrics.get(key), float)]
+    return Event(code="metrics", type="metrics", message=": ".join(p for p in (progress, ", ".join(said)) if p), data=metrics)
+
+
+def as_reported(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of ``metrics.jsonl`` under the names of the API: ``train_loss``, ``valid_loss``, ``valid_perplexity``, ...
+
+    What is no number (NaN, infinity) becomes null: JSON has no word for it.
+    """
+    if "eval_loss" in line:
+        named = {"valid_perplexity" if k == "perplexity" else k.replace("eval_", "valid_", 1): v for k, v in line.items()}
+    else:
+        named = {"train_loss" if k == "loss" else k: v for k, v in line.items()}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in named.items()}
 
 
 def progress_event(progress: Mapping[str, Any]) -> Event:

@@ -7,6 +7,7 @@
          |          | +---------+----> paused <- pausing    +----> failed
          +----------+---------------- failed, cancelled (from every state that is not final)
 
+A job that would train what an earlier one has trained goes from ``validating`` to ``succeeded`` with that one's adapter.
 ``running`` has the sub-state ``checkpointing``, which is a fact about the workload and not a state of the job.
 """
 
@@ -38,7 +39,7 @@ HOLDING_GPUS = frozenset({S.PROVISIONING, S.RUNNING, S.EVALUATING, S.PAUSING})
 """States in which a workload may exist that has to be stopped."""
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
-    S.VALIDATING: frozenset({S.QUEUED, S.FAILED, S.CANCELLED}),
+    S.VALIDATING: frozenset({S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
     S.QUEUED: frozenset({S.PROVISIONING, S.PAUSED, S.FAILED, S.CANCELLED}),
     S.PROVISIONING: frozenset({S.RUNNING, S.QUEUED, S.EVALUATING, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED}),
     S.RUNNING: frozenset({S.EVALUATING, S.QUEUED, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED}),

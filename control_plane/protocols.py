@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,3 +108,42 @@ class Fleet(Protocol):
     def unload(self, name: str) -> None: ...
     def probe(self, name: str) -> float:
         """One greedy token from `name` on every replica; returns the slowest seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """One attempt as an experiment tracker shows it."""
+
+    tenant: str
+    """Each tenant has an experiment of its own."""
+    job_id: str
+    attempt: int
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}-a{self.attempt}"
+
+
+class RunLog(Protocol):
+    """A run that is being written; calls return at once, whatever the tracker behind it does."""
+
+    def log(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+        """Measurements, each with ``step`` and ``time``; more than the tracker can take are dropped and counted."""
+
+    def problem(self) -> str | None:
+        """Why something of this run did not arrive; None as long as all does."""
+
+    def end(self, *, outcome: str) -> None:
+        """Nothing follows. What is still on its way is written behind the caller's back; see :meth:`Tracker.flush`."""
+
+
+class Tracker(Protocol):
+    """Where runs are looked at and compared: a copy for people. What the platform itself needs is in its database."""
+
+    def begin(self, run: TrackedRun) -> RunLog:
+        """Write to the run of this job and attempt, made on first use; whoever begins it again goes on in the same run."""
+
+    def flush(self, *, timeout_s: float) -> None:
+        """Wait for what ended runs have on its way; what takes longer is lost."""

@@ -43,11 +43,22 @@ class Settings:
     10M rows are validated."""
     toxicity_classifier: str
     """``FT_TOXICITY_CLASSIFIER``: ``builtin``, ``http(s)://host/v1/moderations[#model]`` or ``package.module:factory``."""
+    mlflow_uri: str
+    """``FT_MLFLOW_URI``: tracking store that every attempt is copied to: a database (``postgresql+psycopg2://...``), a server
+    (``http://...``) or ``off``. Default ``sqlite:///<home>/mlflow.db``; empty here: off."""
+    metrics_token: str = field(repr=False)
+    """``FT_METRICS_TOKEN``: what a scraper of ``GET /metrics`` sends as its bearer token. Default: none, and only this machine is
+    answered."""
 
     @property
     def work_dir(self) -> Path:
         """Node-local scratch: workloads and their checkpoints before upload."""
         return self.home / "work"
+
+    @property
+    def models_dir(self) -> Path:
+        """The operator's catalogue of base models, and what was fetched for it."""
+        return self.home / "models"
 
     @property
     def log_dir(self) -> Path:
@@ -88,5 +99,11 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         toxicity_classifier=e.get("FT_TOXICITY_CLASSIFIER") or "builtin",
         safety_file=Path(e["FT_SAFETY_EXAMPLES"]) if e.get("FT_SAFETY_EXAMPLES") else None,
         hub_token=e.get("FT_HUB_TOKEN") or "",
+        mlflow_uri=_mlflow_uri(e.get("FT_MLFLOW_URI") or "", home),
+        metrics_token=e.get("FT_METRICS_TOKEN") or "",
         validation_memory_bytes=int(float(e.get("FT_VALIDATION_MEMORY_GIB") or 3) * (1 << 30)),
     )
+
+
+def _mlflow_uri(asked: str, home: Path) -> str:
+    return "" if asked == "off" else asked or f"sqlite:///{home}/mlflow.db"

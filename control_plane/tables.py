@@ -135,6 +135,8 @@ jobs = sa.Table(
     sa.Column("stop_requested", sa.Text),  # cancel | pause | preempt
     sa.Column("adapter_id", sa.Text),
     sa.Column("fine_tuned_model", sa.Text),
+    sa.Column("warm_start", JSONB),  # adapter or checkpoint from which the weights start: adapter, manifest_sha256, rank, ...
+    sa.Column("reused_job_id", sa.Text),  # the job whose adapter answers for this one, which trained nothing itself
     sa.Column("error", JSONB),
     _time("created_at"), _time("queued_at", nullable=True), _time("started_at", nullable=True), _time("first_step_at", nullable=True),
     _time("heartbeat_at", nullable=True), _time("estimated_finish_at", nullable=True), _time("finished_at", nullable=True),
@@ -153,6 +155,43 @@ job_events = sa.Table(
     sa.Column("data", JSONB),
     _time("created_at"),
     sa.Index("ix_job_events_job_seq", "job_id", "seq"),
+    sa.Index("ix_job_events_alerts", "code", postgresql_where=sa.text("level <> 'info'")),
+)  # fmt: skip
+
+health_verdicts = sa.Table(
+    "health_verdicts", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("code", sa.Text, nullable=False),
+    sa.Column("audience", sa.Text, nullable=False),  # tenant | operator
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", JSONB, nullable=False),  # value, limit, next_step
+    _time("raised_at"), _time("cleared_at", nullable=True),
+    sa.Index("uq_health_verdicts_raised", "job_id", "code", unique=True, postgresql_where=sa.text("cleared_at IS NULL")),
+)  # fmt: skip
+
+sweeps = sa.Table(
+    "sweeps", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("request", JSONB, nullable=False),  # the body that all trials share, without "sweep"
+    sa.Column("settings", JSONB, nullable=False),  # "sweep" of the body, with its seed
+    _time("created_at"), _time("cancelled_at", nullable=True),
+    _time("submitted_at", nullable=True),  # every trial has its job, or the reason why it has none
+    sa.Index("ix_sweeps_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_sweeps_open", "created_at", postgresql_where=sa.text("submitted_at IS NULL")),
+)  # fmt: skip
+
+sweep_trials = sa.Table(
+    "sweep_trials", metadata,
+    sa.Column("sweep_id", sa.Text, sa.ForeignKey("sweeps.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("parameters", JSONB, nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), index=True),  # null until there is room for it
+    sa.Column("reused", sa.Boolean, nullable=False, server_default=sa.false()),  # the job was there before, and had succeeded
+    sa.Column("error", JSONB),  # why it could not be submitted
 )  # fmt: skip
 
 idempotency_keys = sa.Table(
@@ -196,6 +235,8 @@ checkpoints = sa.Table(
     sa.Column("metrics", JSONB, nullable=False),
     sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),
     _time("created_at"),
+    _time("retired_at", nullable=True),  # not kept any more, and nobody reads it
+    _time("removed_at", nullable=True),  # and its objects are gone
     sa.UniqueConstraint("job_id", "step"),
 )  # fmt: skip
 
@@ -234,6 +275,8 @@ adapters = sa.Table(
     sa.Column("object_prefix", sa.Text, nullable=False),
     sa.Column("manifest_sha256", sa.Text, nullable=False),
     sa.Column("stage", sa.Text, nullable=False),
+    sa.Column("parent_adapter_id", sa.Text),  # of a warm start
+    sa.Column("parent_checkpoint_id", sa.Text),
     _time("created_at"), _time("promoted_at", nullable=True),
     sa.Index("ix_adapters_tenant_created", "tenant_id", "created_at", "id"),
 )  # fmt: skip
@@ -246,6 +289,24 @@ deployments = sa.Table(
     sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
     sa.Column("detail", sa.Text),
     _time("updated_at"),
+)  # fmt: skip
+
+exports = sa.Table(
+    "exports", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
+    sa.Column("key", sa.Text, nullable=False),  # of what it is made of: adapter's manifest, base, format, precision
+    sa.Column("format", sa.Text, nullable=False),  # adapter | merged | gguf | tokenizer
+    sa.Column("precision", sa.Text),  # of gguf: f32 | f16 | q8_0
+    sa.Column("status", sa.Text, nullable=False),  # queued | running | ready | failed
+    sa.Column("error", JSONB),
+    sa.Column("progress", JSONB),
+    sa.Column("claim", sa.Text),  # token of whoever makes it
+    sa.Column("object_key", sa.Text), sa.Column("bytes", sa.BigInteger), sa.Column("sha256", sa.Text),
+    sa.Column("manifest", JSONB),
+    _time("created_at"), _time("beat_at", nullable=True), _time("finished_at", nullable=True),
+    sa.UniqueConstraint("tenant_id", "adapter_id", "key"),
 )  # fmt: skip
 
 eval_scores = sa.Table(

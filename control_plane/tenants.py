@@ -32,6 +32,8 @@ class Tier:
     """Full-parameter and 70B jobs."""
 
 
+LARGE_MODEL_PARAMETERS = 60_000_000_000
+"""From here on a model is of the 70B class: below Llama 70B and Qwen 72B, above the 32B models."""
 GIB = 1 << 30
 MILLION = 1_000_000
 

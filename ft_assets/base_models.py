@@ -2,13 +2,12 @@
 
 An id stands for pinned bytes. ``digest`` covers weights, config, tokenizer and template, so an adapter can be tied to
 exactly what it was trained on; it is computed from the files of a local model, or pinned in the catalogue, and if both
-exist they must agree. It is never null: a model whose bytes are unknown cannot be looked up at all.
+exist they must agree (``base_model_changed``). It is never null: a model whose bytes are unknown cannot be looked up at all.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import hashlib
 import json
 import math
@@ -24,10 +23,13 @@ from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailab
 
 BUILTIN = Path(__file__).with_name("base_models.yaml")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
-CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CONFIG_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CHANGED = "base_model_changed"
+"""Code of bytes that are not the pinned ones: the platform's fault, and final for whoever was promised the pinned ones."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PINNED = ("repo", "revision", "digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
 """Fields that a model without files on this machine must state."""
+CARD = ("digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
 FIELDS = frozenset(("id", "path", "license", "deprecated_since", *PINNED))
 
 
@@ -52,33 +54,88 @@ class BaseModel:
     """Where the files lie on this machine; None when they are only known by digest."""
 
 
-class Catalogue:
-    """Base models by id, from YAML files; entries are resolved (and their files hashed) when they are asked for."""
+Entries = dict[str, tuple[Mapping[str, Any], Path]]
+"""By id: an entry as it is written, and the directory that its path is relative to."""
 
-    def __init__(self, entries: Mapping[str, tuple[Mapping[str, Any], Path]]) -> None:
-        self._entries = dict(entries)
+
+class Catalogue:
+    """Base models by id, from YAML files; entries are resolved (and their files hashed) when they are asked for.
+
+    The operator's file may change, appear and go while processes run; every question is answered from what it says now.
+    """
+
+    def __init__(self, entries: Mapping[str, tuple[Mapping[str, Any], Path]], *, operator: Path | None = None) -> None:
+        self._fixed = dict(entries)
+        self._operator = operator
+        self._read: tuple[tuple[int, ...] | None, Entries] = (None, {})
 
     @classmethod
-    def load(cls, extra: Iterable[Path] = ()) -> Self:
-        """The built-in catalogue, then each of `extra`; a later file replaces an id of an earlier one."""
-        entries: dict[str, tuple[Mapping[str, Any], Path]] = {}
+    def load(cls, extra: Iterable[Path] = (), *, operator: Path | None = None) -> Self:
+        """The built-in catalogue, then each of `extra`, then `operator` if it is there; a later file replaces an id of an earlier one."""
+        entries: Entries = {}
         for file, root in [(BUILTIN, REPOSITORY_ROOT), *((f, f.absolute().parent) for f in extra)]:
-            for entry in _read_entries(file):
-                entries[entry["id"]] = (entry, root)
-        return cls(entries)
+            entries.update(_by_id(file, root))
+        return cls(entries, operator=operator)
+
+    @property
+    def _entries(self) -> Entries:
+        if self._operator is None:
+            return self._fixed
+        try:
+            stat = self._operator.stat()
+        except FileNotFoundError:
+            return self._fixed
+        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        known = self._read  # replaced as a whole: threads see one pair or the other
+        if known[0] != stamp:
+            known = self._read = (stamp, _by_id(self._operator, self._operator.absolute().parent))
+        return {**self._fixed, **known[1]}
 
     def ids(self) -> list[str]:
         return sorted(self._entries)
 
-    def get(self, model_id: str) -> BaseModel:
-        """The model called `model_id`; ``NotFound`` names the known ids, ``Unavailable`` the missing directory."""
+    def entry(self, model_id: str) -> tuple[dict[str, Any], Path]:
+        """The entry of `model_id` as it is written, with the directory that its path is relative to; ``NotFound`` names the known ids."""
         found = self._entries.get(model_id)
         if found is None:
             known = ", ".join(self.ids()) or "none"
             raise NotFound(
                 f"base model {model_id[:80]!r} is not in the catalogue; choose one of: {known}", code="model_not_found", param="model"
             )
-        return _resolve(*found)
+        return dict(found[0]), found[1]
+
+    def get(self, model_id: str, *, fresh: bool = False) -> BaseModel:
+        """The model called `model_id`, its files held against its pins; ``Unavailable`` names a directory that is missing.
+
+        `fresh`: every file is read again, also where the file system says that it is the one that was hashed before.
+        """
+        return _resolve(*self.entry(model_id), fresh=fresh)
+
+    def get_pinned(self, model_id: str, digest: str, *, fresh: bool = False) -> BaseModel:
+        """:meth:`get` for whoever was promised `digest`: other bytes are refused, however the catalogue came by them."""
+        model = self.get(model_id, fresh=fresh)
+        if model.digest != digest:
+            raise IntegrityError(
+                f"base model {model_id} has digest {model.digest} on this machine, but {digest} was pinned when it was chosen; "
+                "restore its files, or its entry in the catalogue",
+                code=CHANGED,
+            )
+        return model
+
+    def card(self, model_id: str) -> BaseModel:
+        """What the catalogue says of a model: as :meth:`get`, but no file is read where everything is pinned."""
+        entry, root = self.entry(model_id)
+        if any(not entry.get(k) for k in CARD):
+            return _resolve(entry, root)
+        digest = str(entry["digest"])
+        return BaseModel(
+            repo=str(entry.get("repo") or "local"),
+            revision=str(entry.get("revision") or digest[:40]),
+            license=str(entry.get("license") or "unknown"),
+            deprecated_since=entry.get("deprecated_since"),
+            directory=root / entry["path"] if "path" in entry else None,
+            **{k: entry[k] for k in ("id", *CARD)},
+        )
 
     def check_submittable(self, model_id: str, *, today: dt.date) -> BaseModel:
         """:meth:`get`, refusing a model that is deprecated on `today`."""
@@ -92,7 +149,11 @@ class Catalogue:
         return model
 
 
-def _read_entries(file: Path) -> list[dict[str, Any]]:
+def _by_id(file: Path, root: Path) -> Entries:
+    return {entry["id"]: (entry, root) for entry in read_entries(file)}
+
+
+def read_entries(file: Path) -> list[dict[str, Any]]:
     try:
         body = yaml.safe_load(file.read_text())
     except OSError as error:
@@ -113,9 +174,9 @@ def _read_entries(file: Path) -> list[dict[str, Any]]:
     return models
 
 
-def _resolve(entry: Mapping[str, Any], root: Path) -> BaseModel:
+def _resolve(entry: Mapping[str, Any], root: Path, *, fresh: bool = False) -> BaseModel:
     if "path" in entry:
-        return _resolve_local(entry, root / entry["path"])
+        return _resolve_local(entry, root / entry["path"], fresh=fresh)
     if missing := [k for k in PINNED if not entry.get(k)]:
         raise InvalidRequest(
             f"base model {entry['id']} has no 'path', so its bytes must be pinned: add {', '.join(missing)} to the catalogue",
@@ -129,16 +190,17 @@ def _resolve(entry: Mapping[str, Any], root: Path) -> BaseModel:
     )
 
 
-def _resolve_local(entry: Mapping[str, Any], directory: Path) -> BaseModel:
+def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) -> BaseModel:
     if not (directory / "config.json").is_file():
         raise Unavailable(f"base model {entry['id']} has no config.json in {directory}; fetch or build it there, or correct 'path'")
-    digest = model_digest(directory)
+    digest = model_digest(directory, fresh=fresh)
     digests = {"digest": digest, "tokenizer_digest": tokenizer_digest(directory), "template_digest": template_digest(directory)}
     for name, actual in digests.items():
         if entry.get(name) and entry[name] != actual:
             raise IntegrityError(
                 f"base model {entry['id']}: {name} of {directory} is {actual}, but the catalogue pins {entry[name]}; "
-                "restore the files or pin the new digest on purpose"
+                "restore the files, or add the new ones under a new id",
+                code=CHANGED,
             )
     config = _json_object(directory / "config.json")
     context_length = entry.get("context_length") or config.get("max_position_embeddings")
@@ -169,15 +231,16 @@ def weight_files(directory: Path) -> list[Path]:
             "never loaded: convert them to safetensors",
             code="unsafe_weights",
         )
-    if "auto_map" in _json_object(directory / "config.json"):
-        raise InvalidRequest(f"{directory}/config.json asks for code of its own (auto_map), which is never run", code="remote_code")
+    for name in ("config.json", "tokenizer_config.json"):
+        if "auto_map" in _json_object(directory / name):
+            raise InvalidRequest(f"{directory}/{name} asks for code of its own (auto_map), which is never run", code="remote_code")
     return files
 
 
-def model_digest(directory: Path) -> str:
+def model_digest(directory: Path, *, fresh: bool = False) -> str:
     """sha256 over the sorted (name, sha256) of weights, config, tokenizer and template files that exist."""
     files = [*weight_files(directory), *(p for name in CONFIG_FILES if (p := directory / name).is_file())]
-    return _digest_of((p.name, file_sha256(p)) for p in files)
+    return _digest_of((p.name, file_sha256(p, fresh=fresh)) for p in files)
 
 
 def tokenizer_digest(directory: Path) -> str:
@@ -215,19 +278,26 @@ def count_parameters(directory: Path) -> int:
     return total
 
 
-def file_sha256(path: Path) -> str:
-    """sha256 of a file, remembered in this process for as long as its size and time of change stay."""
+def file_sha256(path: Path, *, fresh: bool = False) -> str:
+    """sha256 of a file, remembered in this process for as long as the file system says that it is the same.
+
+    The time of the last change of its inode is part of that: it moves when a file is written, replaced, or its time of
+    change set back, and no call sets it. `fresh` reads the file whatever is remembered: a disk that decays tells nobody.
+    """
     try:
         stat = path.stat()
     except FileNotFoundError as error:
         raise Unavailable(f"{path} is missing; a base model needs it") from error
-    return _file_sha256(path, stat.st_mtime_ns, stat.st_size)
+    stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    known = _HASHED.get(path)
+    if fresh or known is None or known[0] != stamp:
+        with path.open("rb") as stream:
+            known = (stamp, hashlib.file_digest(stream, "sha256").hexdigest())
+        _HASHED[path] = known
+    return known[1]
 
 
-@functools.lru_cache(maxsize=4096)
-def _file_sha256(path: Path, _mtime_ns: int, _size: int) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+_HASHED: dict[Path, tuple[tuple[int, ...], str]] = {}
 
 
 def _digest_of(parts: Iterable[tuple[str, str]]) -> str:

@@ -10,13 +10,15 @@ from ft_assets.training import assets as training_assets
 from resources.dagster_platform import PlatformResource
 from sensors.admission import admission
 from sensors.failures import failures
+from sensors.retention import retention
 from sensors.rollout import rollout
 from sensors.scheduling import scheduling
 from sensors.submission import submit
+from sensors.sweeps import sweeps
 
 defs = dg.Definitions(
     assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets]),
     jobs=[PREPARE, TRAIN, EVALUATE, submit],
-    sensors=[admission, scheduling, failures, rollout],
+    sensors=[admission, scheduling, failures, rollout, sweeps, retention],
     resources={"platform": PlatformResource()},
 )

@@ -3,12 +3,13 @@
     tenants/<t>/files/<file_id>/<filename>                     bytes as uploaded
     tenants/<t>/datasets/<dataset_id>/{rows.parquet, report.json, dataset.json}
     tenants/<t>/packs/<fingerprint>/{shard-00000.parquet, ..., manifest.json}
-    tenants/<t>/references/<key>/{ref-shard-00000.parquet, ..., manifest.json}   log-probabilities of a pack of pairs
+    tenants/<t>/references/<key>/{ref-shard-00000.parquet, ..., manifest.json}   log-probabilities of a pack's answers
     tenants/<t>/jobs/<job>/checkpoints/a1/step-00000500/...    checkpoints, each committed by a row
     tenants/<t>/jobs/<job>/attempts/a1/train.log               output of an attempt
-    tenants/<t>/jobs/<job>/final/...                           the finished adapter, until it is registered
+    tenants/<t>/jobs/<job>/final/a1/...                        the finished adapter of an attempt, until it is registered
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
+    tenants/<t>/exports/<adapter_id>/<key>.tar                 what a tenant takes along of an adapter
     tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's own evaluation suite
     tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are held against
     suites/<suite_id>.jsonl                                    items of an operator's suite; no tenant's
@@ -92,3 +93,7 @@ def eval_prefix(tenant: str, job_id: str) -> str:
 
 def adapter_prefix(tenant: str, adapter_id: str) -> str:
     return f"{tenant_prefix(tenant)}/adapters/{checked_id(adapter_id)}"
+
+
+def export_key(tenant: str, adapter_id: str, key: str) -> str:
+    return f"{tenant_prefix(tenant)}/exports/{checked_id(adapter_id)}/{checked_id(key)}.tar"

@@ -11,7 +11,8 @@ from control_plane.protocols import Launcher
 from control_plane.service import preparation
 from control_plane.service.platform import Platform
 from control_plane.settings import load
-from ft_assets.errors import InvalidRequest, NotAdmitted
+from ft_assets.base_models import CHANGED
+from ft_assets.errors import IntegrityError, InvalidRequest, NotAdmitted
 from resources.launcher import LocalLauncher
 from resources.platform import open_platform
 
@@ -36,16 +37,18 @@ class PlatformResource(dg.ConfigurableResource[None]):
 def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
     """Beat for the job while the wrapped work runs, and give a failure its owner.
 
-    A request that cannot be carried out ends the job and the run; nothing is retried. Any other error ends only the
-    run: the job stays where it is and gets another run, five at most.
+    A request that cannot be carried out ends the job and the run, and so does a base model with other bytes than the job was
+    promised; nothing is retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
     """
     done = threading.Event()
     beats = threading.Thread(target=_beat, args=(platform, job_id, done), daemon=True, name=f"beat-{job_id}")
     beats.start()
     try:
         yield
-    except (InvalidRequest, NotAdmitted) as error:
-        if isinstance(error, InvalidRequest):
+    except (InvalidRequest, NotAdmitted, IntegrityError) as error:
+        if isinstance(error, IntegrityError) and error.code != CHANGED:
+            raise
+        if not isinstance(error, NotAdmitted):
             preparation.fail(platform, tenant, job_id, error)
         raise dg.Failure(description=error.message, metadata={"code": error.code}, allow_retries=False) from error
     finally:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from functools import cache
 
+from control_plane.service.base_models import catalogue_of
 from control_plane.service.platform import Platform
 from control_plane.settings import Settings
-from ft_assets.base_models import Catalogue
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_engine
 from resources.serving import HttpFleet
+from resources.tracking import MlflowTracker
 
 
 def open_platform(settings: Settings) -> Platform:
@@ -27,7 +28,8 @@ def _open(_pid: int, settings: Settings) -> Platform:
     return Platform(
         engine=shared_engine(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store),
-        models=Catalogue.load(settings.base_models),
+        models=catalogue_of(settings),
         fleet=HttpFleet(settings.inference_urls) if any(settings.inference_urls) else None,
         settings=settings,
+        tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
     )

@@ -74,7 +74,8 @@ def base_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that a catalogue accepts as a model; no code of ours loads them."""
     directory = tmp_path_factory.mktemp("models") / BASE_MODEL
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 512}))
+    shape = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 512, **shape}))
     (directory / "tokenizer.json").write_text("{}")
     save_file({"weight": np.zeros((4, 4), np.float32)}, directory / "model.safetensors")
     return directory

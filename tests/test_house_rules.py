@@ -86,7 +86,7 @@ def test_the_asset_graph_is_the_documented_one() -> None:
             "tokenized_pack": asset("datasets", "dataset"),
         },
         "jobs": ["evaluate", "prepare", "submit", "train"],
-        "sensors": ["admission", "failures", "rollout", "scheduling"],
+        "sensors": ["admission", "failures", "retention", "rollout", "scheduling", "sweeps"],
     }
 
 

@@ -1,4 +1,4 @@
-"""The application: routes, error bodies, request ids, and the worker that validates large files."""
+"""The application: routes, error bodies, request ids, and the workers that validate files and make exports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ import httpx
 from fastapi import Depends, FastAPI
 
 from control_plane.api import deps, errors, gateway
+from control_plane.api.exporting import ExportWorker
 from control_plane.api.middleware import RequestIds
-from control_plane.api.routes import adapters, api_keys, completions, datasets, files, health, jobs, models, suites
+from control_plane.api.routes import (
+    adapters,
+    api_keys,
+    completions,
+    datasets,
+    exports,
+    files,
+    health,
+    jobs,
+    metrics,
+    models,
+    recipes,
+    suites,
+    sweeps,
+)
 from control_plane.api.validation import ValidationWorker
 from control_plane.service.platform import Platform
 
@@ -25,10 +40,13 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker = ValidationWorker(platform)
+        maker = ExportWorker(platform)
         worker.start()
+        maker.start()
         async with gateway.client(transport) as client:
-            app.state.validation, app.state.inference = worker, client
+            app.state.validation, app.state.exports, app.state.inference = worker, maker, client
             yield
+        maker.stop()
         worker.stop()
 
     app = FastAPI(
@@ -44,7 +62,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     for path in JOB_PATHS:
         app.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     app.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
-    for routes in (files, datasets, suites, models, adapters, completions, api_keys, health):
+    for routes in (sweeps, files, datasets, suites, models, recipes, exports, adapters, completions, api_keys, health, metrics):
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(RequestIds)

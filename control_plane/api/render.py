@@ -11,15 +11,16 @@ from sqlalchemy.engine import RowMapping
 
 from control_plane.api import schemas
 from control_plane.jobs import JobState, openai_status
-from control_plane.service import adapters, models
+from control_plane.service import adapters, models, results
 from control_plane.service.file_progress import progress_of
 from control_plane.service.jobs import JobView
+from control_plane.service.submission import adapter_of
 from control_plane.service.tenants import NewKey
 from ft_assets.training.hyperparameters import openai_hyperparameters
-from ft_assets.training.recipes import select
 from ft_assets.training.spec import TrainingSpec
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
+BASE_MODEL_FIELDS = ("license", "context_length", "num_parameters", "repo", "revision", "digest", "deprecated_since")
 OPENAI_HYPERPARAMETERS = ("batch_size", "learning_rate_multiplier", "n_epochs")
 
 
@@ -31,7 +32,8 @@ def _at(time: datetime) -> int:
     return int(time.timestamp())
 
 
-def job(view: JobView) -> schemas.Job:
+def job(view: JobView, *, reused: bool = False) -> schemas.Job:
+    """A job; `reused` where it is the answer to a submission that came after its end."""
     row = view.row
     state, request = JobState(row["state"]), row["request"]
     hyperparameters = _hyperparameters(row)
@@ -46,11 +48,11 @@ def job(view: JobView) -> schemas.Job:
         status=openai_status(state),
         training_file=row["training_file"],
         validation_file=row["validation_file"],
-        result_files=[],
+        result_files=list(view.result_files),
         trained_tokens=row["trained_tokens"],
         seed=row["seed"],
         hyperparameters=hyperparameters,
-        method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        method=_method(row["method"], hyperparameters),
         integrations=request.get("integrations"),
         metadata=row["metadata"],
         error=schemas.JobError(**row["error"]) if row["error"] else None,
@@ -73,10 +75,15 @@ def job(view: JobView) -> schemas.Job:
         spot=request.get("spot", False),
         recipe=row["spec"]["recipe"] if row["spec"] else request.get("recipe"),
         auto_promote=request.get("auto_promote", True),
+        adapter=adapter_of(request),
         base_digest=row["base_digest"],
         dataset_id=row["dataset_id"],
         spec_sha256=row["spec_sha256"],
         adapter_id=row["adapter_id"],
+        warm_start=schemas.WarmStart.model_validate(row["warm_start"]) if row["warm_start"] else None,
+        sweep_id=view.sweep_id,
+        reused=reused or row["reused_job_id"] is not None,
+        reused_job_id=row["reused_job_id"],
         report_url=f"/v1/datasets/{row['dataset_id'] or row['training_file']}/report",
     )
 
@@ -87,7 +94,13 @@ def _hyperparameters(row: RowMapping) -> dict[str, Any]:
     if not row["spec"]:
         return asked
     spec = TrainingSpec.from_dict(row["spec"])
-    return asked | openai_hyperparameters(spec, select(spec.base_model, adapter=spec.adapter, name=row["request"].get("recipe")))
+    return asked | openai_hyperparameters(spec, row["hyperparameters"])
+
+
+def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's object: ``supervised`` is its word for SFT, the others are called as they are."""
+    shown = "supervised" if name == "sft" else name
+    return {"type": shown, shown: {"hyperparameters": hyperparameters}}
 
 
 def _estimated_start(row: RowMapping, state: JobState) -> int | None:
@@ -132,7 +145,7 @@ def file(row: RowMapping) -> schemas.File:
         status_details=row["status_details"],
         sha256=row["sha256"],
         dataset_id=row["dataset_id"],
-        report_url=None if row["status"] == "uploaded" else f"/v1/datasets/{row['id']}/report",
+        report_url=None if row["status"] == "uploaded" or row["purpose"] == results.PURPOSE else f"/v1/datasets/{row['id']}/report",
         status_code=row["status_code"],
         policies=row["policies"],
         model=row["model"],
@@ -191,12 +204,25 @@ def model(found: models.Model) -> schemas.Model:
         base_model=found.base_model,
         stage=found.stage,
         adapter_id=found.adapter_id,
+        **{name: getattr(found.base, name) for name in BASE_MODEL_FIELDS if found.base is not None},
     )
 
 
 def adapter(found: adapters.Adapter) -> schemas.Adapter:
     times = {"created_at": _at(found["created_at"]), "promoted_at": seconds(found["promoted_at"])}
     return schemas.Adapter.model_validate({name: found[name] for name in schemas.Adapter.model_fields if name in found} | times)
+
+
+def export(row: RowMapping) -> schemas.Export:
+    shown = {name: row[name] for name in ("id", "adapter_id", "format", "precision", "status", "progress", "bytes", "sha256", "manifest")}
+    ready = row["status"] == "ready"
+    return schemas.Export(
+        **shown,
+        error=schemas.JobError(**row["error"]) if row["error"] else None,
+        content_url=f"/v1/adapters/{row['adapter_id']}/exports/{row['id']}/content" if ready else None,
+        created_at=_at(row["created_at"]),
+        finished_at=seconds(row["finished_at"]),
+    )
 
 
 def api_key(row: Mapping[Any, Any]) -> schemas.ApiKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,15 +24,24 @@ class CreateJob(BaseModel):
     metadata: dict[str, str] | None = Field(None, description="At most 16 pairs.")
     integrations: list[dict[str, Any]] | None = None
     method: str | dict[str, Any] | None = Field(
-        None, description='`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, or a word: `lora`, `sft`.'
+        None,
+        description='`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, likewise `dpo`, `orpo`, `kto`, `simpo`, `cpt`, '
+        "`sft`; or one of these words; or `lora`, `qlora`, `full` for SFT with that adapter.",
     )
     hyperparameters: dict[str, Any] | None = Field(None, description="Deprecated by OpenAI in favour of `method`; read all the same.")
     eval_config: dict[str, Any] | None = Field(None, description="Suites and gates; the defaults apply where absent.")
     tier: str | None = Field(None, description="free, standard or premium; the tenant's own if absent.")
     spot: bool | None = None
     recipe: str | None = Field(None, description="`<name>@<version>`; chosen by the model if absent.")
-    hardware: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = Field(
+        None, description="`num_gpus` (1, 2, 4, 8, 16, 32) and `strategy` (single, ddp, fsdp2, zero1, zero2, zero3); estimated if absent."
+    )
+    adapter: str | None = Field(None, description="lora (if absent), qlora or full.")
     auto_promote: bool | None = Field(None, description="Serve the adapter once it has passed its gates; true if absent.")
+    warm_start: str | None = Field(
+        None, description="Adapter (id or model name), job or checkpoint of yours to start from; `model` may name an adapter, too."
+    )
+    force: bool | None = Field(None, description="Train even where an earlier job of yours has trained the same.")
     idempotency_key: str | None = Field(None, description="As the header Idempotency-Key: the same key is the same job.")
 
 
@@ -39,6 +49,15 @@ class JobError(BaseModel):
     code: str
     message: str
     param: str | None
+
+
+class WarmStart(BaseModel):
+    """The adapter or checkpoint from which a job's weights start."""
+
+    adapter: str
+    adapter_id: str | None = None
+    checkpoint_id: str | None = None
+    manifest_sha256: str
 
 
 class Job(BaseModel):
@@ -82,10 +101,15 @@ class Job(BaseModel):
     spot: bool
     recipe: str | None
     auto_promote: bool
+    adapter: str = Field(description="lora, qlora or full.")
     base_digest: str
     dataset_id: str | None = Field(description="The immutable dataset version; null until it is pinned.")
     spec_sha256: str | None
     adapter_id: str | None
+    warm_start: WarmStart | None = Field(description="What the weights started from.")
+    sweep_id: str | None = Field(description="Of a job that a sweep submitted.")
+    reused: bool = Field(description="The result is that of an earlier job, which trained the same; nothing was trained or billed.")
+    reused_job_id: str | None = Field(description="That job, where it is another one than this.")
     report_url: str = Field(description="The validation report of the training data.")
 
 
@@ -130,6 +154,7 @@ class Estimate(BaseModel):
     estimated_start: int | None
     estimated_finish: int | None
     recipe: str
+    memory: dict[str, Any] = Field(description="Of each GPU, part by part, and how the job is placed for it.")
     assumptions: list[str] = Field(description="What the numbers rest on, in words.")
 
 
@@ -238,6 +263,34 @@ class Model(BaseModel):
     base_model: str
     stage: str | None
     adapter_id: str | None
+    license: str | None = Field(None, description="Of a base model, as the fields below.")
+    context_length: int | None = Field(None, description="Tokens in one example at most.")
+    num_parameters: int | None = None
+    repo: str | None = None
+    revision: str | None = None
+    digest: str | None = Field(None, description="sha256 over weights, tokenizer, template and config.")
+    deprecated_since: date | None = Field(None, description="First day on which new jobs are refused.")
+
+
+class RecipeDefault(BaseModel):
+    value: Any
+    source: str
+
+
+class Recipe(BaseModel):
+    """Defaults of jobs for a kind of adapter and models of a family or size."""
+
+    id: str = Field(description="`<name>@<version>`: what a job's `recipe` takes.")
+    object: Literal["recipe"] = "recipe"
+    name: str
+    version: int
+    adapter: str
+    method: str = Field(description="The method whose defaults are shown.")
+    summary: str
+    base_models: list[str] = Field(description="Patterns of base model ids; empty: any.")
+    min_parameters: int
+    max_parameters: int | None = Field(description="Sizes below this; null: no limit.")
+    defaults: dict[str, RecipeDefault]
 
 
 class Adapter(BaseModel):
@@ -260,11 +313,37 @@ class Adapter(BaseModel):
     alpha: float | None
     modules: list[str]
     manifest_sha256: str
+    parent_adapter_id: str | None = Field(description="The adapter that its training started from.")
+    parent_checkpoint_id: str | None
     created_at: int
     promoted_at: int | None
     desired: str = Field(description="On the inference servers: loaded or unloaded.")
     observed: str
     detail: str | None = Field(description="Why `observed` is not `desired`, where it is not.")
+
+
+class CreateExport(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: str = Field(description="adapter, merged, gguf or tokenizer.")
+    precision: str | None = Field(None, description="Of gguf: f32, f16 or q8_0; f16 if absent.")
+
+
+class Export(BaseModel):
+    id: str
+    object: Literal["adapter.export"] = "adapter.export"
+    adapter_id: str
+    format: str
+    precision: str | None
+    status: str = Field(description="queued, running, ready or failed.")
+    progress: dict[str, Any] | None = Field(description="While it is made: the stage, and seconds so far.")
+    error: JobError | None
+    bytes: int | None = Field(description="Of the archive.")
+    sha256: str | None
+    manifest: dict[str, Any] | None = Field(description="Lineage, files with their hashes, and the proof that they answer as they should.")
+    content_url: str | None
+    created_at: int
+    finished_at: int | None
 
 
 class RolledBack(BaseModel):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane.cli import base_models
 from control_plane.cli.datasets import Map, parse_map
-from control_plane.cli.output import Json, print_json, say, table
+from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.suites import Field, File, Name, listed, told
 from ft_assets.errors import Unavailable
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    admin = typer.Typer(help="Operators: tenants, their keys, evaluation suites.", no_args_is_help=True)
+    admin = typer.Typer(help="Operators: tenants, their keys, evaluation suites, base models.", no_args_is_help=True)
     tenants = typer.Typer(help="Make and list tenants.", no_args_is_help=True)
     tenants.command("create")(create_tenant)
     tenants.command("list")(list_tenants)
@@ -29,6 +30,8 @@ def register(app: typer.Typer) -> None:
     for name, command in (("add", add_suite), ("list", list_suites), ("remove", remove_suite)):
         suites.command(name)(command)
     admin.add_typer(suites, name="suites")
+    base_models.register(admin)
+    admin.command("health")(health)
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 
 
@@ -79,6 +82,20 @@ def list_tenants(as_json: Json = False) -> None:
         print_json([{"id": t.id, "name": t.name, "tier": t.tier, "max_jobs_in_flight": t.max_jobs_in_flight} for t in found])
         return
     table(("ID", "NAME", "TIER", "JOBS IN FLIGHT, AT MOST"), [(t.id, t.name, t.tier, str(t.max_jobs_in_flight)) for t in found])
+
+
+def health(as_json: Json = False) -> None:
+    """List the health verdicts that hold now, newest first: silent, slow or starved workloads, and losses that go wrong."""
+    from control_plane.service import watching
+
+    with open_local() as platform:
+        found = watching.open_verdicts(platform)
+    if as_json:
+        columns = ("job_id", "tenant_id", "model", "attempt", "code", "audience", "level", "message")
+        print_json([{k: getattr(v, k) for k in columns} | v.data | {"raised_at": v.raised_at.timestamp()} for v in found])
+        return
+    rows = [(v.job_id, v.tenant_id, v.code, v.audience, ago(v.raised_at.timestamp()), v.message) for v in found]
+    table(("JOB", "TENANT", "VERDICT", "FOR", "SINCE", ""), rows)
 
 
 def add_suite(name: Name, file: File, field: Field = "question", column_map: Map = None, as_json: Json = False) -> None:

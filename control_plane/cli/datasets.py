@@ -135,8 +135,10 @@ def local_model(model: str) -> BaseModel:
     """A base model whose files are on this machine."""
     from control_plane.settings import load
     from ft_assets.base_models import Catalogue
+    from ft_assets.operator_catalogue import catalogue_file
 
-    base = Catalogue.load(load().base_models).get(model)
+    settings = load()
+    base = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).get(model)
     if base.directory is None:
         raise InvalidRequest(
             f"base model {model} has no files on this machine; leave out --model, or upload the file to check it there", param="model"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.datasets import Map, local_file, local_model, parse_map
-from control_plane.cli.jobs import check_given, file_id_of, parse_hyperparameters
+from control_plane.cli.jobs import Adapter, Method, NumGpus, Recipe, check_given, file_id_of, parse_hyperparameters
 from control_plane.cli.output import Json, fields, print_json
 from ft_assets.errors import InvalidDataset
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MICROS = 1_000_000
 DAY_S = 86400
+GIB = 2**30
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +33,10 @@ def estimate(
     file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file (it is uploaded first), or the id of an uploaded one.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
     validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id.")] = None,
-    method: Annotated[str | None, typer.Option("--method", help="supervised, lora, ...")] = None,
+    method: Method = None,
+    adapter: Adapter = None,
+    recipe: Recipe = None,
+    num_gpus: NumGpus = None,
     hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
     tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
     column_map: Map = None,
@@ -50,7 +54,8 @@ def estimate(
             "validation_file": file_id_of(client, validation_file, options) if validation_file else None,
             "method": method,
         }
-        body |= {"hyperparameters": hyperparameters or None, "tier": tier}
+        body |= {"hyperparameters": hyperparameters or None, "tier": tier, "adapter": adapter, "recipe": recipe}
+        body |= {"hardware": {"num_gpus": num_gpus} if num_gpus else None}
         asked = {k: v for k, v in body.items() if v is not None}
         found = client.estimate(model=model, training_file=file_id_of(client, file, options), **asked)
     if as_json:
@@ -66,11 +71,21 @@ def _show_estimate(found: Mapping[str, Any]) -> None:
         "file": found["training_file"], "dataset": found["dataset_id"], "examples": f"{found['num_examples']:,}",
         "tokens": f"{tokens['total']:,} in {found['n_epochs']:g} epochs, {tokens['per_epoch']:,} each{spread}",
         "steps": f"{found['total_steps']:,}", "gpu hours": f"{found['gpu_hours']:.4g} on {found['num_gpus']} x {found['gpu_type']}",
+        "memory": _memory(found["memory"]),
         "price": f"{found['price_micros'] / MICROS:.4f} USD", "starts in": _span(found["seconds_to_start"]),
         "finishes in": _span(found["seconds_to_finish"]),
     })  # fmt: skip
     for assumption in found["assumptions"]:
         print(f"  - {assumption}")
+
+
+def _memory(found: Mapping[str, Any]) -> str:
+    of = f" of {found['gpu_bytes'] / GIB:.0f}" if found["gpu_bytes"] else ""
+    largest = max(found["parts"], key=lambda name: found["parts"][name])
+    return (
+        f"{found['per_gpu_bytes'] / GIB:.1f}{of} GiB on each of {found['num_gpus']} ({found['strategy']}, {found['per_device_batch_size']} "
+        f"rows at a time), most of it {largest}"
+    )
 
 
 def _span(seconds: float | None) -> str:

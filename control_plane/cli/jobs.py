@@ -1,4 +1,4 @@
-"""``ft submit``, ``jobs``, ``job``, ``logs``, ``cancel``, ``pause``, ``resume``."""
+"""``ft submit``, ``jobs``, ``job``, ``logs``, ``metrics``, ``cancel``, ``pause``, ``resume``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from control_plane.client import FtClient
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id (`ft jobs` lists them).")]
+Method = Annotated[str | None, typer.Option("--method", help="sft (the default), cpt, dpo, orpo, kto, simpo; or lora, qlora, full.")]
+Adapter = Annotated[str | None, typer.Option("--adapter", help="lora (the default), qlora or full.")]
+Recipe = Annotated[str | None, typer.Option("--recipe", help="Recipe for the defaults (`ft recipes list`); chosen by the model if absent.")]
+NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="1, 2, 4, 8, 16 or 32; estimated if absent.")]
 ENDS = {"succeeded": Exit.OK, "failed": Exit.FAILED, "cancelled": Exit.CANCELLED}
 
 
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, job, logs, cancel, pause, resume):
+    for command in (submit, jobs, job, logs, metrics, cancel, pause, resume):
         app.command(rich_help_panel="Jobs")(command)
 
 
@@ -46,12 +50,17 @@ def submit(
     validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id, for evaluation.")] = None,
     suffix: Annotated[str | None, typer.Option("--suffix", help="Part of the new model's name.")] = None,
     seed: Annotated[int | None, typer.Option("--seed")] = None,
-    method: Annotated[str | None, typer.Option("--method", help="supervised, lora, ...")] = None,
+    method: Method = None,
+    adapter: Adapter = None,
+    recipe: Recipe = None,
+    num_gpus: NumGpus = None,
     hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
     column_map: Map = None,
     policy: Policy = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code tells how.")] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
+    warm_start: Annotated[str | None, typer.Option("--warm-start", help="Adapter, job or checkpoint of yours to start from.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Train even where an earlier job of yours has trained the same.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a fine-tuning job; a file is uploaded first. With --wait: exit code 0 succeeded, 1 failed, 3 cancelled."""
@@ -64,7 +73,8 @@ def submit(
     with connect() as client:
         body: dict[str, Any] = {
             "model": model, "training_file": file_id_of(client, file, options), "suffix": suffix, "seed": seed, "method": method,
-            "hyperparameters": hyperparameters or None, "auto_promote": None if promote else False,
+            "hyperparameters": hyperparameters or None, "auto_promote": None if promote else False, "adapter": adapter, "recipe": recipe,
+            "hardware": {"num_gpus": num_gpus} if num_gpus else None, "warm_start": warm_start, "force": force or None,
         }  # fmt: skip
         if validation_file is not None:
             body["validation_file"] = file_id_of(client, validation_file, options)
@@ -76,7 +86,8 @@ def submit(
             print_json(made)
         else:
             print(made["id"])
-            say(f"submitted; `ft job {made['id']} --wait` follows it")
+            reused = f"it had done this before: {made['fine_tuned_model']}; --force trains again"
+            say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
 
 
 def check_given(given: str | None) -> None:
@@ -117,6 +128,7 @@ def show_job(j: dict[str, Any]) -> None:
     fields({
         "job": j["id"], "status": j.get("state") or j["status"], "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
+        "starts from": (j.get("warm_start") or {}).get("adapter"), "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
         "queue position": j.get("queue_position"), "waits because": reason(j), "step": steps,
         "loss": j.get("loss"), "trained tokens": j.get("trained_tokens"), "error": error.get("message"), "error code": error.get("code"),
     })  # fmt: skip
@@ -182,6 +194,17 @@ def logs(
                 print_json(event)
             else:
                 print(f"{_clock(event['created_at'])}  {event['level']:<5} {event['message']}", flush=True)
+
+
+def metrics(job_id: JobId, as_json: Json = False) -> None:
+    """Print what was measured at each step as CSV, while the job runs or afterwards; with --json as one list."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        if as_json:
+            print_json(client.metrics(job_id))
+        else:
+            print(client.metrics_csv(job_id).decode(), end="")
 
 
 def _clock(unix_s: float) -> str:

@@ -23,6 +23,8 @@ POLL_S = 0.7
 FINAL = ("succeeded", "failed", "cancelled")
 LINES_OF_METRICS, LINE_EVERY_S = 10, 30.0
 """Of a training, where there is no terminal: a line each tenth of the way, and at least one in this many seconds."""
+SHOWN = {"rewards/margins": "margin", "valid_loss": "validation loss"}
+"""What a bar shows beside the training loss, once it was measured."""
 STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
 
 
@@ -130,6 +132,7 @@ class JobView:
         self._tasks: dict[str, TaskID] = {}
         self._next_metrics, self._next_line = 0.0, 0.0
         self._waited = ""
+        self._newest: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -157,11 +160,17 @@ class JobView:
 
     def _metrics(self, event: dict[str, Any]) -> None:
         data = event.get("data") or {}
+        self._newest |= {k: data[k] for k in SHOWN if isinstance(data.get(k), float)}
+        if self._bars is not None:
+            return
+        if "valid_loss" in data:
+            say(f"{_clock(event)}  {event['message']}")
+            return
         step, total = data.get("step"), data.get("total_steps")
-        if self._bars is not None or not step or not total:
+        if not step or not total:
             return
         due = step / total >= self._next_metrics or step == total or time.monotonic() >= self._next_line
-        if "train_loss" in data and not due:
+        if not due:
             return
         self._next_metrics, self._next_line = step / total + 1 / LINES_OF_METRICS, time.monotonic() + LINE_EVERY_S
         say(f"{_clock(event)}  {event['message']}")
@@ -180,6 +189,7 @@ class JobView:
             news = f"loss {job['loss']:.4f}" if isinstance(job.get("loss"), float) else ""
             speed = job.get("tokens_per_s")
             news += f"  {speed:,.0f} tokens/s" if speed else ""
+            news += "".join(f"  {name} {self._newest[key]:.4f}" for key, name in SHOWN.items() if key in self._newest)
             self._bar("training", job.get("step") or 0, job["total_steps"], news)
         elif state in NAMES:
             self._bar(NAMES[state], None, None, waiting(job))

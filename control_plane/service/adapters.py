@@ -233,6 +233,7 @@ def _record(
     job: RowMapping, id_: str, report: EvalReport, made: Path, manifest_sha256: str, *, eval_report_key: str, passed: bool, now: datetime
 ) -> AdapterRecord:
     spec: Mapping[str, Any] = job["spec"] or {}
+    start: Mapping[str, Any] = job["warm_start"] or {}
     read = package.read(made)
     opaque = id_.removeprefix("adp-")[:12]
     return AdapterRecord(
@@ -259,6 +260,8 @@ def _record(
         stage=Stage.DRAFT if passed else Stage.QUARANTINED,
         created_at=now,
         promoted_at=None,
+        parent_adapter_id=start.get("adapter_id"),
+        parent_checkpoint_id=start.get("checkpoint_id"),
     )
 
 

@@ -6,7 +6,6 @@ outlived its reservation, finds its token released and can neither commit a chec
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import billing
-from control_plane.events import Event, metrics_event
+from control_plane.events import Event, as_reported, metrics_event
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import WorkloadStatus
 from control_plane.service.platform import Platform
@@ -95,7 +94,7 @@ def record_progress(
     if not steps and not validation:
         return
     with platform.engine.begin() as conn:
-        if not _holds(conn, held):
+        if not holds_in(conn, held):
             return
         now = platform.clock()
         job = locked(conn, held.job_id)
@@ -140,20 +139,14 @@ def _start_running(conn: Connection, job: RowMapping, held: Claim, now: datetime
 
 
 def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    if "eval_loss" in metric:
-        data = {"step": metric["step"], "valid_loss": metric["eval_loss"]}
-        message = f"Step {metric['step']}: validation loss={metric['eval_loss']:.4f}"
-    else:
-        data = {("train_loss" if k == "loss" else k): v for k, v in metric.items()}
-        message = metrics_event(data).message
-    data = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}  # JSON has no NaN
+    data = as_reported(metric)
     return {
         "id": f"ftevent-{uuid.uuid4().hex}",
         "job_id": job_id,
         "level": "info",
         "type": "metrics",
         "code": "metrics",
-        "message": message,
+        "message": metrics_event(data).message,
         "data": data,
         "created_at": now,
     }
@@ -169,7 +162,7 @@ def record_checkpoint(
     again never touches what is committed; the row then names the newer one.
     """
     with platform.engine.begin() as conn:
-        if not _holds(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
+        if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
             return False
         values = {
             "id": f"ftckpt_{uuid.uuid4().hex[:24]}",
@@ -182,18 +175,39 @@ def record_checkpoint(
             "final": final,
             "created_at": platform.clock(),
         }
-        changed = {k: values[k] for k in ("attempt", "object_prefix", "manifest_sha256", "metrics", "final")}
-        statement = insert(checkpoints).values(values).on_conflict_do_update(index_elements=["job_id", "step"], set_=changed)
-        conn.execute(statement)
+        changed: dict[str, Any] = {k: values[k] for k in ("attempt", "object_prefix", "manifest_sha256", "metrics", "final")}
+        changed |= {"retired_at": None, "removed_at": None}
+        statement = insert(checkpoints).values(values)
+        replaced = statement.on_conflict_do_update(
+            index_elements=["job_id", "step"], set_=changed, where=sa.true() if final else ~checkpoints.c.final
+        )
+        if conn.execute(replaced.returning(checkpoints.c.id)).first() is None:
+            return True  # the finished model has this step: it is not replaced by its checkpoint
         message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
         record(conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step}), now=platform.clock())
     return True
 
 
 def committed(platform: Platform, job_id: str) -> list[sa.Row[Any]]:
-    """Committed checkpoints of the job, newest step first."""
+    """Committed checkpoints of the job that are kept, newest step first."""
+    kept = sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
     with platform.engine.connect() as conn:
-        return list(conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id).order_by(checkpoints.c.step.desc())).all())
+        return list(conn.execute(kept.order_by(checkpoints.c.step.desc())).all())
+
+
+def holds(platform: Platform, held: Claim) -> bool:
+    """Whether the attempt still has its reservation."""
+    with platform.engine.begin() as conn:
+        return holds_in(conn, held)
+
+
+def tell(platform: Platform, held: Claim, event: Event) -> bool:
+    """Write an event of the job; False, and nothing is written, when the attempt was released or the job has ended."""
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
+            return False
+        record(conn, held.job_id, event, now=platform.clock())
+    return True
 
 
 def history(platform: Platform, job_id: str) -> list[PastAttempt]:
@@ -266,6 +280,20 @@ def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at:
         return conn.execute(sa.select(jobs.c.step).where(jobs.c.id == held.job_id)).scalar_one() or from_step
 
 
+def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
+    """Record where the attempt will go on from, before its workload starts."""
+    this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt) & attempts.c.started_at.is_(None)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(attempts).where(this).values(from_step=from_step))
+
+
+def from_step(platform: Platform, held: Claim) -> int:
+    """Where the attempt went on from; 0 while that is not known."""
+    query = sa.select(attempts.c.from_step).where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalar() or 0
+
+
 def _bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending) -> None:
     pool = next(p for p in pools(platform) if p.name == held.pool)
     started = ending.status.started_at
@@ -324,7 +352,8 @@ def _move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, now: d
     return move(JobState.QUEUED, message, spec=again.to_dict(), spec_sha256=again.sha256, queued_at=job["queued_at"])
 
 
-def _holds(conn: Connection, held: Claim) -> bool:
+def holds_in(conn: Connection, held: Claim) -> bool:
+    """Whether the attempt has its reservation; it cannot lose it before the transaction of `conn` ends."""
     query = (
         sa.select(reservations.c.attempt)
         .where(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))

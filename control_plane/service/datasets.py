@@ -13,12 +13,9 @@ from control_plane.service.platform import Platform
 from control_plane.tables import datasets, files
 from ft_assets.datasets.policies import Policies
 from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
+from ft_assets.training import methods
 
 Review = Literal["none", "pending", "approved"]
-PREFERENCE_METHODS = frozenset(("dpo", "orpo"))
-"""Methods that train on pairs of answers."""
-JUDGED_FORMATS = frozenset(("preference", "kto"))
-"""Formats whose rows hold answers that are not to be imitated."""
 MIN_TRAINING_EXAMPLES = Policies().min_examples
 SHOWN = [c for c in datasets.c if c.name not in ("report", "content_sha256")]
 STATS = datasets.c.report["stats"].label("stats")
@@ -61,17 +58,19 @@ def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
 
 def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
     """Refuse rows that the method cannot use, as their packing would."""
-    if method in PREFERENCE_METHODS:
-        fits, needs, step = format == "preference", "rows of prompt, chosen and rejected", "upload such rows"
-    else:
-        fits, needs = format not in JUDGED_FORMATS, "conversations, prompts with completions, or texts"
-        step = "upload the good answers as conversations, or as rows of prompt and completion without a label"
-    if not fits:
-        raise InvalidRequest(
-            f"{param} {file_id} holds {format} rows, which method {method} cannot train on: it needs {needs}; {step}",
-            code="preference_rows",
-            param=param,
-        )
+    of = methods.get(method)
+    kind = "chat" if format == "prompt_completion" else format
+    if kind in of.rows:
+        return
+    fitting = [m.name for m in methods.registered().values() if kind in m.rows]
+    step = f"choose {' or '.join(fitting)} for such rows" if fitting else "no method trains on such rows"
+    if kind in ("preference", "kto"):
+        step += ", or upload the good answers as conversations"
+    raise InvalidRequest(
+        f"{param} {file_id} holds {format} rows, which method {method} cannot train on: it needs {of.row_help}; {step}",
+        code="preference_rows",
+        param=param,
+    )
 
 
 def check_enough_to_train(num_rows: int, *, training_file: str) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import RowMapping
 
 from control_plane import billing, scheduler
-from control_plane.service import files
+from control_plane.service import files, planning, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format
 from control_plane.service.packing import training_seconds
 from control_plane.service.platform import Platform
@@ -29,9 +29,11 @@ from ft_assets.base_models import BaseModel
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.schema import Example, parse_canonical
 from ft_assets.datasets.split import automatic_fraction
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
+from ft_assets.datasets.tokens.token_shards import UNCUT
 from ft_assets.errors import Conflict, InvalidDataset
-from ft_assets.training import hyperparameters
+from ft_assets.training import hyperparameters, methods
+from ft_assets.training.methods import Method
 
 SAMPLE_ROWS = 2000
 """Rows tokenized for an estimate: a mean over them is within about 2 % for chat data, whose lengths spread by half their mean."""
@@ -40,6 +42,11 @@ SAMPLE_GROUPS = 20
 Z95 = 1.96
 FILL = 0.999
 """Share of a window that is filled: what best-fit packing reaches on all but the smallest datasets (B16)."""
+ROW_COUNTS = {
+    "pairs": "a pair counts the tokens of both answers, each with its prompt",
+    "judged": "a row counts its prompt and its answer, not the passes over other prompts' answers that estimate the distance",
+}
+"""By kind of pack, what of a row is counted."""
 THIS = "this-estimate"
 
 
@@ -60,29 +67,30 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     Where nothing can be said, the error's code is the reason: ``file_not_validated``, ``invalid_training_file``,
     ``model_not_found``, ``estimate_needs_tokenizer`` and those of the submission.
     """
+    request, _ = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(request.model, today=platform.clock().date())
-    facts = hyperparameters.ModelFacts(
-        id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest
-    )
-    plan = hyperparameters.plan(request.hyperparameters, facts, method=request.method, adapter=request.adapter, recipe=request.recipe)
+    placed = planning.placed(platform, request, model)
+    plan = placed.plan
+    method = methods.get(request.method)
     file, version = _training_data(platform, tenant, request.training_file)
     check_format(version["format"], request.method, file["id"], param="training_file")
     num_examples = _num_training(version, own_validation=request.validation_file is not None)
-    tokens = _tokens(platform, tenant, file, version, model, plan.max_seq_len, share=num_examples / version["row_count"])
-    windows = max(1, math.ceil(tokens.per_epoch / (plan.max_seq_len * FILL)))
+    tokens = _tokens(platform, tenant, file, version, model, method, plan.max_seq_len, share=num_examples / version["row_count"])
+    rows = max(1, math.ceil(tokens.per_epoch / (plan.max_seq_len * FILL))) if method.pack == "windows" else num_examples
     spec = hyperparameters.resolve(
         plan,
         hyperparameters.PackFacts(
             fingerprint=THIS,
             dataset_id=version["id"],
             num_examples=num_examples,
-            num_windows=windows,
+            num_windows=rows,
             num_tokens=tokens.per_epoch,
             max_seq_len=plan.max_seq_len,
         ),
         seed=request.seed or 0,
         lock_sha256="",
         commit="",
+        **placed.placement,
     )
     epochs = spec.optimization.num_epochs
     seconds = training_seconds(model.num_parameters, tokens.per_epoch * epochs, spec.precision)
@@ -98,7 +106,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
         "max_seq_len": plan.max_seq_len,
         "n_epochs": epochs,
         "tokens": asdict(tokens) | {"total": round(tokens.per_epoch * epochs)},
-        "total_steps": spec.optimization.total_steps(num_windows=windows, world_size=spec.world_size),
+        "total_steps": spec.optimization.total_steps(num_rows=rows, world_size=spec.world_size),
         "num_gpus": spec.world_size,
         "gpu_type": pool.gpu_type,
         "tier": tier,
@@ -109,7 +117,8 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
         "estimated_start": None if start is None else int(start),
         "estimated_finish": None if start is None else int(start + seconds),
         "recipe": spec.recipe,
-        "assumptions": _assumptions(tokens, spec.precision, pool.gpu_type, tier, start),
+        "memory": placed.fit.to_dict(),
+        "assumptions": _assumptions(method, tokens, spec.precision, pool.gpu_type, tier, start),
     }
 
 
@@ -141,13 +150,23 @@ def _num_training(version: RowMapping, *, own_validation: bool) -> int:
 
 
 def _tokens(
-    platform: Platform, tenant: str, file: RowMapping, version: RowMapping, model: BaseModel, max_seq_len: int, *, share: float
+    platform: Platform,
+    tenant: str,
+    file: RowMapping,
+    version: RowMapping,
+    model: BaseModel,
+    method: Method,
+    max_seq_len: int,
+    *,
+    share: float,
 ) -> Tokens:
     """Counted if the report counted this model's tokens and nothing is cut; else from a sample of the rows."""
     report: Mapping[str, Any] = file["report"] or version["report"]
     counted, of = (report.get("stats") or {}).get("tokens"), report.get("model") or {}
     digests = (of.get("tokenizer_digest"), of.get("template_digest"))
-    if counted and digests == (model.tokenizer_digest, model.template_digest) and counted["max"] <= max_seq_len:
+    policies = Policies.from_request(file["policies"])
+    uncut = counted and (counted["max"] <= max_seq_len or _splits(method, policies))
+    if counted and uncut and method.pack == "windows" and digests == (model.tokenizer_digest, model.template_digest):
         return Tokens(per_epoch=round(counted["total"] * share), error=0, counted=True, how=f"counted at validation with {model.id}")
     if model.directory is None:
         raise Conflict(
@@ -156,9 +175,8 @@ def _tokens(
             code="estimate_needs_tokenizer",
             param="model",
         )
-    policies = Policies.from_request(file["policies"])
     rows = rows_file(platform, tenant, version["id"])
-    lengths, num_rows = _sample(rows, ChatTokenizer.load(model.directory), max_seq_len, policies)
+    lengths, num_rows = _sample(rows, ChatTokenizer.load(model.directory), method, max_seq_len, policies)
     whole = len(lengths) == num_rows
     spread = 0.0 if whole else float(lengths.std(ddof=1)) / math.sqrt(len(lengths))
     total = float(lengths.mean()) * num_rows * share
@@ -166,7 +184,12 @@ def _tokens(
     return Tokens(per_epoch=round(total), error=round(Z95 * spread * num_rows * share), counted=whole, how=how)
 
 
-def _sample(path: Path, tokenizer: ChatTokenizer, max_seq_len: int, policies: Policies) -> tuple[NDArray[np.int64], int]:
+def _splits(method: Method, policies: Policies) -> bool:
+    """Whether a row that is too long is packed in pieces, all of it."""
+    return method.every_token and policies.over_long == "truncate"
+
+
+def _sample(path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies) -> tuple[NDArray[np.int64], int]:
     """Tokens of rows from evenly spread parts of the dataset, as they would be packed, and how many rows it has."""
     with pq.ParquetFile(path) as file:
         groups = np.unique(np.linspace(0, file.num_row_groups - 1, min(SAMPLE_GROUPS, file.num_row_groups)).round().astype(int))
@@ -177,11 +200,16 @@ def _sample(path: Path, tokenizer: ChatTokenizer, max_seq_len: int, policies: Po
             places = np.unique(np.linspace(0, len(table) - 1, min(per_group, len(table))).round().astype(int))
             chosen += [parse_canonical(r["example"], row=r["row"]) for r in table.take(pa.array(places)).to_pylist()]
         num_rows = file.metadata.num_rows
-    return _packed_lengths(chosen, tokenizer, max_seq_len, policies), num_rows
+    return _packed_lengths(chosen, tokenizer, method, max_seq_len, policies), num_rows
 
 
-def _packed_lengths(examples: list[Example], tokenizer: ChatTokenizer, max_seq_len: int, policies: Policies) -> NDArray[np.int64]:
-    """Tokens of each example in a pack: after the cut, and 0 of one that is left out; refused where the packing would refuse."""
+def _packed_lengths(
+    examples: list[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies
+) -> NDArray[np.int64]:
+    """Tokens of each example in a pack, of a pair those of both sides.
+
+    After the cut, and 0 of one that is left out; refused where the packing would refuse.
+    """
     escape = policies.control_tokens == "escape"
     lengths = np.zeros(len(examples), np.int64)
     fitting: list[int] = []
@@ -191,16 +219,28 @@ def _packed_lengths(examples: list[Example], tokenizer: ChatTokenizer, max_seq_l
             fitting.append(place)
         elif policies.control_tokens == "reject":
             raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
-    encoded = tokenizer.encode_batch([examples[i] for i in fitting], max_seq_len=max_seq_len, escape_control_tokens=escape)
-    for place, tokens in zip(fitting, encoded, strict=True):
-        if tokens.truncated and policies.over_long == "reject":
+    limit = UNCUT if _splits(method, policies) else max_seq_len
+    encoded = _sides([examples[i] for i in fitting], tokenizer, method, limit, escape)
+    for place, sides in zip(fitting, encoded, strict=True):
+        cut = any(side.truncated for side in sides)
+        if cut and policies.over_long == "reject":
             raise InvalidDataset(
                 f"row {examples[place].row} is over {max_seq_len} tokens; shorten it, or upload the file with the policy over_long 'drop'",
                 code="example_too_long",
             )
-        if tokens.num_trained_tokens and not (tokens.truncated and policies.over_long == "drop"):
-            lengths[place] = len(tokens.input_ids)
+        if all(side.num_trained_tokens for side in sides) and not (cut and policies.over_long == "drop"):
+            lengths[place] = sum(len(side.input_ids) for side in sides)
     return lengths
+
+
+def _sides(
+    examples: list[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, escape: bool
+) -> list[tuple[TokenizedExample, ...]]:
+    """Each example as its method's pack holds it."""
+    if method.pack == "pairs":
+        return [*tokenizer.encode_preference_batch(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
+    encode = tokenizer.encode_judged_batch if method.pack == "judged" else tokenizer.encode_batch
+    return [(tokens,) for tokens in encode(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
 
 
 def _start(platform: Platform, tenant: str, tier: str, num_gpus: int, seconds: float, now: float) -> float | None:
@@ -210,12 +250,12 @@ def _start(platform: Platform, tenant: str, tier: str, num_gpus: int, seconds: f
     return scheduler.projected_start(played, THIS, now=now)
 
 
-def _assumptions(tokens: Tokens, precision: str, gpu_type: str, tier: str, start: float | None) -> list[str]:
+def _assumptions(method: Method, tokens: Tokens, precision: str, gpu_type: str, tier: str, start: float | None) -> list[str]:
     price = billing.PRICE_MICROS_PER_GPU_HOUR[gpu_type] / billing.MICROS
     queue = "the job starts once the jobs ahead have ended as expected; jobs submitted later and failures are not foreseen"
     return [
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
-        f"windows are filled to {FILL:.1%}",
+        f"windows are filled to {FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
         f"speed: 6 operations per parameter and token at the sustained rate of {gpu_type} in {precision}, and the set-up of a process",
         f"price: {price:g} USD per GPU-hour of {gpu_type}, at {billing.TIER_FACTOR_PERCENT[tier]} % in tier {tier}; evaluation is free",
         queue if start is not None else "no start can be foreseen: no pool holds this many GPUs, or the queue is too long",

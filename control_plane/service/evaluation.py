@@ -15,20 +15,21 @@ from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import Launcher, Workload, WorkloadPhase
-from control_plane.service import adapters
+from control_plane.service import adapters, base_models, results
 from control_plane.service.packing import validation_rows
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
-from control_plane.service.training import download, fetch_pack, job_dir, manifest_digest
+from control_plane.service.training import fetch_pack, job_dir
+from control_plane.service.transfer import download
 from control_plane.service.transition import locked, transition
 from control_plane.tables import checkpoints, eval_scores, job_events, jobs, ledger_entries
 from ft_assets import layout
-from ft_assets.errors import Conflict, FtError, Unavailable
+from ft_assets.errors import Conflict, FtError
 from ft_assets.evals import advice, config, gates, report, suites
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
 from ft_assets.evals.run_file import EvalRun, read_result
-from ft_assets.training.checkpoints import verify
+from ft_assets.training.checkpoints import manifest_digest, verify
 
 POLL_S = 0.5
 
@@ -94,13 +95,11 @@ def _run_file(
     items: list[suites.Item],
     eval_config: config.EvalConfig,
 ) -> EvalRun:
-    model = platform.models.get(job.model)
-    if model.directory is None:
-        raise Unavailable(f"base model {job.model} is not on this machine", code="base_model_unavailable")
+    _, model_dir = base_models.for_job(platform, job.model, job.base_digest, fresh=True)
     out_dir.mkdir(parents=True)
     suites.write_items(items, out_dir / "holdout.jsonl")
     values: dict[str, Any] = {
-        "base_model_dir": model.directory,
+        "base_model_dir": model_dir,
         "adapter_dir": adapter_dir,
         "holdout": out_dir / "holdout.jsonl",
         "validation_pack_dir": fetch_pack(platform, tenant, job.pack_fingerprint),
@@ -215,6 +214,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
         error = {"code": "not_servable", "message": message, "param": None}
         _end(platform, job_id, JobState.FAILED, message, adapter_id=record["id"], error=error)
         return record
+    results.store(platform, tenant, job_id)
     message = f"Adapter {record['name']} passed its gate and is in {record['stage']}."
     ended = _end(platform, job_id, JobState.SUCCEEDED, message, adapter_id=record["id"], fine_tuned_model=record["name"])
     if not ended and record["stage"] == "production":

@@ -15,25 +15,27 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.quotas import Ask, Refusal, Usage, admit
-from control_plane.service import idempotency
+from control_plane.service import idempotency, planning, results, reuse, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format, check_reviewed
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.service.tenants import tenant_of
 from control_plane.service.transition import locked, record, transition
+from control_plane.service.warm_starts import Source
 from control_plane.tables import checkpoints as checkpoints_table
 from control_plane.tables import datasets as datasets_table
-from control_plane.tables import files, job_events, jobs, ledger_entries, tenants
+from control_plane.tables import files, job_events, jobs, ledger_entries, sweep_trials, tenants
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.training.hyperparameters import ModelFacts, plan
 
 
 class Submitted(NamedTuple):
     job: RowMapping
     created: bool
-    """False: an earlier submission is being answered again."""
+    """False: an earlier submission is being answered again, or an earlier job with the same work is the answer."""
+    reused: bool = False
+    """The job had succeeded before this submission, and has trained what it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,10 @@ class JobView:
 
     row: RowMapping
     cost_micros: int
+    sweep_id: str | None = None
+    """Of a job that a sweep submitted."""
+    result_files: Sequence[str] = ()
+    """Ids of the files that it left: its measurements as CSV."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,24 +67,64 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
         replayed = idempotency.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
-    model = platform.models.check_submittable(request.model, today=platform.clock().date())
-    facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
-    plan(request.hyperparameters, facts, method=request.method, adapter=request.adapter, recipe=request.recipe)
+    asked = _resolved(platform, tenant, request)
     with platform.engine.begin() as conn:
         owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant).with_for_update()).mappings().one()
         replayed = idempotency.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
-        dataset_id = _trainable(conn, tenant, request.training_file, method=request.method, param="training_file")
-        if request.validation_file is not None:
-            _trainable(conn, tenant, request.validation_file, method=request.method, param="validation_file")
+        dataset_id = _trainable_files(conn, tenant, request)
+        done = reuse.finished_request(conn, tenant, asked.request, model=asked.model, dataset_id=dataset_id, warm_start=asked.warm_start)
+        if done is not None:
+            idempotency.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
+            return Submitted(_row(conn, tenant, done["id"]), created=False, reused=True)
         tier = request.tier or str(owner["tier"])
-        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=_in_flight(conn, tenant)), Ask(tier=tier))
+        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=_in_flight(conn, tenant)), _ask(asked, tier))
         if refusal is not None:
             raise _refused(refusal)
-        job = _insert(conn, tenant, request, model=model, tier=tier, dataset_id=dataset_id, now=platform.clock())
+        job = _insert(conn, tenant, asked, tier=tier, dataset_id=dataset_id, now=platform.clock())
         idempotency.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=platform.clock())
         return Submitted(job, created=True)
+
+
+def check(platform: Platform, tenant: str, request: JobRequest) -> None:
+    """Refuse what a submission would refuse now, but for the number of jobs in flight; nothing is submitted."""
+    asked = _resolved(platform, tenant, request)
+    with platform.engine.connect() as conn:
+        owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
+        _trainable_files(conn, tenant, request)
+        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=0), _ask(asked, request.tier or str(owner["tier"])))
+    if refusal is not None:
+        raise _refused(refusal)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Resolved:
+    """A request with what it refers to."""
+
+    request: JobRequest
+    model: BaseModel
+    warm_start: Source | None
+
+
+def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved:
+    """The request on its base model, planned: what no file and no quota has a say in."""
+    on_base, warm_start = warm_starts.on_base(platform, tenant, request)
+    model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
+    planning.placed(platform, on_base, model)
+    return _Resolved(request=on_base, model=model, warm_start=warm_start)
+
+
+def _ask(asked: _Resolved, tier: str) -> Ask:
+    return Ask(tier=tier, full_parameters=asked.request.adapter == "full", num_parameters=asked.model.num_parameters)
+
+
+def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str | None:
+    """The dataset version of the training file, None while it is not validated yet; both files are refused if they do not fit."""
+    dataset_id = _trainable(conn, tenant, request.training_file, method=request.method, param="training_file")
+    if request.validation_file is not None:
+        _trainable(conn, tenant, request.validation_file, method=request.method, param="validation_file")
+    return dataset_id
 
 
 def get(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -170,11 +216,11 @@ def metrics(platform: Platform, tenant: str, job_id: str) -> Sequence[Mapping[st
 
 
 def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page:
-    """Committed checkpoints of the job, newest step first."""
+    """Committed checkpoints of the job that are kept, newest step first."""
     table = checkpoints_table
     with platform.engine.connect() as conn:
         _row(conn, tenant, job_id)
-        query = sa.select(table).where(table.c.job_id == job_id)
+        query = sa.select(table).where(table.c.job_id == job_id, table.c.retired_at.is_(None))
         return page(conn, query, (table.c.step,), id_column=table.c.id, after=after, limit=limit, max_limit=1000)
 
 
@@ -201,7 +247,14 @@ def _views(conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
         .group_by(ledger_entries.c.job_id)
     )
     costs = {job_id: int(total) for job_id, total in conn.execute(query).all()}
-    return [JobView(row=r, cost_micros=costs.get(r["id"], 0)) for r in rows]
+    of_sweeps = sa.select(sweep_trials.c.job_id, sweep_trials.c.sweep_id).where(
+        sweep_trials.c.job_id.in_([r["id"] for r in rows]), ~sweep_trials.c.reused
+    )
+    sweeps: dict[str, str] = {r.job_id: r.sweep_id for r in conn.execute(of_sweeps)}
+    left = results.stored(conn, [r["id"] for r in rows])
+    return [
+        JobView(row=r, cost_micros=costs.get(r["id"], 0), sweep_id=sweeps.get(r["id"]), result_files=left.get(r["id"], ())) for r in rows
+    ]
 
 
 def _in_flight(conn: Connection, tenant: str) -> int:
@@ -235,9 +288,8 @@ def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, para
     return dataset_id
 
 
-def _insert(
-    conn: Connection, tenant: str, request: JobRequest, *, model: BaseModel, tier: str, dataset_id: str | None, now: datetime
-) -> RowMapping:
+def _insert(conn: Connection, tenant: str, asked: _Resolved, *, tier: str, dataset_id: str | None, now: datetime) -> RowMapping:
+    request, model, warm_start = asked.request, asked.model, asked.warm_start
     job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
     values = {
         "id": job_id,
@@ -256,6 +308,7 @@ def _insert(
         "hyperparameters": dict(request.hyperparameters),
         "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL's null, not JSON's
         "dataset_id": dataset_id,
+        "warm_start": sa.null() if warm_start is None else warm_start.to_row(),
         "created_at": now,
     }
     conn.execute(sa.insert(jobs).values(**values))

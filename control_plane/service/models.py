@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters
-from ft_assets.errors import NotFound
+from ft_assets.base_models import BaseModel
+from ft_assets.errors import FtError, NotFound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,8 @@ class Model:
     base_model: str
     stage: str | None = None
     adapter_id: str | None = None
+    base: BaseModel | None = None
+    """Of a base model: what the catalogue says of it."""
 
 
 def list_models(platform: Platform, tenant: str) -> list[Model]:
@@ -29,13 +32,13 @@ def list_models(platform: Platform, tenant: str) -> list[Model]:
     query = sa.select(adapters).where(adapters.c.tenant_id == tenant).order_by(adapters.c.created_at.desc(), adapters.c.id)
     with platform.engine.connect() as conn:
         own = [_adapter_model(row) for row in conn.execute(query)]
-    return [_base_model(name) for name in platform.models.ids()] + own
+    return [_base_model(platform, name) for name in platform.models.ids()] + own
 
 
 def get(platform: Platform, tenant: str, model: str) -> Model:
     """A base model, or an adapter of the tenant by its model name or its id."""
     if model in platform.models.ids():
-        return _base_model(model)
+        return _base_model(platform, model)
     query = sa.select(adapters).where(adapters.c.tenant_id == tenant, sa.or_(adapters.c.name == model, adapters.c.id == model))
     with platform.engine.connect() as conn:
         row = conn.execute(query).one_or_none()
@@ -44,8 +47,16 @@ def get(platform: Platform, tenant: str, model: str) -> Model:
     return _adapter_model(row)
 
 
-def _base_model(name: str) -> Model:
-    return Model(id=name, owned_by="platform", created_at=None, base_model=name)
+def _base_model(platform: Platform, name: str) -> Model:
+    return Model(id=name, owned_by="platform", created_at=None, base_model=name, base=_card(platform, name))
+
+
+def _card(platform: Platform, name: str) -> BaseModel | None:
+    """None where the files of a model that is not pinned are away: it is listed, and its use says why it cannot be used."""
+    try:
+        return platform.models.card(name)
+    except FtError:
+        return None
 
 
 def _adapter_model(row: sa.Row[tuple[object, ...]]) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from control_plane.events import Event
 from control_plane.jobs import JobState
+from control_plane.service import planning, references, warm_starts
 from control_plane.service.building import Say, one_anywhere, one_on_this_machine
-from control_plane.service.datasets import PREFERENCE_METHODS
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
 from control_plane.service.references import Reference, reference
 from control_plane.service.rows import rows_file
-from control_plane.service.training import fetch_pack, upload
+from control_plane.service.training import fetch_pack
+from control_plane.service.transfer import upload
 from control_plane.service.transition import record
 from control_plane.tables import datasets, files
 from ft_assets import layout, provenance
@@ -28,11 +29,10 @@ from ft_assets.base_models import BaseModel
 from ft_assets.datasets.checks.quality import train_validation_overlap
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.packs.build import (
+    BUILDERS,
     PackManifest,
     PackProgress,
     PackSettings,
-    build_pack,
-    build_preference_pack,
     pack_fingerprint,
     suitable_workers,
 )
@@ -44,7 +44,8 @@ from ft_assets.datasets.split import automatic_fraction, part_of
 from ft_assets.datasets.stored import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import IntegrityError, Unavailable
-from ft_assets.training import hyperparameters
+from ft_assets.training import hyperparameters, methods
+from ft_assets.training.methods import Method
 
 log = logging.getLogger(__name__)
 
@@ -67,30 +68,28 @@ class Packed:
     total_steps: int
     spec_sha256: str
     uri: str
+    reference: Reference | None
+    """What the method compares with; None where it needs none."""
 
 
 def pack(
     platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None, say: Say = log.info
 ) -> Packed:
-    """Build or reuse the job's pack, freeze its spec, and queue it. Run again, it finds everything done.
+    """Build or reuse the job's pack and what it is compared with, freeze its spec, and queue it. Run again, it finds everything done.
 
     `progress` is told of each shard; `say` of waiting for another builder, and for whom.
     """
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    model = platform.models.get(job.model)
-    facts = hyperparameters.ModelFacts(
-        id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest
-    )
-    plan = hyperparameters.plan(job.hyperparameters, facts, method=job.method, recipe=(job.request or {}).get("recipe"))
-    settings = PackSettings(
-        max_seq_len=plan.max_seq_len,
-        safety_file=platform.settings.safety_file,
-        **{name: plan.requested[name] for name in hyperparameters.PACK_SETTINGS if name in plan.requested},
-        **_policies(platform, tenant, job),
-        **_split(platform, tenant, job),
-    )
-    manifest, reused = _stored_pack(platform, tenant, job, model, settings, progress=progress, say=say)
+    model = platform.models.get_pinned(job.model, job.base_digest)
+    placed = planning.of_job(platform, job, model)
+    plan = placed.plan
+    method = methods.get(job.method)
+    shaping: dict[str, Any] = {name: plan.requested[name] for name in hyperparameters.PACK_SETTINGS if name in plan.requested}
+    shaping |= {"max_seq_len": plan.max_seq_len, "safety_file": platform.settings.safety_file}
+    shaping |= {**_policies(platform, tenant, job), **_split(platform, tenant, job)}
+    settings = PackSettings(**shaping_of(method, shaping))
+    manifest, reused = _stored_pack(platform, tenant, job, model, method, settings, progress=progress, say=say)
     spec = hyperparameters.resolve(
         plan,
         hyperparameters.PackFacts(**{k: getattr(manifest, k) for k in hyperparameters.PackFacts.__slots__}),
@@ -98,9 +97,15 @@ def pack(
         lock_sha256=provenance.lock_sha256(),
         commit=provenance.commit(),
         image=provenance.image(),
+        **placed.placement,
+        warm_start=warm_starts.spec_of(job.warm_start),
     )
+    compared = None
+    if method.needs_reference:
+        spec = replace(spec, reference=references.key_for(spec))
+        compared = references.for_spec(platform, tenant, spec, who=job_id, say=say)
     _doubt(platform, tenant, job, num_epochs=spec.optimization.num_epochs)
-    steps = spec.optimization.total_steps(num_windows=manifest.num_windows, world_size=spec.world_size)
+    steps = spec.optimization.total_steps(num_rows=manifest.num_rows, world_size=spec.world_size)
     expected_s = training_seconds(model.num_parameters, manifest.num_tokens * spec.optimization.num_epochs, spec.precision)
     mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected_s)
     return Packed(
@@ -110,7 +115,16 @@ def pack(
         total_steps=steps,
         spec_sha256=spec.sha256,
         uri=platform.objects.uri(layout.pack_prefix(tenant, manifest.fingerprint)),
+        reference=compared,
     )
+
+
+def shaping_of(method: Method, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``PackSettings`` as `method` trains: where it learns every token, nothing of a long row is cut away."""
+    if not method.every_token:
+        return dict(asked)
+    split = {"over_long": "split"} if asked.get("over_long", "truncate") == "truncate" else {}
+    return {**asked, "train_on_inputs": True, **split}
 
 
 def _doubt(platform: Platform, tenant: str, job: sa.Row[Any], *, num_epochs: float) -> None:
@@ -172,6 +186,7 @@ def _stored_pack(
     tenant: str,
     job: sa.Row[Any],
     model: BaseModel,
+    method: Method,
     settings: PackSettings,
     *,
     progress: Callable[[Progress], None] | None,
@@ -184,9 +199,8 @@ def _stored_pack(
     if model.directory is None:
         raise Unavailable(f"base model {model.id} is not on this machine", code="base_model_unavailable")
     tokenizer = ChatTokenizer.load(model.directory)
-    pairs = job.method in PREFERENCE_METHODS
     digests = (tokenizer.tokenizer_digest, tokenizer.template_digest)
-    fingerprint = pack_fingerprint(job.dataset_id, *digests, settings, kind="pairs" if pairs else "windows")
+    fingerprint = pack_fingerprint(job.dataset_id, *digests, settings, kind=method.pack)
     directory = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / fingerprint
     with one_on_this_machine(directory, who=job.id, say=say):
         if (found := _stored(platform, tenant, fingerprint)) is not None:
@@ -195,7 +209,7 @@ def _stored_pack(
             if (found := _stored(platform, tenant, fingerprint)) is not None:
                 return found, True
             own = settings.validation_dataset_id
-            manifest = (build_preference_pack if pairs else build_pack)(
+            manifest = BUILDERS[method.pack](
                 rows_file(platform, tenant, job.dataset_id),
                 tokenizer,
                 settings,
@@ -234,17 +248,23 @@ def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], Non
 
 
 def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterator[dict[str, Any]]:
-    """The rows that the job did not train on, as messages: what its evaluation asks."""
+    """The rows that the job did not train on, as conversations that end with the wanted answer: what its evaluation asks.
+
+    Of a preference the chosen answer is wanted; answers judged bad and texts give no row.
+    """
     held_out = _split(platform, tenant, job)
     if own := held_out.get("validation_dataset_id"):
-        return (_as_row(e) for e in load_rows(rows_file(platform, tenant, own)))
-    fraction = held_out["validation_fraction"]
-    stored = load_stored(rows_file(platform, tenant, job.dataset_id))
-    return (_as_row(s.example) for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
+        examples = load_rows(rows_file(platform, tenant, own))
+    else:
+        fraction = held_out["validation_fraction"]
+        stored = load_stored(rows_file(platform, tenant, job.dataset_id))
+        examples = (s.example for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
+    return (row for row in map(_as_row, examples) if row["messages"])
 
 
 def _as_row(example: Example) -> dict[str, Any]:
-    return {"messages": [m.as_template() for m in example.messages]}
+    wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
+    return {"messages": [m.as_template() for m in wanted]}
 
 
 __all__ = ["Packed", "Reference", "pack", "reference", "training_seconds", "validation_rows"]

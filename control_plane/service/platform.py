@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.engine import Engine
 
-from control_plane.protocols import Fleet, ObjectStore
+from control_plane.protocols import Fleet, ObjectStore, Tracker
 from control_plane.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,3 +32,5 @@ class Platform:
     settings: Settings
     clock: Callable[[], datetime] = utc_now
     """Now, with its time zone."""
+    tracker: Tracker | None = None
+    """None where runs are not tracked."""

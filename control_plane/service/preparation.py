@@ -7,15 +7,16 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
-from control_plane.service import files
+from control_plane.service import adapters, files, reuse
 from control_plane.service.datasets import check_enough_to_train, check_reviewed
 from control_plane.service.isolation import CRASHED
 from control_plane.service.platform import Platform
@@ -23,8 +24,9 @@ from control_plane.service.settling import PLATFORM_FAILURES
 from control_plane.service.transition import locked, record, transition
 from control_plane.tables import datasets, jobs
 from control_plane.tables import files as files_table
+from ft_assets.adapters.stages import Stage
 from ft_assets.datasets.progress import Progress
-from ft_assets.errors import FtError, InvalidDataset, NotFound, Unavailable
+from ft_assets.errors import Conflict, FtError, InvalidDataset, NotFound, Unavailable
 from ft_assets.training.spec import TrainingSpec
 
 ANNOUNCE_EVERY_S = 5.0
@@ -115,11 +117,18 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progr
 
 
 def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingSpec, total_steps: int, expected_s: float) -> None:
-    """Freeze the spec and queue the job. A job that has left ``validating`` keeps the spec it was frozen with."""
+    """Freeze the spec and queue the job, or end it with the adapter of an earlier job that trained this very spec.
+
+    A job that has left ``validating`` keeps the spec it was frozen with.
+    """
+    done = _finished(platform, tenant, job_id, spec)
     with platform.engine.begin() as conn:
         if locked(conn, job_id, tenant_id=tenant)["state"] != JobState.VALIDATING:
             return
         now = platform.clock()
+        if done is not None:
+            _end_reusing(conn, job_id, done, spec, now)
+            return
         transition(
             conn,
             job_id,
@@ -133,6 +142,40 @@ def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingS
             expected_s=expected_s,
             total_steps=total_steps,
         )
+
+
+def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) -> RowMapping | None:
+    """The job that has done this one's work, its adapter served if this one asks for that; None if it has to be trained."""
+    with platform.engine.connect() as conn:
+        job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one()
+        done = reuse.finished_spec(conn, job, spec) if job["state"] == JobState.VALIDATING else None
+    if done is not None and done["adapter_stage"] != Stage.PRODUCTION and (job["request"] or {}).get("auto_promote", True):
+        try:
+            adapters.promote(platform, tenant, done["adapter_id"])
+        except Conflict:
+            return None  # it can no longer be served
+    return done
+
+
+def _end_reusing(conn: Connection, job_id: str, done: RowMapping, spec: TrainingSpec, now: datetime) -> None:
+    transition(
+        conn,
+        job_id,
+        JobState.SUCCEEDED,
+        code="job_reused",
+        message=f"Job {done['id']} has trained this very spec: its adapter {done['fine_tuned_model']} is the result. Nothing was trained "
+        "or billed; submit with force to train all the same.",
+        data={"job_id": done["id"], "spec_sha256": spec.sha256},
+        now=now,
+        spec=spec.to_dict(),
+        spec_sha256=spec.sha256,
+        pack_fingerprint=spec.pack_fingerprint,
+        num_gpus=spec.world_size,
+        trained_tokens=0,
+        adapter_id=done["adapter_id"],
+        fine_tuned_model=done["fine_tuned_model"],
+        reused_job_id=done["reused_job_id"] or done["id"],
+    )
 
 
 def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:

@@ -1,4 +1,8 @@
-"""Reference log-probabilities of a preference pack: computed once for a base model, stored beside the packs, reused by all jobs."""
+"""Reference log-probabilities of a pack of answers: computed once for what training starts from, stored beside the packs, reused.
+
+They are computed while a job is prepared, before it waits for GPUs, by a process of this machine. For a base model that needs a GPU for
+a forward pass, preparation has to run on a machine that has one.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from control_plane.service import warm_starts
 from control_plane.service.building import Say, one_anywhere, one_on_this_machine
 from control_plane.service.platform import Platform
-from control_plane.service.training import download, fetch_pack, upload
+from control_plane.service.training import fetch_pack
+from control_plane.service.transfer import download, upload
 from ft_assets import layout
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training.reference import MANIFEST, ReferenceManifest, reference_key, verify
+from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
 
 log = logging.getLogger(__name__)
 
+ATTENTION = "sdpa"
+"""Of every reference: any machine has it, and it differs from what training uses by rounding only."""
 RUNTIME = "ft_assets.training.runtime.reference"
 SHOWN_CHARACTERS = 2000
 """Of the output of a computation that failed."""
@@ -35,6 +44,28 @@ class Reference:
     uri: str
 
 
+def key_for(spec: TrainingSpec) -> str:
+    """The key of the reference that a training of `spec` needs."""
+    adapter = None if spec.warm_start is None else spec.warm_start.manifest_sha256
+    quantization = spec.quantization
+    return reference_key(spec.pack_fingerprint, spec.base_digest, spec.precision, ATTENTION, quantization=quantization, adapter=adapter)
+
+
+def for_spec(platform: Platform, tenant: str, spec: TrainingSpec, *, who: str, say: Say = log.info) -> Reference:
+    """:func:`reference` as a training of `spec` needs it."""
+    return reference(
+        platform,
+        tenant,
+        pack_fingerprint=spec.pack_fingerprint,
+        model=spec.base_model,
+        who=who,
+        precision=spec.precision,
+        quantization=spec.quantization,
+        warm_start=spec.warm_start,
+        say=say,
+    )
+
+
 def reference(
     platform: Platform,
     tenant: str,
@@ -43,18 +74,22 @@ def reference(
     model: str,
     who: str,
     precision: str = "fp32",
-    attention: str = "sdpa",
+    attention: str = ATTENTION,
+    quantization: Quantization | None = None,
+    warm_start: WarmStart | None = None,
     python: Sequence[str] = (sys.executable,),
     say: Say = log.info,
 ) -> Reference:
-    """The log-probabilities of the stored pack under the base model; computed by one process at a time, wherever the others are.
+    """The log-probabilities of the stored pack under the model that training starts from.
 
-    `who` is what others are told to wait for, a job's id; `python` starts an interpreter that has torch.
+    That is the base, quantized as it is trained, with the adapter of a warm start. One process computes at a time, wherever the others
+    are. `who` is what others are told to wait for, a job's id; `python` starts an interpreter that has torch.
     """
     base = platform.models.get(model)
     if base.directory is None:
         raise Unavailable(f"base model {model} is not on this machine", code="base_model_unavailable")
-    key = reference_key(pack_fingerprint, base.digest, precision, attention)
+    adapter = None if warm_start is None else warm_start.manifest_sha256
+    key = reference_key(pack_fingerprint, base.digest, precision, attention, quantization=quantization, adapter=adapter)
     directory = platform.settings.work_dir / "references" / layout.checked_id(tenant) / key
     uri = platform.objects.uri(layout.reference_prefix(tenant, key))
     with one_on_this_machine(directory, who=who, say=say):
@@ -64,10 +99,20 @@ def reference(
             if (found := _stored(platform, tenant, key, directory)) is not None:
                 return Reference(manifest=found, directory=directory, reused=True, uri=uri)
             pack_dir = fetch_pack(platform, tenant, pack_fingerprint)
-            options = {"pack": pack_dir, "base": base.directory, "base-digest": base.digest, "out": directory}
+            say(f"computing reference log-probabilities {key}")
+            options: dict[str, object] = {"pack": pack_dir, "base": base.directory, "base-digest": base.digest, "out": directory}
             options |= {"precision": precision, "attention": attention, "die-with-parent": os.getpid()}
-            _compute([*python, "-m", RUNTIME, *(f"--{name}={value}" for name, value in options.items())])
+            if warm_start is not None:
+                options["adapter"] = warm_starts.fetch(platform, tenant, warm_start)
+            if quantization is not None:
+                options["quantization"] = quantization.kind
+            flags = ["--single-quantization"] if quantization is not None and not quantization.double else []
+            _compute([*python, "-m", RUNTIME, *(f"--{name}={value}" for name, value in options.items()), *flags])
             manifest = verify(directory)
+            if manifest.key != key:
+                raise IntegrityError(
+                    f"reference log-probabilities {key} were computed under {manifest.key}; the base model's files changed"
+                )
             upload(platform.objects, directory, layout.reference_prefix(tenant, key))
             return Reference(manifest=manifest, directory=directory, reused=False, uri=uri)
 

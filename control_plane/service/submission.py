@@ -1,8 +1,8 @@
 """What a submission asks for: one reading of the request's body for every entrance (REST, GraphQL, command line).
 
-``method`` is OpenAI's object (``{"type": "supervised", "supervised": {"hyperparameters": {...}}}``) or one word
-(``"lora"``). What cannot be done is refused here, by the name of its field. ``spot``, ``hardware`` and ``integrations`` are
-recorded with the job; nothing reads them yet.
+``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT
+with that adapter); the kind of adapter may also stand at the top or among the hyperparameters. What cannot be done is refused here,
+by the name of its field. ``spot`` and ``integrations`` are recorded with the job; nothing reads them yet.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config as eval_config
-from ft_assets.evals.config import parse as parse_eval_config
 from ft_assets.storable import check_storable
-from ft_assets.training.hyperparameters import checked
+from ft_assets.training.methods import registered
+from ft_assets.training.recipes import ADAPTERS, AdapterKind
+from ft_assets.training.requested import checked, checked_hardware
 from ft_assets.training.spec import canonical_json
 
-METHODS: Mapping[str, tuple[str, Literal["lora"]]] = {"supervised": ("sft", "lora"), "sft": ("sft", "lora"), "lora": ("sft", "lora")}
-"""Accepted names, each with the training method and the kind of adapter."""
+ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTERS, "sft")
+"""Names of methods beside those that are registered: OpenAI's word, and a kind of adapter alone."""
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 MAX_SUFFIX = 64
 """OpenAI's limit, and what a served model's name has room for."""
@@ -31,7 +32,7 @@ MAX_SEED = 2**31 - 1
 TYPES: Mapping[str, type | tuple[type, ...]] = {
     "model": str, "training_file": str, "validation_file": str, "suffix": str, "seed": int, "metadata": dict, "integrations": list,
     "hyperparameters": dict, "method": (str, dict), "eval_config": dict, "tier": str, "spot": bool, "recipe": str, "hardware": dict,
-    "auto_promote": bool, "idempotency_key": str,
+    "auto_promote": bool, "idempotency_key": str, "adapter": str, "warm_start": str, "force": bool,
 }  # fmt: skip
 WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list", bool: "true or false", (str, dict): "text or an object"}
 
@@ -47,9 +48,9 @@ class JobRequest:
     metadata: Mapping[str, str] | None = None
     integrations: tuple[Mapping[str, Any], ...] = ()
     method: str = "sft"
-    adapter: Literal["lora"] = "lora"
+    adapter: AdapterKind = "lora"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    """As asked, ``auto`` included; each value is within its limits."""
+    """As asked, ``auto`` included, the kind of adapter taken out; each value is within its limits."""
     eval_config: Mapping[str, Any] | None = None
     tier: str | None = None
     """None: the tenant's own."""
@@ -58,6 +59,10 @@ class JobRequest:
     hardware: Mapping[str, Any] | None = None
     auto_promote: bool = True
     """Serve the adapter as soon as it has passed its gates."""
+    warm_start: str | None = None
+    """The tenant's adapter or checkpoint from which the weights start; an adapter may be given as `model` too."""
+    force: bool = False
+    """Train even where an earlier job has trained the same."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """The request as sent, without its idempotency key and without nulls."""
 
@@ -72,10 +77,12 @@ class JobRequest:
         given = {k: v for k, v in body.items() if v is not None}
         check_storable(given)
         _check_types(given)
-        method, adapter, asked = _method(given)
+        name, asked = _method(given)
         hyperparameters = _hyperparameters(given, asked)
-        checked(hyperparameters)
-        parse_eval_config(given.get("eval_config"))
+        adapter = _adapter(given, name, hyperparameters.pop("adapter", None))
+        method = ALIASES.get(name, name)
+        checked(hyperparameters, method=method)
+        checked_hardware(given.get("hardware"))
         eval_config.parse(given.get("eval_config"))
         given.pop("idempotency_key", None)
         return cls(
@@ -95,8 +102,16 @@ class JobRequest:
             recipe=given.get("recipe"),
             hardware=given.get("hardware"),
             auto_promote=given.get("auto_promote", True),
+            warm_start=given.get("warm_start"),
+            force=given.get("force", False),
             body=given,
         )
+
+
+def adapter_of(body: Mapping[str, Any]) -> AdapterKind:
+    """The kind of adapter that a stored request asks for."""
+    name, asked = _method(body)
+    return _adapter(body, name, _hyperparameters(body, asked).get("adapter"))
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
@@ -113,13 +128,15 @@ def _check_types(given: Mapping[str, Any]) -> None:
             )
 
 
-def _method(given: Mapping[str, Any]) -> tuple[str, Literal["lora"], Mapping[str, Any]]:
+def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name as it was asked for, and the hyperparameters beside it."""
     asked = given.get("method", "supervised")
     name = asked if isinstance(asked, str) else asked.get("type")
     if not isinstance(name, str):
         raise InvalidRequest('method.type is missing; write {"type": "supervised"}', code="missing_required_parameter", param="method.type")
-    if name not in METHODS:
-        supported = ", ".join(METHODS)
+    known = [*ALIASES, *registered()]
+    if name not in known:
+        supported = ", ".join(known)
         raise InvalidRequest(f"method {name[:80]!r} is not supported; use one of: {supported}", code="unsupported_method", param="method")
     settings = {} if isinstance(asked, str) else asked.get(name) or {}
     unknown = [] if isinstance(asked, str) else sorted(set(asked) - {"type", name})
@@ -127,9 +144,25 @@ def _method(given: Mapping[str, Any]) -> tuple[str, Literal["lora"], Mapping[str
         raise InvalidRequest(
             f'method {name} takes only {{"type": "{name}", "{name}": {{"hyperparameters": ...}}}}; remove the other fields',
             code="unknown_parameter",
-            param=f"method.{(unknown or [name])[0]}",
+            param=f"method.{(unknown or [name])[0]}"[:80],
         )
-    return *METHODS[name], settings.get("hyperparameters") or {}
+    return name, settings.get("hyperparameters") or {}
+
+
+def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> AdapterKind:
+    """The kind of adapter, from wherever it was given; said twice it has to be the same."""
+    of_method = method if method in ADAPTERS else None
+    places = {"method": of_method, "adapter": given.get("adapter"), "hyperparameters.adapter": of_hyperparameters}
+    asked = {where: kind for where, kind in places.items() if kind not in (None, "auto")}
+    for where, kind in asked.items():
+        if kind not in ADAPTERS:
+            raise InvalidRequest(
+                f"adapter {repr(kind)[:80]} is not known; use one of: {', '.join(ADAPTERS)}", code="unsupported_adapter", param=where
+            )
+    if len(set(asked.values())) > 1:
+        said = " and ".join(f"{kind} ({where})" for where, kind in asked.items())
+        raise InvalidRequest(f"the adapter was given as {said}; keep one of them", code="unsupported_adapter", param=list(asked)[-1])
+    return next(iter(asked.values()), "lora")
 
 
 def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def is_indexed(platform: Platform, tenant: str) -> bool:
 
 
 def _index(platform: Platform, tenant: str) -> Path | None:
-    from control_plane.service.training import download, upload  # which imports what imports this module
+    from control_plane.service.transfer import download, upload  # which imports what imports this module
 
     rows = list_suites(platform, tenant)
     if not rows:

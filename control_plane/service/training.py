@@ -6,26 +6,34 @@ adopts the workload by its name and goes on from the files.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
+import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from control_plane.protocols import Launcher, ObjectStore, Workload, WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts
+from control_plane.events import Event
+from control_plane.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
+from control_plane.service import attempts, base_models, retention, uploads, warm_starts, watching
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
+from control_plane.service.restoring import restore
+from control_plane.service.transfer import Patience, download, patiently
+from control_plane.service.uploads import CHECKPOINT_PATIENCE, FINAL_PATIENCE, Uploader
+from control_plane.service.watching import Watch
 from ft_assets import layout
+from ft_assets.base_models import CHANGED
 from ft_assets.datasets.packs.build import verify as verify_pack
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training import checkpoints
-from ft_assets.training.failures import HEARTBEAT_LIMIT_S, Evidence, ExitEvidence, StopReason, classify
+from ft_assets.training.failures import HEARTBEAT_LIMIT_S, Evidence, ExitEvidence, Outcome, StopReason, classify
+from ft_assets.training.reference import verify as verify_reference
 from ft_assets.training.spec import RunFile
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Seconds between looks at the workload: what a tenant sees of a step lags by this much."""
@@ -34,6 +42,7 @@ STALLED_AFTER_S = 4 * HEARTBEAT_LIMIT_S
 overloaded machine; four times the limit of an alert tells late from hung."""
 MAX_LOG_BYTES = 4 * 2**20
 """Of an attempt's output; the end says why it ended."""
+LOG_PATIENCE = Patience(give_up_s=30.0)
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL: a checkpoint is promised within 25."""
 
@@ -69,15 +78,48 @@ def job_dir(platform: Platform, job_id: str) -> Path:
     return platform.settings.work_dir / "jobs" / layout.checked_id(job_id)
 
 
-def follow(platform: Platform, launcher: Launcher, held: Claim, *, say: Callable[[str], None]) -> Ending:
-    """Run the attempt to its end and return how it ended; ``attempts.finish`` then moves the job."""
+def follow(
+    platform: Platform,
+    launcher: Launcher,
+    held: Claim,
+    *,
+    say: Callable[[str], None],
+    patience: Patience = CHECKPOINT_PATIENCE,
+    final_patience: Patience = FINAL_PATIENCE,
+) -> Ending:
+    """Run the attempt to its end and return how it ended; ``attempts.finish`` then moves the job.
+
+    `patience` and `final_patience` are had with an object store that takes no checkpoints, and no finished model. After the
+    latter ``Unavailable`` is raised: the step is replaced, and the next one adopts the workload and commits what it left.
+    """
     work_dir = job_dir(platform, held.job_id)
-    restored = _restore(platform, held, work_dir)
-    say(f"attempt {held.attempt} starts from step {restored}")
-    status = launcher.start_or_adopt(_workload(platform, held, work_dir))
+    restored = attempts.from_step(platform, held)
+    if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:  # what runs has its checkpoint already, and writes new ones
+        restored = restore(platform, held, work_dir)
+        attempts.mark_restored(platform, held, from_step=restored)
+        say(f"attempt {held.attempt} starts from step {restored}")
+    try:
+        status = launcher.start_or_adopt(_workload(platform, launcher, held, work_dir))
+    except IntegrityError as error:
+        if error.code != CHANGED:
+            raise
+        say(error.message)
+        return base_models.changed_ending(held, error, last_step=restored)
     reported = attempts.mark_started(platform, held, from_step=restored, started_at=status.started_at)
     tail = Tail(path=work_dir / "metrics.jsonl", last_step=reported, last_validation=reported)
-    follower = _Follower(platform=platform, held=held, work_dir=work_dir, tail=tail)
+    watch = watching.begin(platform, held)
+    uploader = Uploader(platform, held, work_dir, patience=patience)
+    follower = _Follower(
+        platform=platform, held=held, work_dir=work_dir, tail=tail, watch=watch, uploader=uploader, final_patience=final_patience
+    )
+    try:
+        return _follow_to_end(launcher, follower, say)
+    finally:
+        uploader.close()
+
+
+def _follow_to_end(launcher: Launcher, follower: _Follower, say: Callable[[str], None]) -> Ending:
+    platform, held, watch = follower.platform, follower.held, follower.watch
     while True:
         asked = attempts.stop_requested(platform, held.job_id)
         if asked and follower.stop_reason is None:
@@ -90,38 +132,24 @@ def follow(platform: Platform, launcher: Launcher, held: Claim, *, say: Callable
             say(f"stopping: no heartbeat for {STALLED_AFTER_S:.0f} s")
             launcher.stop(held.workload, grace_s=STOP_GRACE_S)
         follower.relay()
+        watch.heard(silence_s=follower.silence_s(status), running=status.phase is WorkloadPhase.RUNNING)
         if status.phase in (WorkloadPhase.EXITED, WorkloadPhase.LOST, WorkloadPhase.ABSENT):
             follower.relay()
+            ending = follower.ending(status)
             _keep_log(platform, launcher, held)
-            return follower.ending(status)
+            watch.ended(ending)
+            return ending
         time.sleep(POLL_S)
 
 
 def _keep_log(platform: Platform, launcher: Launcher, held: Claim) -> None:
-    """Store the end of the attempt's output with the job; the tenant reads it there."""
-    log = launcher.read_log(held.workload)[-MAX_LOG_BYTES:]
-    platform.objects.put_bytes(f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/train.log", log)
-
-
-def _restore(platform: Platform, held: Claim, work_dir: Path) -> int:
-    """Bring pack and newest usable checkpoint to this machine; returns the step to go on from."""
-    fetch_pack(platform, held.tenant, held.spec.pack_fingerprint)
-    directory = work_dir / "checkpoints"
-    local = checkpoints.latest_valid(directory, held.spec.sha256)
-    local_step = checkpoints.read_manifest(local).step if local else 0
-    for row in attempts.committed(platform, held.job_id):
-        if row.step <= local_step or row.final:
-            continue
-        target = directory / checkpoints.step_name(row.step)
-        shutil.rmtree(target, ignore_errors=True)
-        download(platform.objects, row.object_prefix, target)
-        try:
-            if checkpoints.verify(target, required=checkpoints.RESUMABLE).spec_sha256 == held.spec.sha256:
-                return int(row.step)
-        except IntegrityError:
-            pass
-        shutil.rmtree(target, ignore_errors=True)
-    return local_step
+    """Store the end of the attempt's output with the job; the tenant reads it there. No job waits long for its log."""
+    output = launcher.read_log(held.workload)[-MAX_LOG_BYTES:]
+    key = f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/train.log"
+    try:
+        patiently(lambda: platform.objects.put_bytes(key, output), LOG_PATIENCE)
+    except Unavailable as e:
+        log.warning("the log of %s was not stored: %s", held.workload, e.message)
 
 
 def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
@@ -136,31 +164,31 @@ def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
     return target
 
 
-def download(objects: ObjectStore, prefix: str, target: Path, *, last: str | None = None) -> None:
-    """Copy every object under `prefix` to `target`; `last` names the file that marks it complete."""
-    infos = sorted(objects.list(prefix), key=lambda i: i.key.endswith(f"/{last}"))
-    for info in infos:
-        objects.get_file(info.key, target / info.key.removeprefix(prefix + "/"))
+def fetch_reference(platform: Platform, tenant: str, key: str) -> Path:
+    """Reference log-probabilities in this machine's cache, downloaded once and verified."""
+    target = platform.settings.work_dir / "references" / layout.checked_id(tenant) / layout.checked_id(key)
+    try:
+        verify_reference(target)
+    except IntegrityError:  # absent, or damaged on this machine
+        shutil.rmtree(target, ignore_errors=True)
+        download(platform.objects, layout.reference_prefix(tenant, key), target, last="manifest.json")
+        verify_reference(target)
+    return target
 
 
-def upload(objects: ObjectStore, directory: Path, prefix: str, *, last: str = "manifest.json") -> None:
-    """Copy every file of `directory` under `prefix`, the manifest at the end."""
-    paths = sorted((p for p in directory.rglob("*") if p.is_file()), key=lambda p: p.name == last)
-    for path in paths:
-        objects.put_file(f"{prefix}/{path.relative_to(directory).as_posix()}", path)
-
-
-def _workload(platform: Platform, held: Claim, work_dir: Path) -> Workload:
-    model = platform.models.get(held.model)
-    if model.directory is None:
-        raise Unavailable(f"base model {held.model} is not on this machine", code="base_model_unavailable")
+def _workload(platform: Platform, launcher: Launcher, held: Claim, work_dir: Path) -> Workload:
+    """What is to run; before it begins, every byte of the base model is read and held against the digest that the spec is made for."""
+    begins = launcher.status(held.workload).phase is WorkloadPhase.ABSENT  # one that runs has loaded its model
+    _, model_dir = base_models.for_job(platform, held.model, held.spec.base_digest, fresh=begins)
     run_file = work_dir / f"run-a{held.attempt}.json"
     RunFile(
         spec=held.spec,
         attempt=held.attempt,
-        base_model_dir=model.directory,
+        base_model_dir=model_dir,
         pack_dir=fetch_pack(platform, held.tenant, held.spec.pack_fingerprint),
         work_dir=work_dir,
+        reference_dir=fetch_reference(platform, held.tenant, held.spec.reference) if held.spec.reference else None,
+        warm_start_dir=None if held.spec.warm_start is None else warm_starts.fetch(platform, held.tenant, held.spec.warm_start),
     ).write(run_file)
     return Workload(
         name=held.workload,
@@ -179,17 +207,23 @@ class _Follower:
     held: Claim
     work_dir: Path
     tail: Tail
+    watch: Watch
+    uploader: Uploader
+    final_patience: Patience
     stop_reason: StopReason | None = None
-    uploaded: set[str] = field(default_factory=set)
+    offered: str = ""
+    """Name of the newest checkpoint that was seen."""
 
     def relay(self) -> None:
         """Pass on new metrics and newly committed checkpoints."""
         phase = self._phase()
         steps, validation = self.tail.read()
         attempts.record_progress(self.platform, self.held, steps, validation=validation, phase=phase)
-        for directory in checkpoints.committed(self.work_dir / "checkpoints"):
-            if directory.name not in self.uploaded:
-                self._commit(directory)
+        self.watch.saw(steps, validation)
+        newest = checkpoints.committed(self.work_dir / "checkpoints")[-1:]
+        if newest and newest[0].name != self.offered:
+            self.offered = newest[0].name
+            self.uploader.offer(newest[0])
 
     def silence_s(self, status: WorkloadStatus) -> float:
         """Seconds since the workload last gave a sign of life; before its first heartbeat, since its start."""
@@ -205,31 +239,10 @@ class _Follower:
         except (OSError, ValueError, KeyError):
             return ""
 
-    def _commit(self, directory: Path) -> None:
-        self.uploaded.add(directory.name)
-        try:
-            manifest = checkpoints.verify(directory, required=checkpoints.RESUMABLE)
-        except IntegrityError:
-            return  # retired by keep_last while it was read, or damaged: the one before it stands
-        if manifest.attempt != self.held.attempt:
-            return
-        held = self.held
-        prefix = layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, manifest.step)
-        try:
-            upload(self.platform.objects, directory, prefix)
-        except FileNotFoundError:
-            return
-        attempts.record_checkpoint(
-            self.platform,
-            held,
-            step=manifest.step,
-            prefix=prefix,
-            manifest_sha256=manifest_digest(directory),
-            metrics=openai_metrics(manifest.step, manifest.metrics),
-        )
-
     def ending(self, status: WorkloadStatus) -> Ending:
-        """Judge the end of the workload; on success the final adapter is verified and committed first."""
+        """Judge the end of the workload, once its last checkpoint is stored, or the store has failed for too long; on success the
+        finished model is committed first."""
+        self.uploader.drain(abandon=lambda: attempts.stop_requested(self.platform, self.held.job_id) == StopReason.CANCEL)
         exit_ = ExitEvidence.read(self.work_dir, self.held.attempt)
         committed = attempts.committed(self.platform, self.held.job_id)
         last_step = max(self.tail.last_step, exit_.step if exit_ else 0)
@@ -246,36 +259,13 @@ class _Follower:
         )
         tokens = exit_.trained_tokens if exit_ else 0
         if failure is None:
-            self._commit_final(last_step)
+            uploads.commit_final(self.platform, self.held, self.work_dir / "final", step=last_step, patience=self.final_patience)
+        if failure is not None and failure.code == Outcome.DISK_FULL:
+            self._free_space()
         outcome = failure.code if failure else "succeeded"
         return Ending(outcome=outcome, failure=failure, last_step=last_step, trained_tokens=tokens, status=status)
 
-    def _commit_final(self, step: int) -> None:
-        final = self.work_dir / "final"
-        manifest = checkpoints.verify(final)
-        prefix = final_prefix(self.held.tenant, self.held.job_id)
-        upload(self.platform.objects, final, prefix)
-        attempts.record_checkpoint(
-            self.platform,
-            self.held,
-            step=step,
-            prefix=prefix,
-            manifest_sha256=manifest_digest(final),
-            metrics=openai_metrics(step, manifest.metrics),
-            final=True,
-        )
-
-
-def final_prefix(tenant: str, job_id: str) -> str:
-    """Where the finished adapter of a job lies until it is registered."""
-    return f"{layout.job_prefix(tenant, job_id)}/final"
-
-
-def manifest_digest(directory: Path) -> str:
-    return hashlib.sha256((directory / "manifest.json").read_bytes()).hexdigest()
-
-
-def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Checkpoint metrics under the names that OpenAI's clients know; what is not a number is left out, JSON has no word for it."""
-    names = {"loss": "train_loss", "eval_loss": "full_valid_loss"}
-    return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
+    def _free_space(self) -> None:
+        freed = retention.free_machine(self.platform, self.held.job_id)
+        message = f"The disk of the machine was full; {freed / 2**20:.0f} MiB of old checkpoints were removed from it."
+        attempts.tell(self.platform, self.held, Event(code="disk_space_freed", level="warn", message=message, data={"freed_bytes": freed}))

@@ -43,7 +43,7 @@ class FineTune:
     """Tokens of a packed window; about five tickets."""
     windows_per_batch: int = 2
     """Windows of an optimizer step: about ten tickets."""
-    windows_per_device: int = 1
+    per_device_batch_size: int = 1
     """Windows of a forward pass. Flattened windows attend in one square, so one at a time costs least on a CPU."""
     learning_rate: float = 3e-3
     """High for a LoRA: the usual rates are for models a thousand times wider."""
@@ -96,8 +96,8 @@ def make_trainer(base: Path, train: Dataset, recipe: FineTune, *, seed: int, out
         max_length=recipe.window,
         packing=True,
         dataset_kwargs={"skip_prepare_dataset": True},
-        per_device_train_batch_size=recipe.windows_per_device,
-        gradient_accumulation_steps=recipe.windows_per_batch // recipe.windows_per_device,
+        per_device_train_batch_size=recipe.per_device_batch_size,
+        gradient_accumulation_steps=recipe.windows_per_batch // recipe.per_device_batch_size,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type=recipe.schedule,
         warmup_steps=recipe.warmup_steps,

@@ -12,7 +12,7 @@ from ft_assets.adapters.stages import Stage
 from ft_assets.errors import LineageIncomplete
 
 LORA, FULL = "lora_adapter", "full_model"
-MAY_BE_NULL = frozenset({"promoted_at"})
+MAY_BE_NULL = frozenset({"promoted_at", "parent_adapter_id", "parent_checkpoint_id"})
 LORA_ONLY = frozenset({"rank", "alpha", "modules"})
 """Fields that a full model has no value for."""
 
@@ -45,6 +45,10 @@ class AdapterRecord:
     created_at: datetime
     promoted_at: datetime | None
     """When it last became a production adapter; None before the first time."""
+    parent_adapter_id: str | None = None
+    """The adapter that its training started from; None unless it was a warm start."""
+    parent_checkpoint_id: str | None = None
+    """The same for a start from a checkpoint."""
 
     @property
     def suffix(self) -> str:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,17 +73,26 @@ class Heart:
 
 
 def validation_examples(pack_dir: Path | None, *, limit: int) -> list[tuple[list[int], list[int]]]:
-    """``(input_ids, labels)`` of the validation examples of a pack, windows cut back into their examples."""
+    """``(input_ids, labels)`` of the validation examples of a pack: windows cut back into their examples, answers that are wanted."""
     examples: list[tuple[list[int], list[int]]] = []
     for shard in sorted(pack_dir.glob("val-*.parquet")) if pack_dir else []:
         for row in pq.read_table(shard).to_pylist():
-            ends = np.cumsum(row["seq_lengths"]).tolist()
-            for start, end in zip([0, *ends[:-1]], ends, strict=True):
-                labels = [-100, *row["labels"][start + 1 : end]]
-                if any(label != -100 for label in labels):
-                    examples.append((row["input_ids"][start:end], labels))
+            examples += [(ids, labels) for ids, labels in _examples_of(row) if any(label != -100 for label in labels)]
     step = max(1, math.ceil(len(examples) / limit))
     return examples[::step]
+
+
+def _examples_of(row: Mapping[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
+    """The examples of one row of a pack: those of a window, the chosen side of a pair, a judged answer if it is good."""
+    if "chosen_input_ids" in row:
+        yield row["chosen_input_ids"], row["chosen_labels"]
+    elif "label" in row:
+        if row["label"]:
+            yield row["input_ids"], row["labels"]
+    else:
+        ends = np.cumsum(row["seq_lengths"]).tolist()
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            yield row["input_ids"][start:end], [-100, *row["labels"][start + 1 : end]]
 
 
 class Evaluation:

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from ft_assets.adapters import package, tensors
+from ft_assets.base_models import model_digest
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from resources.inference.engine.loop import Engine
 
     torch.set_num_threads(args.threads)
+    digest = model_digest(args.model_dir)  # before the weights are read: an adapter is only served on the bytes that it was made for
     engine = Engine(args.model_dir, max_batch=args.max_batch)
     server = Server(
         engine,
@@ -27,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         base_shapes=tensors.weight_shapes(args.model_dir),
         max_resident=args.max_adapters,
         max_rank=args.max_lora_rank,
+        base_digest=digest,
     )
     try:
         uvicorn.run(create_app(server), host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=10)

@@ -9,6 +9,7 @@ last request that uses them has ended.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -58,9 +59,11 @@ class AdapterStore:
         base_shapes: Mapping[str, Sequence[int]],
         max_resident: int = 32,
         max_rank: int = package.MAX_RANK,
+        base_digest: str | None = None,
     ) -> None:
         self._engine, self.base_name, self._base_shapes = engine, base_name, base_shapes
         self._max_resident, self._max_rank = max_resident, max_rank
+        self._base_digest = base_digest
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
         self._history: dict[str, tuple[Path, tuple[str, str]]] = {}
         self._change = asyncio.Lock()
@@ -149,8 +152,20 @@ class AdapterStore:
         found: list[Refusal]
         try:
             found = package.verify(directory, base_shapes=self._base_shapes, served_name=self.base_name, max_rank=self._max_rank)
+            found += self._other_base(directory)
             if not found:
                 return package.file_sha256(directory / package.CONFIG), package.file_sha256(directory / package.WEIGHTS)
         except OSError as e:
             raise AdapterError(f"No adapter found for {directory}: {e.strerror}", kind="NotFoundError", status=404) from e
         raise AdapterError("; ".join(f"{r.code}: {r.detail}" for r in found))
+
+    def _other_base(self, directory: Path) -> list[Refusal]:
+        """An adapter answers as it was judged only on the bytes that it was trained on; its manifest says which, if it has one."""
+        manifest = directory / package.MANIFEST
+        if self._base_digest is None or not manifest.is_file():
+            return []
+        trained_on = json.loads(manifest.read_text(encoding="utf-8")).get("base_digest")
+        if trained_on in (None, self._base_digest):
+            return []
+        detail = f"trained on a base with digest {trained_on}, but {self._base_digest} is served; restore the base's files and start again"
+        return [Refusal(code="base_digest_mismatch", detail=detail)]

@@ -27,10 +27,13 @@ class Server:
     """What the routes share."""
 
     def __init__(
-        self, engine: Engine, *, served_name: str, base_shapes: Mapping[str, Sequence[int]], max_resident: int, max_rank: int
-    ) -> None:
+        self, engine: Engine, *, served_name: str, base_shapes: Mapping[str, Sequence[int]], max_resident: int, max_rank: int,
+        base_digest: str | None = None,
+    ) -> None:  # fmt: skip
         self.engine, self.served_name = engine, served_name
-        self.store = AdapterStore(engine, base_name=served_name, base_shapes=base_shapes, max_resident=max_resident, max_rank=max_rank)
+        self.store = AdapterStore(
+            engine, base_name=served_name, base_shapes=base_shapes, max_resident=max_resident, max_rank=max_rank, base_digest=base_digest
+        )
         self.created = int(time.time())
 
     def models(self) -> dict[str, Any]:

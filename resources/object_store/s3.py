@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 import boto3
+from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
+from s3transfer.exceptions import RetriesExceededError
 
 from control_plane.protocols import ObjectInfo
-from ft_assets.errors import FtError, Unavailable
+from ft_assets.errors import FtError, IntegrityError, Unavailable
 from resources.object_store.keys import checked_key, missing
 
 if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
     from mypy_boto3_s3 import S3Client
 
 TRANSFER = TransferConfig(multipart_threshold=16 << 20, multipart_chunksize=16 << 20, max_concurrency=4)
@@ -61,7 +64,7 @@ class S3ObjectStore:
     def open(self, key: str) -> BinaryIO:
         with _translated(key):
             body = self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"]
-        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, body), READ_BUFFER_BYTES))
+        return cast(BinaryIO, io.BufferedReader(_Body(cast(io.RawIOBase, body), key), READ_BUFFER_BYTES))
 
     def get_file(self, key: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +104,24 @@ class S3ObjectStore:
         return self._prefix + checked_key(key)
 
 
+class _Body(io.RawIOBase):
+    """The bytes of an object as they arrive; a connection that breaks off is ``Unavailable`` and not the end of the object."""
+
+    def __init__(self, body: io.RawIOBase, key: str) -> None:
+        self._body, self._key = body, key
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        with _translated(self._key):
+            return self._body.readinto(buffer)
+
+    def close(self) -> None:
+        self._body.close()
+        super().close()
+
+
 class _Counted:
     """A readable stream that counts; not seekable, so that the uploader reads it once and never closes the caller's file."""
 
@@ -116,7 +137,7 @@ class _Counted:
 
 @contextmanager
 def _translated(key: str) -> Iterator[None]:
-    """Say ``NotFound`` or ``Unavailable`` where boto3 says either with one of a dozen exceptions."""
+    """Say ``NotFound``, ``IntegrityError`` or ``Unavailable`` where boto3 says so with one of a dozen exceptions."""
     try:
         yield
     except ClientError as error:
@@ -124,6 +145,8 @@ def _translated(key: str) -> Iterator[None]:
         if code in ABSENT:
             raise missing(key) from error
         raise Unavailable(f"the object store refused {error.operation_name} of {key!r}: {code}", code="object_store_unavailable") from error
-    except BotoCoreError as error:
+    except FlexibleChecksumError as error:
+        raise IntegrityError(f"object {key!r} is not what was stored under its checksum; restore it from a backup") from error
+    except (BotoCoreError, Boto3Error, RetriesExceededError) as error:
         message = f"the object store did not answer for {key!r} ({type(error).__name__}); the same call may succeed later"
         raise Unavailable(message, code="object_store_unavailable") from error

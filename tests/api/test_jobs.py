@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -49,6 +50,44 @@ def test_a_job_is_created_as_openais_client_asks_for_it(client: openai.OpenAI, t
     assert job.dataset_id == client.files.retrieve(training_file).dataset_id
     assert len(job.base_digest) == 64
     assert client.fine_tuning.jobs.retrieve(job.id) == job
+
+
+@pytest.fixture
+def preference_file(client: openai.OpenAI) -> str:
+    """Id of a validated file of preferences."""
+    rows = [{"prompt": f"Question {i} about topic {i * 7919}?", "chosen": f"Yes, {i}.", "rejected": f"No idea {i}."} for i in range(120)]
+    content = "\n".join(json.dumps(row) for row in rows).encode()
+    return client.files.create(file=("pairs.jsonl", content), purpose="fine-tune").id
+
+
+def test_dpo_is_asked_for_and_shown_as_openais_client_knows_it(client: openai.OpenAI, preference_file: str) -> None:
+    method = {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "n_epochs": 1, "batch_size": "auto"}}}
+    job = client.fine_tuning.jobs.create(model="tiny-base", training_file=preference_file, method=method)
+    assert job.method.type == "dpo"
+    assert job.method.dpo.hyperparameters.beta == 0.2
+    assert (job.method.dpo.hyperparameters.n_epochs, job.hyperparameters.n_epochs) == (1, 1)
+    assert client.fine_tuning.jobs.retrieve(job.id).method == job.method
+
+
+@pytest.mark.parametrize("method", ["orpo", "simpo", {"type": "orpo", "orpo": {"hyperparameters": {"beta": 0.3}}}])
+def test_methods_beyond_openais_are_shown_under_their_names(client: openai.OpenAI, preference_file: str, method: Any) -> None:
+    asked = {"method": method, "adapter": "qlora"}
+    job = client.fine_tuning.jobs.create(model="tiny-base", training_file=preference_file, extra_body=asked)
+    name = method if isinstance(method, str) else method["type"]
+    assert (job.method.type, job.adapter) == (name, "qlora")
+    assert getattr(job.method, name)["hyperparameters"]["n_epochs"] == "auto"
+
+
+def test_every_recipe_says_where_its_defaults_come_from(client: openai.OpenAI) -> None:
+    found = client.get("/recipes", cast_to=object, options={"params": {"method": "dpo"}})
+    assert isinstance(found, dict)
+    assert len(found["data"]) > 20
+    assert all(d["source"] for recipe in found["data"] for d in recipe["defaults"].values())
+    one = client.get("/recipes/any-full@1", cast_to=object, options={"params": {"method": "dpo"}})
+    assert isinstance(one, dict)
+    assert (one["id"], one["defaults"]["learning_rate"]["value"], one["defaults"]["beta"]["value"]) == ("any-full@1", 5e-7, 0.1)
+    with pytest.raises(openai.BadRequestError, match="choose one of"):
+        client.get("/recipes/none", cast_to=object)
 
 
 @pytest.mark.parametrize(

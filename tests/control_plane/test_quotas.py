@@ -26,6 +26,10 @@ def tenant(tier: str, limit: int = 5) -> Tenant:
         ("premium", 0, Ask(tier="standard", full_parameters=True), "tier_not_allowed"),
         ("premium", 5, Ask(tier="premium", full_parameters=True), "exceeded_quota"),
         ("standard", 5, Ask(tier="premium"), "tier_not_allowed"),
+        ("standard", 0, Ask(tier="standard", num_parameters=70_600_000_000), "tier_not_allowed"),
+        ("standard", 0, Ask(tier="standard", num_parameters=32_800_000_000), None),
+        ("premium", 0, Ask(tier="premium", num_parameters=70_600_000_000), None),
+        ("premium", 0, Ask(tier="free", num_parameters=70_600_000_000), "tier_not_allowed"),
     ],
 )
 def test_a_job_is_admitted_or_refused_by_the_first_rule_that_it_breaks(tier: str, in_flight: int, ask: Ask, code: str | None) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from ft_assets.base_models import BaseModel, Catalogue, model_digest, template_digest, tokenizer_digest
 from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
+from ft_assets.operator_catalogue import edited
 from tests.tiny_model import CONTEXT, build_tiny_model
 
 TODAY = dt.date(2026, 11, 21)
@@ -109,3 +110,69 @@ def test_a_catalogue_that_is_not_one_is_refused(tmp_path: Path, body: str) -> No
 
 def test_the_built_in_catalogue_has_the_demo_model() -> None:
     assert "demo-llama-3m" in Catalogue.load().ids()
+
+
+def test_a_changed_file_is_noticed_though_its_size_and_its_time_of_change_are_kept(tmp_path: Path, tiny: Path) -> None:
+    models = catalogue(tmp_path, path="tiny", digest=model_digest(tiny))
+    models.get("tiny")
+    weights = tiny / "model.safetensors"
+    stat, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    with weights.open("r+b") as file:
+        file.write(content)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    with pytest.raises(IntegrityError) as changed:
+        models.get("tiny")
+    assert changed.value.code == "base_model_changed"
+
+
+def test_a_job_gets_the_bytes_that_it_was_promised_or_none(tmp_path: Path, tiny: Path) -> None:
+    models = catalogue(tmp_path, path="tiny")
+    promised = models.get("tiny").digest
+    assert models.get_pinned("tiny", promised, fresh=True).digest == promised
+    (tiny / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(IntegrityError, match="was pinned when it was chosen") as changed:
+        models.get_pinned("tiny", promised)
+    assert changed.value.code == "base_model_changed"
+
+
+def test_the_card_of_a_pinned_model_reads_no_file(tmp_path: Path, tiny: Path) -> None:
+    whole = catalogue(tmp_path, path="tiny", license="MIT").get("tiny")
+    pins = {k: getattr(whole, k) for k in ("digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")}
+    models = catalogue(tmp_path, path="tiny", license="MIT", **pins)
+    (tiny / "model.safetensors").unlink()
+    assert models.card("tiny") == whole
+
+
+def test_code_named_by_the_tokenizer_is_refused_too(tmp_path: Path, tiny: Path) -> None:
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    (tiny / "tokenizer_config.json").write_text(json.dumps({**config, "auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+    with pytest.raises(InvalidRequest) as code:
+        catalogue(tmp_path, path="tiny").get("tiny")
+    assert code.value.code == "remote_code"
+
+
+def test_the_operators_file_may_change_while_processes_run(tmp_path: Path, tiny: Path) -> None:
+    file = tmp_path / "models" / "catalogue.yaml"
+    models = Catalogue.load(operator=file)
+    assert "acme/tiny-1.0" not in models.ids()
+    with edited(file) as entries:
+        entries["acme/tiny-1.0"] = {"id": "acme/tiny-1.0", "path": str(tiny)}
+    assert models.get("acme/tiny-1.0").directory == tiny
+    with edited(file) as entries:
+        entries["acme/tiny-1.0"]["deprecated_since"] = TODAY
+    with pytest.raises(InvalidRequest, match="deprecated since"):
+        models.check_submittable("acme/tiny-1.0", today=TODAY)
+    with edited(file) as entries:
+        del entries["acme/tiny-1.0"]
+    assert "acme/tiny-1.0" not in models.ids()
+
+    def break_off() -> None:
+        with edited(file) as entries:
+            entries["half"] = {"id": "half"}
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        break_off()
+    assert "half" not in models.ids()

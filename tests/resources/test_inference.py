@@ -16,7 +16,9 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
+from ft_assets.adapters import package
 from ft_assets.adapters.package import WEIGHTS
+from ft_assets.base_models import model_digest
 from tests.inference_server import free_port, inference_server
 from tests.tiny_adapter import adapter_arrays, build_tiny_adapter
 from tests.tiny_model import build_tiny_model
@@ -154,6 +156,15 @@ def test_a_bad_adapter_is_refused_for_good_and_harms_nobody(
     assert says in answer.json()["error"]["message"]
     assert answer.json()["error"]["code"] == status
     assert (ask(client, "ft:acme"), ask(client, "tiny")) == before
+
+
+def test_an_adapter_is_served_only_on_the_bytes_that_it_was_trained_on(url: str, place: Path, tmp_path: Path) -> None:
+    for name, digest, status in (("right", model_digest(place / "base"), 200), ("stale", "0" * 64, 400)):
+        package.write(place / "third", tmp_path / name, served_name="tiny", base_digest=digest)
+        answer = load(url, f"ft:{name}", tmp_path / name)
+        assert answer.status_code == status, answer.text
+    assert "base_digest_mismatch" in answer.text
+    unload(url, "ft:right")
 
 
 def test_more_adapters_than_fit_are_read_again_when_they_are_asked_for(client: openai.OpenAI, url: str, place: Path) -> None:

@@ -11,13 +11,14 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from control_plane.service import files, jobs, scheduling, tenants
+from control_plane.service import files, jobs, scheduling, sweeps, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
 from sensors.admission import admission
 from sensors.failures import MAX_REPLACEMENTS, failures
 from sensors.scheduling import scheduling as scheduling_sensor
+from sensors.sweeps import sweeps as sweeps_sensor
 
 
 @pytest.fixture
@@ -83,3 +84,23 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
     assert job["state"] == "failed"
     assert f"failed {MAX_REPLACEMENTS} times" in job["error"]["message"]
     assert scheduling.due_runs(platform, ("prepare",)) == []
+
+
+def test_a_trial_that_waited_is_submitted_when_there_is_room(
+    submitted: tuple[Platform, str, str],
+    instance: dg.DagsterInstance,
+    base_model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    platform, tenant, job_id = submitted
+    catalogue = tmp_path / "models.yaml"
+    catalogue.write_text(f"models: [{{id: tiny-base, path: {base_model_dir}, license: Apache-2.0}}]")
+    monkeypatch.setenv("FT_BASE_MODELS", str(catalogue))
+    file = jobs.get(platform, tenant, job_id).row["training_file"]
+    grid = {"parameters": {"n_epochs": [1, 2, 3, 4, 5]}}  # beside one job, in a tier of five
+    sweep = sweeps.create(platform, tenant, {"model": "tiny-base", "training_file": file, "sweep": grid})
+    assert "submitted: none" in str(tick(sweeps_sensor, instance))
+    jobs.cancel(platform, tenant, job_id)
+    assert "submitted: ftjob-" in str(tick(sweeps_sensor, instance))
+    assert all(t.job is not None for t in sweeps.get(platform, tenant, sweep.row["id"]).trials)

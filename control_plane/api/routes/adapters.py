@@ -1,4 +1,4 @@
-"""``/v1/adapters``: look, promote, roll back, deprecate."""
+"""``/v1/adapters``: look, promote, roll back, deprecate. Ids may be model names, which may hold ``/``."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def list_adapters(
     return schemas.ListOf(data=[render.adapter(a) for a in found.items], has_more=found.has_more)
 
 
-@router.get("/{adapter_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str) -> schemas.Adapter:
-    """One adapter, by its id or its model name."""
-    return render.adapter(adapters.get_adapter(platform, tenant, adapter_id))
-
-
-@router.post("/{adapter_id}/promote")
+@router.post("/{adapter_id:path}/promote")
 def promote(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.Adapter:
     """Put an adapter that passed its gates into production and serve it."""
     return render.adapter(adapters.promote(platform, tenant, adapter_id))
 
 
-@router.post("/{adapter_id}/rollback")
+@router.post("/{adapter_id:path}/rollback")
 def rollback(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.RolledBack:
     """Serve the one that was in production before it, and withdraw it."""
     done = adapters.rollback(platform, tenant, adapter_id)
     return schemas.RolledBack(withdrawn=render.adapter(done.withdrawn), serving=render.adapter(done.serving))
 
 
-@router.post("/{adapter_id}/deprecate")
+@router.post("/{adapter_id:path}/deprecate")
 def deprecate(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.Adapter:
     """Stop serving an adapter; its files stay for the days of grace."""
     return render.adapter(adapters.deprecate(platform, tenant, adapter_id))
+
+
+@router.get("/{adapter_id:path}")
+def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str) -> schemas.Adapter:
+    """One adapter, by its id or its model name."""
+    return render.adapter(adapters.get_adapter(platform, tenant, adapter_id))

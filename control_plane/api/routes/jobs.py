@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from control_plane.api import render, schemas
+from control_plane.api import experiments, render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
 from control_plane.api.streams import last_seen, server_sent
+from control_plane.service import comparison, jobs, logs, results
 from control_plane.service import estimate as estimates
-from control_plane.service import jobs, logs
 from control_plane.service.idempotency import Attempt
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -38,9 +38,9 @@ def create(
     key = _one_key(idempotency_key, body.idempotency_key)
     attempt = Attempt(received_at=platform.clock(), key=key, is_retry=(x_stainless_retry_count or "0") != "0")
     submitted = jobs.submit(platform, tenant, JobRequest.from_body(asked), attempt)
-    if not submitted.created:
+    if not (submitted.created or submitted.reused):
         response.headers["idempotent-replayed"] = "true"
-    return render.job(jobs.get(platform, tenant, submitted.job["id"]))
+    return render.job(jobs.get(platform, tenant, submitted.job["id"]), reused=submitted.reused)
 
 
 @router.post("/estimate")
@@ -61,6 +61,14 @@ def list_jobs(
     metadata, bare = _metadata_filter(request)
     found = jobs.list_jobs(platform, tenant, after=after, limit=limit, metadata=metadata, without_metadata=bare)
     return schemas.ListOf(data=[render.job(v) for v in found.items], has_more=found.has_more)
+
+
+@router.get("/compare")
+def compare(
+    platform: PlatformDep, tenant: Reader, ids: Annotated[str, Query(description="Ids of 2 to 100 jobs, with commas between.")]
+) -> experiments.JobComparison:
+    """Jobs side by side: the hyperparameters that differ, losses, scores, cost and duration."""
+    return experiments.comparison(comparison.compare(platform, tenant, [i for i in ids.split(",") if i]))
 
 
 @router.get("/{job_id}")
@@ -118,6 +126,14 @@ def checkpoints(
 def metrics(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.ListOf[dict[str, Any]]:
     """What was measured at each step, in order."""
     return schemas.ListOf(data=[dict(m) for m in jobs.metrics(platform, tenant, job_id)])
+
+
+@router.get("/{job_id}/metrics.csv", response_class=PlainTextResponse)
+def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: str) -> PlainTextResponse:
+    """The same as CSV, one row per step, at any time; a finished job lists it as its result file."""
+    body = results.as_csv(jobs.metrics(platform, tenant, job_id))
+    headers = {"content-disposition": f'attachment; filename="{job_id}.csv"'}
+    return PlainTextResponse(body, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 @router.get("/{job_id}/logs", response_class=PlainTextResponse)

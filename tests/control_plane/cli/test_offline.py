@@ -11,7 +11,7 @@ import pytest
 
 COMMANDS = (
     "up", "down", "status", "env", "login", "check", "upload", "submit", "jobs", "job", "logs", "cancel", "pause", "resume", "promote",
-    "rollback", "chat", "adapters", "models", "admin", "datasets", "suites", "estimate", "preview",
+    "rollback", "chat", "adapters", "models", "admin", "datasets", "suites", "estimate", "preview", "metrics",
 )  # fmt: skip
 Ft = Callable[..., Any]
 """Runs ``ft`` with these arguments; see the fixtures."""

@@ -218,6 +218,16 @@ def test_rollback_without_an_earlier_adapter_changes_nothing(customer: Customer)
     assert adapters.get_adapter(customer.platform, customer.id, only)["observed"] == "loaded"
 
 
+def test_an_adapter_names_the_one_that_its_training_started_from(customer: Customer) -> None:
+    first = customer.adapter()
+    start = {"adapter": "first", "manifest_sha256": "m", "adapter_id": first}
+    second = adapters.get_adapter(customer.platform, customer.id, customer.adapter(job=customer.job(warm_start=start)))
+    assert (second["parent_adapter_id"], second["parent_checkpoint_id"]) == (first, None)
+    assert adapters.get_adapter(customer.platform, customer.id, first)["parent_adapter_id"] is None
+    of_checkpoint = customer.adapter(job=customer.job(warm_start={**start, "adapter_id": None, "checkpoint_id": "ftckpt_1"}))
+    assert adapters.get_adapter(customer.platform, customer.id, of_checkpoint)["parent_checkpoint_id"] == "ftckpt_1"
+
+
 def test_a_deprecated_adapter_is_no_longer_served_and_can_come_back(customer: Customer, server: str) -> None:
     id_ = customer.adapter()
     name = adapters.promote(customer.platform, customer.id, id_)["name"]

@@ -26,28 +26,7 @@ from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
 from ft_assets.errors import Fault, InvalidDataset, NotAdmitted
 from ft_assets.training.failures import FailureClass, Retry
-from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
-
-SPEC = TrainingSpec(
-    method="sft",
-    adapter="lora",
-    base_model="tiny-base",
-    base_digest="sha256:0",
-    pack_fingerprint="pk_0",
-    dataset_id="ds_0",
-    max_seq_len=128,
-    optimization=Optimization(learning_rate=1e-3, num_epochs=1, windows_per_device=4, accumulation_steps=2),
-    lora=LoraSettings(rank=8, alpha=16),
-    checkpoint=CheckpointPolicy(),
-    precision="fp32",
-    gradient_checkpointing=False,
-    world_size=1,
-    seed=1,
-    recipe="r@1",
-    lock_sha256="0",
-    commit="0",
-    image="local",
-)
+from tests.training_specs import SPEC
 
 
 @pytest.fixture
@@ -167,7 +146,7 @@ def test_out_of_memory_halves_the_batch_and_keeps_the_global_one(queued: Callabl
     held = held_by(platform, tenant, job_id)
     attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH)))
     optimization = held_by(platform, tenant, job_id).spec.optimization
-    assert (optimization.windows_per_device, optimization.accumulation_steps) == (2, 4)
+    assert (optimization.per_device_batch_size, optimization.accumulation_steps) == (2, 4)
 
 
 def test_a_cancelled_job_stays_cancelled_and_gives_its_gpus_back(queued: Callable[..., tuple[Platform, str, str]]) -> None:
@@ -218,7 +197,7 @@ def test_a_loss_that_is_no_number_is_an_event_with_null(queued: Callable[..., tu
         data = conn.execute(sa.select(job_events.c.data).where(job_events.c.type == "metrics").order_by(job_events.c.seq)).scalars().all()
     assert data == [
         {"step": 1, "total_steps": 10, "train_loss": None, "grad_norm": None, "time": 1.0},
-        {"step": 1, "valid_loss": None},
+        {"step": 1, "valid_loss": None, "time": 1.0},
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from control_plane.service.packing import reference
 from control_plane.service.platform import Platform
-from control_plane.service.training import upload
+from control_plane.service.transfer import upload
 from ft_assets import layout
 from ft_assets.errors import Unavailable
 from tests.control_plane.service.test_packing_builders import machine, model  # noqa: F401 - fixtures
@@ -31,7 +31,7 @@ def test_they_are_computed_once_and_reused_from_the_store(machine: Callable[[str
     pack = stored_pack(here, tmp_path / "pack", model)
     said: list[str] = []
     first = reference(here, TENANT, pack_fingerprint=pack, model="tiny-base", who="ftjob-1", say=said.append)
-    assert not first.reused and sum(f.num_pairs for f in first.manifest.files) == 30
+    assert not first.reused and sum(f.num_rows for f in first.manifest.files) == 30
 
     nowhere = ("/nonexistent/python",)  # whoever computes now would fail
     again = reference(here, TENANT, pack_fingerprint=pack, model="tiny-base", who="ftjob-2", python=nowhere)

@@ -12,7 +12,7 @@ import pytest
 from control_plane.service import files, jobs
 from control_plane.service.idempotency import Attempt
 from control_plane.service.platform import Platform
-from control_plane.service.submission import JobRequest
+from control_plane.service.submission import JobRequest, adapter_of
 from control_plane.tenants import Tenant
 from ft_assets.errors import InvalidDataset, InvalidRequest
 
@@ -52,11 +52,66 @@ def test_the_same_request_is_the_same_whatever_its_key_and_its_nulls() -> None:
     assert read(seed=1).sha256 != read().sha256
 
 
-@pytest.mark.parametrize("method", ["qlora", "dpo", "orpo", "kto", "cpt", "full", "", "LORA"])
+@pytest.mark.parametrize("method", ["reinforcement", "ppo", "", "LORA", "dpo "])
 def test_a_method_that_is_not_offered_is_refused_with_those_that_are(method: str) -> None:
-    with pytest.raises(InvalidRequest, match="supervised, sft, lora") as refused:
+    with pytest.raises(InvalidRequest, match="supervised, lora, qlora, full, cpt, dpo, kto, orpo, sft, simpo") as refused:
         read(method=method)
     assert refused.value.code == "unsupported_method"
+
+
+@pytest.mark.parametrize(
+    ("fields", "method", "adapter"),
+    [
+        ({}, "sft", "lora"),
+        ({"method": "supervised"}, "sft", "lora"),
+        ({"method": "sft"}, "sft", "lora"),
+        ({"method": "lora"}, "sft", "lora"),
+        ({"method": "qlora"}, "sft", "qlora"),
+        ({"method": "full"}, "sft", "full"),
+        *(({"method": name}, name, "lora") for name in ("cpt", "dpo", "kto", "orpo", "simpo")),
+        *(({"method": {"type": name}}, name, "lora") for name in ("cpt", "dpo", "kto", "orpo", "simpo", "sft")),
+        ({"method": {"type": "supervised", "supervised": {}}}, "sft", "lora"),
+        ({"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}, "adapter": "full"}, "dpo", "full"),
+        ({"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": "auto", "adapter": "qlora"}}}}, "dpo", "qlora"),
+        ({"method": "qlora", "adapter": "qlora"}, "sft", "qlora"),
+        ({"method": "cpt", "hyperparameters": {"adapter": "full"}}, "cpt", "full"),
+        ({"method": "full", "hyperparameters": {"adapter": "auto"}}, "sft", "full"),
+    ],
+)  # fmt: skip
+def test_method_and_adapter_are_read_from_wherever_a_client_puts_them(fields: dict[str, Any], method: str, adapter: str) -> None:
+    request = read(**fields)
+    assert (request.method, request.adapter) == (method, adapter)
+    assert "adapter" not in request.hyperparameters
+    assert adapter_of(request.body) == adapter
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"adapter": "dora"}, "unsupported_adapter", "use one of: lora, qlora, full"),
+        ({"hyperparameters": {"adapter": 3}}, "unsupported_adapter", "use one of: lora"),
+        ({"method": "qlora", "adapter": "full"}, "unsupported_adapter", r"qlora \(method\) and full \(adapter\)"),
+        ({"method": "dpo", "adapter": "lora", "hyperparameters": {"adapter": "full"}}, "unsupported_adapter", "keep one"),
+        ({"hyperparameters": {"beta": 0.1}}, "invalid_hyperparameter", "a setting of dpo, kto, orpo, simpo, and the method is sft"),
+        ({"method": "orpo", "hyperparameters": {"loss_type": "ipo"}}, "invalid_hyperparameter", "a setting of dpo"),
+        ({"method": "dpo", "hyperparameters": {"beta": -1}}, "invalid_hyperparameter", "above 0"),
+        ({"hyperparameters": {"modules_to_save": ["lm_head"]}}, "invalid_hyperparameter", "cannot be served"),
+        ({"hardware": {"num_gpus": 6}}, "invalid_hardware", "one of 1, 2, 4, 8, 16, 32"),
+        ({"hardware": {"gpus": 8}}, "unknown_parameter", "known are num_gpus, strategy"),
+        ({"method": {"type": "dpo", "supervised": {}}}, "unknown_parameter", "takes only"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_at_submission(fields: dict[str, Any], code: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        read(**fields)
+    assert refused.value.code == code
+
+
+def test_integrations_and_hardware_are_recorded() -> None:
+    wandb = {"type": "wandb", "wandb": {"project": "p"}}
+    request = read(integrations=[wandb], hardware={"num_gpus": 2})
+    assert (request.integrations, request.hardware) == ((wandb,), {"num_gpus": 2})
+    assert request.body["integrations"] == [wandb]
 
 
 @pytest.mark.parametrize("config", [{"min_gain": 1}, {"max_items": 0}, {"skip": ["adapter_applied"]}])
@@ -141,3 +196,56 @@ def large_upload(platform: Platform, tenant: Tenant, path: Path) -> str:
         fresh = {"status": "uploaded", "dataset_id": None, "report": sa.null(), "status_details": None}
         conn.execute(sa.update(table).where(table.c.id == file_id).values(**fresh))
     return file_id
+
+
+def asked(training_file: str, **fields: Any) -> JobRequest:
+    return JobRequest.from_body({"model": "tiny-base", "training_file": training_file, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"method": "full"}, "tier_not_allowed", "use method lora, or tier premium"),
+        ({"adapter": "full"}, "tier_not_allowed", "full-parameter training is not part of tier standard"),
+        ({"hardware": {"num_gpus": 8}}, "invalid_hardware", "exceeds the 1 that pool local gives"),
+        ({"method": "qlora", "hardware": {"strategy": "zero3"}}, "invalid_hardware", "use zero2"),
+        ({"hyperparameters": {"max_seq_len": 4096}}, "invalid_hyperparameter", "exceeds the 512"),
+        ({"hyperparameters": {"rank": 12}}, "invalid_hyperparameter", "load no other rank"),
+        ({"recipe": "any-qlora"}, "invalid_recipe", "the job asks for lora"),
+        ({"method": "dpo"}, "preference_rows", "rows of prompt, chosen and rejected"),
+    ],
+)  # fmt: skip
+def test_a_job_that_cannot_run_is_refused_before_it_is_one(
+    platform: Platform, tenant: Tenant, training_file: str, fields: dict[str, Any], code: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        jobs.submit(platform, tenant.id, asked(training_file, **fields))
+    assert refused.value.code == code
+    assert jobs.list_jobs(platform, tenant.id).items == []
+
+
+def test_a_premium_tenant_may_train_every_parameter(platform: Platform, training_file: str, tenant: Tenant) -> None:
+    import sqlalchemy as sa
+
+    from control_plane.tables import tenants
+
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(tenants).where(tenants.c.id == tenant.id).values(tier="premium"))
+    made = jobs.submit(platform, tenant.id, asked(training_file, method="full"))
+    assert (made.job["method"], adapter_of(made.job["request"])) == ("sft", "full")
+
+
+def test_what_a_stored_job_is_planned_as_is_what_was_submitted(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    import sqlalchemy as sa
+
+    from control_plane.service import planning
+    from control_plane.tables import jobs as table
+
+    request = asked(training_file, method="qlora", hyperparameters={"rank": 8, "batch_size": 6}, recipe="any-qlora@1")
+    made = jobs.submit(platform, tenant.id, request).job
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(table).where(table.c.id == made["id"])).one()
+    model = platform.models.get("tiny-base")
+    assert planning.of_job(platform, row, model) == planning.placed(platform, request, model)
+    assert planning.of_job(platform, row, model).plan.rank == 8
+    assert planning.of_job(platform, row, model).placement["world_size"] == 1

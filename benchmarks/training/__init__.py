@@ -1,0 +1,1 @@
+"""The training stage's predictions against what real steps take."""

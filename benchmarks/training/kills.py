@@ -1,0 +1,196 @@
+"""Random kills of running trainings: whatever is killed, whenever, the job ends with the bytes of one that was left alone.
+
+    python -m benchmarks.training.kills [--count 100] [--seed 1] [--out benchmarks/training_kills_202611.json]
+
+Jobs go through the platform's own parts: queue, launcher, torchrun, follower, store and ledger, on a database of their own. At random
+moments a random process (a training rank, torchrun, the launcher's watcher, the platform's step, or all of them) gets SIGTERM or
+SIGKILL; then scheduler and sensors do what they do. After each job everything that must hold is checked, and a breach is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import statistics
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training.kill_bench import VICTIMS, Bench, Kill, KilledJob, Plan, bench, total_steps
+
+KILLS_PER_JOB = 4
+EPOCHS = 16
+SETUP_S = 8.0
+METER_TOLERANCE_S = 0.5
+"""Between the end of the last process and the metered end, where the watcher lived."""
+UNWATCHED_TOLERANCE_S = 8.0
+"""Where the watcher was killed too: the end is when a step notices, and a killed step is replaced first."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    result = run(given.count, seed=given.seed, epochs=EPOCHS, say=lambda line: print(line, flush=True), out=given.out)
+    print(table(result))
+    raise SystemExit(1 if result["breaches"] else 0)
+
+
+def run(count: int, *, seed: int, epochs: int, say: Any = print, out: Path | None = None) -> dict[str, Any]:
+    """Kill `count` times and say what it cost; ``breaches`` is empty when everything held."""
+    rng = random.Random(seed)
+    with bench() as made:
+        began = time.monotonic()
+        reference = KilledJob(bench=made, plans=[], epochs=epochs)
+        reference.run()
+        breaches = check(reference, reference)
+        say(f"reference: {len(reference.lines())} lines in {time.monotonic() - began:.1f} s; {breaches or 'all checks hold'}")
+        kills: list[Kill] = []
+        jobs = 0
+        while len(kills) < count:
+            job, found = _one(made, reference, plan(rng, min(KILLS_PER_JOB, count - len(kills)), total_steps(epochs)), epochs)
+            jobs += 1
+            kills += job.kills
+            breaches += found
+            said = "; ".join(f"{k.plan.victim} {k.plan.signum.name} in {k.phase} at {k.step}: lost {k.lost_steps}" for k in job.kills)
+            say(f"{time.strftime('%H:%M:%S')} job {jobs}, {len(kills)} kills: {said}{' BREACH ' + '; '.join(found) if found else ''}")
+            result = {"seed": seed, "steps": total_steps(epochs), "jobs": jobs, "seconds": round(time.monotonic() - began, 1)}
+            result |= {"breaches": breaches, **summary(kills), "kills": [_as_json(k) for k in kills]}
+            if out:
+                out.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def plan(rng: random.Random, count: int, steps: int) -> list[Plan]:
+    """`count` kills in the order of the steps that they wait for."""
+    made = []
+    for at in sorted(rng.randrange(0, steps) for _ in range(count)):
+        victim, signum = rng.choice(VICTIMS), rng.choice([signal.SIGTERM, signal.SIGKILL])
+        when = rng.choices(["setup", "step", "save", "end"], [3, 4, 3, 1])[0]
+        if when == "end" and victim not in ("step", "watcher"):
+            when = "save"
+        made.append(Plan(victim=victim, signum=signum, when=when, at=rng.uniform(0, SETUP_S) if when == "setup" else at))
+    return sorted(made, key=lambda p: p.when == "end")
+
+
+def _one(made: Bench, reference: KilledJob, plans: list[Plan], epochs: int) -> tuple[KilledJob, list[str]]:
+    job = KilledJob(bench=made, plans=plans, epochs=epochs)
+    try:
+        job.run()
+    except (TimeoutError, RuntimeError, AssertionError) as e:
+        return job, [f"{type(e).__name__}: {e}"]
+    return job, check(job, reference)
+
+
+def check(job: KilledJob, reference: KilledJob) -> list[str]:
+    """What does not hold of a finished job, in words."""
+    return [f"{job.id}: {words}" for words in (*_results(job, reference), *_losses(job), *_leftovers(job), *_ledger(job), *_events(job))]
+
+
+def _results(job: KilledJob, reference: KilledJob) -> Iterable[str]:
+    if job.final() != reference.final():
+        yield "the adapter differs from that of the uninterrupted run"
+    if job.lines() != reference.lines():
+        different = [a["step"] for a, b in zip(job.lines(), reference.lines(), strict=False) if a != b][:5]
+        yield f"metrics differ: {len(job.lines())} lines of {len(reference.lines())}, first at steps {different}"
+
+
+def _losses(job: KilledJob) -> Iterable[str]:
+    for kill in job.kills:
+        if kill.lost_steps is not None and kill.bound is not None and not 0 <= kill.lost_steps <= kill.bound:
+            yield f"{kill.plan.victim} {kill.plan.signum.name} in {kill.phase} at step {kill.step} lost {kill.lost_steps} steps"
+
+
+def _leftovers(job: KilledJob) -> Iterable[str]:
+    deadline = time.monotonic() + 5.0
+    while (left := job.processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if left:
+        yield f"left running: {left}"
+
+
+def _ledger(job: KilledJob) -> Iterable[str]:
+    usage = sorted((e for e in job.ledger() if e.kind == "usage"), key=lambda e: e.attempt)
+    attempts = job.attempts()
+    if [e.attempt for e in usage] != [a.attempt for a in attempts]:
+        yield f"usage entries of attempts {[e.attempt for e in usage]}, attempts {[a.attempt for a in attempts]}"
+        return
+    previous_end = 0.0
+    for entry, attempt in zip(usage, attempts, strict=True):
+        begin, end = entry.detail["started_at"], entry.detail["ended_at"]
+        if begin < previous_end:
+            yield f"attempt {entry.attempt} is metered from {begin}, the one before until {previous_end}"
+        if abs(float(entry.gpu_seconds) - (end - begin)) > 0.01:
+            yield f"attempt {entry.attempt} is metered {entry.gpu_seconds} s, it ran {end - begin:.3f} s"
+        unwatched = any(k.attempt == attempt.attempt and k.plan.victim in ("watcher", "all") for k in job.kills)
+        seen = job.alive_until.get(attempt.attempt, begin)
+        if not -METER_TOLERANCE_S <= end - seen <= (UNWATCHED_TOLERANCE_S if unwatched else METER_TOLERANCE_S):
+            yield f"attempt {entry.attempt} is metered until {end - seen:+.2f} s after its last process"
+        previous_end = end
+    refunded = {e.attempt for e in job.ledger() if e.kind == "refund"}
+    if refunded != {a.attempt for a in attempts if a.outcome != "succeeded"}:
+        yield f"refunds of attempts {sorted(refunded)}, outcomes {[a.outcome for a in attempts]}"
+
+
+def _events(job: KilledJob) -> Iterable[str]:
+    for name in ("train_loss", "valid_loss"):
+        steps = [data["step"] for data in job.reported() if name in data]
+        wanted = sorted({line["step"] for line in job.lines() if {"train_loss": "loss", "valid_loss": "eval_loss"}[name] in line})
+        if steps != wanted:
+            again = sorted({s for s in steps if steps.count(s) > 1})
+            yield f"{name} events: {len(steps)} for {len(wanted)} steps; twice {again[:8]}, never {sorted(set(wanted) - set(steps))[:8]}"
+
+
+def summary(kills: list[Kill]) -> dict[str, Any]:
+    """Per victim and signal: how many, steps lost, seconds until it went on."""
+    found: dict[str, Any] = {}
+    for victim in VICTIMS:
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            these = [k for k in kills if k.plan.victim == victim and k.plan.signum is signum]
+            lost = [k.lost_steps for k in these if k.lost_steps is not None]
+            took = [k.recovery_s for k in these if k.recovery_s is not None]
+            found[f"{victim} {signum.name}"] = {
+                "kills": len(these),
+                "phases": {p: sum(k.phase == p for k in these) for p in sorted({k.phase for k in these})},
+                "lost_steps_max": max(lost, default=None),
+                "lost_steps_mean": round(statistics.mean(lost), 2) if lost else None,
+                "recovery_s_median": round(statistics.median(took), 2) if took else None,
+                "recovery_s_max": round(max(took), 2) if took else None,
+            }
+    return {"count": len(kills), "by_victim": found}
+
+
+def table(result: dict[str, Any]) -> str:
+    head = f"{'victim and signal':<18} kills  lost max  mean  recovery s median    max  phases"
+    rows = [head]
+    for name, f in result["by_victim"].items():
+        numbers = [f["lost_steps_max"], f["lost_steps_mean"], f["recovery_s_median"], f["recovery_s_max"]]
+        lost, mean, median, most = ("-" if n is None else str(n) for n in numbers)
+        phases = ", ".join(f"{p} {n}" for p, n in f["phases"].items())
+        rows.append(f"{name:<18} {f['kills']:>5}  {lost:>8}  {mean:>4}  {median:>17}  {most:>5}  {phases}")
+    rows.append(f"{result['count']} kills in {result['jobs']} jobs of {result['steps']} steps, {result['seconds']:.0f} s")
+    return "\n".join([*rows, *(result["breaches"] or ["everything that was checked held"])])
+
+
+def _as_json(kill: Kill) -> dict[str, Any]:
+    return {
+        "victim": kill.plan.victim,
+        "signal": kill.plan.signum.name,
+        "phase": kill.phase,
+        "attempt": kill.attempt,
+        "step": kill.step,
+        "checkpoint_being_written": kill.writing,
+        "outcome": kill.outcome,
+        "lost_steps": kill.lost_steps,
+        "bound": kill.bound,
+        "recovery_s": None if kill.recovery_s is None else round(kill.recovery_s, 2),
+    }
+
+
+if __name__ == "__main__":
+    main()

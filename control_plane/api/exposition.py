@@ -1,0 +1,83 @@
+"""The platform's numbers in Prometheus' text format. Names carry their unit; only jobs that hold GPUs have series of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from control_plane.jobs import JobState
+from control_plane.service.gauges import Gauges, LiveJob
+
+JOB_LABELS = ("job", "tenant", "tier", "model")
+OF_A_STEP = {
+    "train_loss": ("ft_job_loss", "Training loss of the newest step"),
+    "learning_rate": ("ft_job_learning_rate", "Learning rate of the newest step"),
+    "grad_norm": ("ft_job_grad_norm", "Gradient norm of the newest step, before clipping"),
+    "tokens_per_s": ("ft_job_tokens_per_second", "Tokens per second of the newest step, all ranks together"),
+    "mfu": ("ft_job_mfu_ratio", "Model FLOP utilization of the newest step, where the device's peak is known"),
+    "memory_bytes": ("ft_job_memory_bytes", "Peak of the device memory allocated, or resident memory without a GPU"),
+    "gpu_utilization": ("ft_job_gpu_utilization_ratio", "GPU utilization at the newest step"),
+}
+"""Gauges of a live job that its newest metrics event has under this name."""
+
+
+def text(gauges: Gauges) -> bytes:
+    """`gauges` as a scraper reads them."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(gauges))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Families:
+    gauges: Gauges
+
+    def collect(self) -> Iterator[Metric]:
+        g = self.gauges
+        states = {(s.value, tier) for s in JobState for tier in {tier for _, tier in g.jobs}}  # a count that falls to 0 is said, too
+        yield _gauge("ft_jobs", "Jobs by state and tier", ("state", "tier"), {k: g.jobs.get(k, 0) for k in sorted(states)}.items())
+        oldest = sorted(((tier,), s) for tier, s in g.oldest_wait_s.items())
+        yield _gauge("ft_queue_oldest_wait_seconds", "Wait of the job that waits longest", ("tier",), oldest)
+        waits = sorted(((tier, f"{q:g}"), s) for (tier, q), s in g.waits_s.items())
+        yield _gauge("ft_queue_wait_seconds", "From queue to GPUs, of jobs placed within the last hour", ("tier", "quantile"), waits)
+        pools = sorted(g.gpus.items())
+        yield _gauge("ft_pool_gpus", "GPU slots of the pool", ("pool",), [((p,), n) for p, (_, n) in pools])
+        yield _gauge("ft_pool_gpus_used", "GPU slots that are reserved", ("pool",), [((p,), n) for p, (n, _) in pools])
+        yield from _of_jobs(g.live)
+        yield _counter("ft_checkpoints_committed", "Checkpoints committed", (), [((), g.checkpoints)])
+        yield _counter("ft_alerts", "Events of jobs above info", ("code", "level"), sorted(g.alerts.items()))
+        verdicts = sorted(g.verdicts.items())
+        yield _counter("ft_health_verdicts_raised", "Health verdicts raised", ("code", "audience"), [(k, n) for k, (n, _) in verdicts])
+        yield _gauge("ft_health_verdicts", "Health verdicts that hold now", ("code", "audience"), [(k, n) for k, (_, n) in verdicts])
+
+
+def _of_jobs(live: Iterable[LiveJob]) -> Iterator[Metric]:
+    labelled = [((j.job_id, j.tenant, j.tier, j.model), j) for j in live]
+
+    def family(name: str, doc: str, values: Iterable[tuple[tuple[str, ...], object]]) -> Metric:
+        return _gauge(name, doc, JOB_LABELS, [(labels, v) for labels, v in values if isinstance(v, int | float)])
+
+    yield family("ft_job_attempt", "Attempt of the job", [(k, j.attempt) for k, j in labelled])
+    yield family("ft_job_step", "Optimizer steps done", [(k, j.step) for k, j in labelled])
+    yield family("ft_job_total_steps", "Optimizer steps in all", [(k, j.total_steps) for k, j in labelled])
+    yield family("ft_job_follower_age_seconds", "Since the job's follower last wrote a beat", [(k, j.beat_age_s) for k, j in labelled])
+    yield family("ft_job_metrics_age_seconds", "Since the newest step was reported", [(k, j.newest_age_s) for k, j in labelled])
+    for field, (name, doc) in OF_A_STEP.items():
+        yield family(name, doc, [(k, j.newest.get(field)) for k, j in labelled])
+
+
+def _gauge(name: str, doc: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(name, doc, labels=labels)
+    for key, value in values:
+        family.add_metric(key, value)
+    return family
+
+
+def _counter(name: str, doc: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = CounterMetricFamily(name, doc, labels=labels)
+    for key, value in values:
+        family.add_metric(key, value)
+    return family

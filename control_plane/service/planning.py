@@ -1,0 +1,117 @@
+"""A request's plan and place: which recipe, which numbers, on how many GPUs, and how they share the model.
+
+Submission, estimate and packing ask here, so that what is refused later is refused at submission, and what was estimated is trained.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.pools import Pool
+from control_plane.service.platform import Platform
+from control_plane.service.scheduling import pools
+from control_plane.service.submission import JobRequest
+from ft_assets.base_models import BaseModel
+from ft_assets.errors import InvalidRequest
+from ft_assets.training import combinations, hyperparameters, memory, shapes
+from ft_assets.training.hyperparameters import ModelFacts, Plan
+from ft_assets.training.memory import Fit
+from ft_assets.training.shapes import ModelShape
+
+WITHOUT_BF16 = ("p100", "v100", "t4")
+"""How types of GPUs begin that are older than Ampere: they compute in fp16 (with loss scaling) and fp32 only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A plan with what the memory estimate made of it."""
+
+    plan: Plan
+    fit: Fit
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """Arguments of ``hyperparameters.resolve``. On a CPU the recipe's micro-batch stays: nothing larger is faster there."""
+        return {
+            "world_size": self.fit.num_gpus,
+            "strategy": self.fit.strategy,
+            "per_device_batch_size": None if self.fit.gpu.is_cpu else self.fit.per_device_batch_size,
+            "gradient_checkpointing": self.fit.gradient_checkpointing,
+        }
+
+
+def placed(platform: Platform, request: JobRequest, model: BaseModel) -> Placed:
+    """Plan `request` on `model` and find room for it; ``InvalidRequest`` says what does not fit and what would.
+
+    The same before and after packing: the estimate takes the batch that was asked for, or the recipe's, and not the smaller one of a
+    small dataset.
+    """
+    pool = pools(platform)[0]
+    facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
+    plan = hyperparameters.plan(
+        request.hyperparameters,
+        facts,
+        method=request.method,
+        adapter=request.adapter,
+        recipe=request.recipe,
+        hardware=request.hardware,
+        has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
+    )
+    return Placed(plan=plan, fit=fit_on(pool, plan, _shape(model)))
+
+
+def of_job(platform: Platform, job: sa.Row[Any], model: BaseModel) -> Placed:
+    """The same for a stored job: its hyperparameters hold what a warm start filled in."""
+    request = JobRequest.from_body(job.request) if job.request else JobRequest(model=job.model, training_file=job.training_file)
+    return placed(platform, replace(request, method=job.method, hyperparameters=job.hyperparameters), model)
+
+
+def _check_pool(plan: Plan, pool: Pool) -> None:
+    if plan.num_gpus is not None and plan.num_gpus > pool.max_gpus_per_job:
+        raise InvalidRequest(
+            f"hardware.num_gpus {plan.num_gpus} exceeds the {pool.max_gpus_per_job} that pool {pool.name} gives to a job; ask for fewer, "
+            "or leave it out",
+            code="invalid_hardware",
+            param="hardware.num_gpus",
+        )
+
+
+def _shape(model: BaseModel) -> ModelShape:
+    try:
+        return shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
+    except ValueError as e:
+        raise InvalidRequest(f"base model {model.id} cannot be trained here: {e}", code="unsupported_model", param="model") from e
+
+
+def fit_on(pool: Pool, plan: Plan, shape: ModelShape) -> Fit:
+    """Where `pool` has room for the plan; what the request said of GPUs, strategy and micro-batch is kept or refused."""
+    _check_pool(plan, pool)
+    asked = plan.requested.get("per_device_batch_size")
+    on_cpu = memory.GPUS[pool.gpu_type].is_cpu
+    found = memory.fit(
+        shape,
+        method=plan.method,
+        adapter=plan.adapter,
+        precision=plan.precision,
+        max_seq_len=plan.max_seq_len,
+        rank=plan.rank or 0,
+        dropout=0.0 if plan.adapter == "full" else float(plan.value("dropout")),
+        optimizer=plan.optimizer,
+        attention=plan.value("attention"),
+        quantization=plan.quantization,
+        gpu=pool.gpu_type,
+        max_gpus=pool.max_gpus_per_job,
+        global_batch=hyperparameters.global_batch_size(plan),
+        num_gpus=plan.num_gpus,
+        strategy=plan.strategy,
+        per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else None,
+        gradient_checkpointing=plan.requested.get("gradient_checkpointing"),
+        checkpointing_above=int(plan.value("gradient_checkpointing_above")),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else None,
+    )
+    combinations.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
+    return found

@@ -1,0 +1,282 @@
+"""Sweeps as their tenant sees them: create, look, cancel; and the tick that submits a trial when there is room for its job.
+
+A trial's job is an ordinary one: admitted, scheduled and billed as such. The sweep's row is locked while its trials are
+submitted, and each submission has an idempotency key of its own: whoever dies in between, a trial has one job and no trial
+is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.jobs import FINAL, JobState
+from control_plane.service import comparison, idempotency, jobs
+from control_plane.service.listing import page
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.sweeps import Settings, SweepStatus, Trial, best, refusal, status_of
+from control_plane.tables import jobs as jobs_table
+from control_plane.tables import ledger_entries, sweep_trials, sweeps, tenants
+from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.storable import check_storable
+from ft_assets.training.spec import canonical_json
+
+MAX_OPEN = 10
+"""Sweeps of a tenant with trials that wait: each may hold a hundred."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialView:
+    row: RowMapping
+    job: RowMapping | None
+    """None while the trial waits for room, and where it was refused."""
+    value: float | None
+    """Of the sweep's metric."""
+    cost_micros: int
+    """Of its job; 0 where an earlier job is the answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepView:
+    row: RowMapping
+    status: SweepStatus
+    trials: Sequence[TrialView]
+    best: TrialView | None
+    """Of the trials that succeeded so far; None while none has the metric."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweeps:
+    items: Sequence[SweepView]
+    has_more: bool
+
+
+def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> SweepView:
+    """Check every trial, then store the sweep and submit as many as there is room for; one bad value refuses the whole.
+
+    With an idempotency `key` the same body is the same sweep.
+    """
+    given = {k: v for k, v in body.items() if v is not None}
+    asked = given.pop("sweep", None)
+    if asked is None:
+        raise refusal("sweep", 'sweep is missing; write {"strategy": "grid", "parameters": {"learning_rate": [1e-4, 2e-4]}}')
+    check_storable(asked, "sweep")
+    JobRequest.from_body(given)  # of the right types, before trials are made of it
+    settings = Settings.from_body(asked, drawn_seed=secrets.randbelow(2**31))
+    trials = settings.trials()
+    for number, parameters in enumerate(trials):
+        _check(platform, tenant, given, settings, number, parameters)
+    attempt = idempotency.Attempt(received_at=platform.clock(), key=None if key is None else f"sweep/{key}")
+    sha256 = hashlib.sha256(canonical_json(dict(body)).encode()).hexdigest()
+    with platform.engine.begin() as conn:
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())
+        known = None if key is None else idempotency.find(conn, tenant, sha256, attempt)
+        sweep_id = known or _insert(conn, platform, tenant, given, settings, trials)
+        idempotency.remember(conn, tenant, sha256, attempt, job_id=sweep_id, now=platform.clock())
+    if known is None:
+        _submit_waiting(platform, sweep_id)
+    return get(platform, tenant, sweep_id)
+
+
+def get(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+    """The sweep with its trials; another tenant's is ``NotFound``."""
+    with platform.engine.connect() as conn:
+        return _views(conn, [_row(conn, tenant, sweep_id)])[0]
+
+
+def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Sweeps:
+    """Sweeps of the tenant, newest first."""
+    query = sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        found = page(conn, query, (sweeps.c.created_at, sweeps.c.id), id_column=sweeps.c.id, after=after, limit=limit, max_limit=100)
+        return Sweeps(items=_views(conn, found.items), has_more=found.has_more)
+
+
+def compare(platform: Platform, tenant: str, sweep_id: str) -> comparison.Comparison:
+    """The jobs of a sweep side by side."""
+    jobs_of = [t.job["id"] for t in get(platform, tenant, sweep_id).trials if t.job is not None]
+    return comparison.compare(platform, tenant, jobs_of)
+
+
+def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+    """Submit no further trial and cancel the jobs that have not ended. Cancelling again changes nothing."""
+    with platform.engine.begin() as conn:
+        row = _row(conn, tenant, sweep_id, lock=True)
+        view = _views(conn, [row])[0]
+        if view.status not in (SweepStatus.RUNNING, SweepStatus.CANCELLED):
+            raise Conflict(f"sweep {sweep_id} has {view.status} already and cannot be cancelled", code="invalid_state", param="status")
+        if row["cancelled_at"] is None:
+            now = platform.clock()
+            conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now))
+    _cancel_jobs(platform)
+    return get(platform, tenant, sweep_id)
+
+
+def advance(platform: Platform) -> list[str]:
+    """One round over all sweeps: submit what there is room for, end the jobs of the cancelled; returns the new jobs. Safe to repeat."""
+    _cancel_jobs(platform)
+    query = sa.select(sweeps.c.id).where(sweeps.c.submitted_at.is_(None)).order_by(sweeps.c.created_at, sweeps.c.id)
+    with platform.engine.connect() as conn:
+        waiting = list(conn.execute(query).scalars())
+    return [job_id for sweep_id in waiting for job_id in _submit_waiting(platform, sweep_id)]
+
+
+def _submit_waiting(platform: Platform, sweep_id: str) -> list[str]:
+    """Submit the trials of one sweep in their order, until the tenant's limit says wait."""
+    made: list[str] = []
+    with platform.engine.begin() as conn:
+        locked = sa.select(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.submitted_at.is_(None)).with_for_update(skip_locked=True)
+        row = conn.execute(locked).mappings().one_or_none()
+        if row is None:
+            return []  # done, or another process is at it
+        this = sweep_trials.c.sweep_id == sweep_id
+        waits = sa.select(sweep_trials).where(this, sweep_trials.c.job_id.is_(None), sweep_trials.c.error.is_(None))
+        for trial in conn.execute(waits.order_by(sweep_trials.c.number)).mappings().all():
+            try:
+                values = _submitted(platform, row, trial)
+            except QuotaExceeded:
+                return made
+            except FtError as error:
+                if error.fault is not Fault.USER:
+                    log.warning("trial %s of %s waits: %s", trial["number"], sweep_id, error.message)
+                    return made
+                values = {"error": error.to_dict()}
+            conn.execute(sa.update(sweep_trials).where(this, sweep_trials.c.number == trial["number"]).values(**values))
+            made += [values["job_id"]] if "job_id" in values else []
+        conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(submitted_at=platform.clock()))
+    return made
+
+
+def _submitted(platform: Platform, sweep: RowMapping, trial: RowMapping) -> dict[str, Any]:
+    body = trial_body(sweep["request"], sweep["settings"]["seed"], trial["parameters"])
+    attempt = idempotency.Attempt(received_at=platform.clock(), key=f"{sweep['id']}/{trial['number']}")
+    job = jobs.submit(platform, sweep["tenant_id"], JobRequest.from_body(body), attempt).job
+    return {"job_id": job["id"], "reused": job["created_at"] < sweep["created_at"]}
+
+
+def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of one trial's job: what all share, with its own hyperparameters.
+
+    All train with one seed, so that they differ in their parameters alone. None is served on its own, unless the request says so.
+    """
+    body = {"seed": seed, "auto_promote": False} | dict(request)
+    method = body.get("method")
+    if not isinstance(method, Mapping) or not isinstance(method.get("type"), str):
+        return {**body, "hyperparameters": {**(body.get("hyperparameters") or {}), **parameters}}
+    inner = method.get(method["type"]) or {}
+    shared = inner.get("hyperparameters") or body.pop("hyperparameters", None) or {}
+    return {**body, "method": {**method, method["type"]: {**inner, "hyperparameters": {**shared, **parameters}}}}
+
+
+def _check(
+    platform: Platform, tenant: str, request: Mapping[str, Any], settings: Settings, number: int, parameters: Mapping[str, Any]
+) -> None:
+    """Refuse what the submission of this trial would refuse, with the parameter that it comes from."""
+    try:
+        jobs.check(platform, tenant, JobRequest.from_body(trial_body(request, settings.seed, parameters)))
+    except InvalidRequest as error:
+        name = (error.param or "").rsplit(".", 1)[-1]
+        if name not in parameters:
+            raise
+        raise type(error)(f"trial {number}: {error.message}", code=error.code, param=f"sweep.parameters.{name}") from error
+
+
+def _insert(
+    conn: Connection,
+    platform: Platform,
+    tenant: str,
+    request: Mapping[str, Any],
+    settings: Settings,
+    trials: Sequence[Mapping[str, Any]],
+) -> str:
+    open_ones = sa.select(sa.func.count()).where(sweeps.c.tenant_id == tenant, sweeps.c.submitted_at.is_(None))
+    if (num_open := conn.execute(open_ones).scalar_one()) >= MAX_OPEN:
+        raise QuotaExceeded(f"{num_open} sweeps have trials that wait, at most {MAX_OPEN} may; wait for one, or cancel one")
+    sweep_id = f"ftsweep-{uuid.uuid4().hex[:24]}"
+    values = {"id": sweep_id, "tenant_id": tenant, "request": dict(request), "settings": settings.to_dict(), "created_at": platform.clock()}
+    conn.execute(sa.insert(sweeps).values(**values))
+    rows = [{"sweep_id": sweep_id, "number": n, "parameters": dict(p)} for n, p in enumerate(trials)]
+    conn.execute(sa.insert(sweep_trials), rows)
+    return sweep_id
+
+
+def _cancel_jobs(platform: Platform) -> None:
+    """Cancel what runs on of cancelled sweeps."""
+    live = (
+        sa.select(jobs_table.c.id, jobs_table.c.tenant_id)
+        .join(sweep_trials, sweep_trials.c.job_id == jobs_table.c.id)
+        .join(sweeps, sweeps.c.id == sweep_trials.c.sweep_id)
+        .where(sweeps.c.cancelled_at.is_not(None), ~sweep_trials.c.reused, jobs_table.c.state.not_in([s.value for s in FINAL]))
+    )
+    with platform.engine.connect() as conn:
+        found = conn.execute(live).all()
+    for job_id, tenant in found:
+        try:
+            jobs.cancel(platform, tenant, job_id)
+        except Conflict:
+            continue  # it has ended meanwhile
+
+
+def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) -> RowMapping:
+    query = sa.select(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.tenant_id == tenant)
+    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no sweep {sweep_id[:80]!r}; list yours with GET /v1/fine_tuning/sweeps", code="sweep_not_found", param="sweep_id")
+    return row
+
+
+def _views(conn: Connection, rows: Sequence[RowMapping]) -> list[SweepView]:
+    ids = [row["id"] for row in rows]
+    query = sa.select(sweep_trials).where(sweep_trials.c.sweep_id.in_(ids)).order_by(sweep_trials.c.sweep_id, sweep_trials.c.number)
+    trials = list(conn.execute(query).mappings())
+    job_ids = {t["job_id"] for t in trials if t["job_id"]}
+    found = {r["id"]: r for r in conn.execute(sa.select(jobs_table).where(jobs_table.c.id.in_(job_ids))).mappings()}
+    measured = comparison.measured(conn, found.values())
+    entries = ledger_entries.c
+    summed = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_(job_ids)).group_by(entries.job_id)
+    costs = {job_id: int(total) for job_id, total in conn.execute(summed)}
+    made: list[SweepView] = []
+    for row in rows:
+        metric = row["settings"]["metric"]
+        own = [
+            TrialView(
+                row=t,
+                job=found.get(t["job_id"]),
+                value=measured.get(t["job_id"], {}).get(metric),
+                cost_micros=0 if t["reused"] else costs.get(t["job_id"], 0),
+            )
+            for t in trials
+            if t["sweep_id"] == row["id"]
+        ]
+        made.append(_view(row, own))
+    return made
+
+
+def _view(row: RowMapping, trials: Sequence[TrialView]) -> SweepView:
+    known = [
+        Trial(
+            number=t.row["number"],
+            state=JobState(t.job["state"]) if t.job is not None else None,
+            refused=t.row["error"] is not None,
+            value=t.value,
+        )
+        for t in trials
+    ]
+    chosen = best(known, row["settings"]["goal"])
+    return SweepView(
+        row=row,
+        status=status_of(known, cancelled=row["cancelled_at"] is not None),
+        trials=trials,
+        best=next((t for t in trials if t.row["number"] == chosen), None),
+    )

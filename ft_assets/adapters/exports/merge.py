@@ -1,0 +1,82 @@
+"""Base and adapter become one set of weights: shard by shard, computed in float32, stored as the base is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from ft_assets.adapters import package
+from ft_assets.errors import FtError
+
+BESIDE = (
+    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+"""Files of the base that belong to its weights; they are taken over as they are."""
+
+
+def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
+    """Write the merged model into `target`; the number of matrices that the adapter changed.
+
+    A full model in place of an adapter is taken over: it has its weights already.
+    """
+    copy_beside(base_dir, target)
+    if not (adapter_dir / package.WEIGHTS).is_file():
+        return _take_over(adapter_dir, target)
+    found = package.read(adapter_dir)
+    pairs = _pairs(load_file(adapter_dir / package.WEIGHTS))
+    if "lm_head" in pairs and json.loads((base_dir / "config.json").read_text()).get("tie_word_embeddings"):
+        raise FtError("the adapter changes lm_head, which this base shares with its embedding: they cannot be merged", code="export_failed")
+    left = set(pairs)
+    for shard in sorted(base_dir.glob("*.safetensors")):
+        weights: dict[str, torch.Tensor] = {}
+        with safe_open(shard, framework="pt") as file:
+            metadata = file.metadata() or {"format": "pt"}
+            for name in file.keys():  # noqa: SIM118
+                weights[name] = file.get_tensor(name)
+                module = name.removesuffix(".weight")
+                if module in left:
+                    weights[name] = _merged(weights[name], *pairs[module], scale=package.scale_of(found.config, module))
+                    left.discard(module)
+        save_file(weights, target / shard.name, metadata=metadata)
+    if left:
+        raise FtError(f"the base holds no weight {min(left)}.weight, which the adapter changes", code="export_failed")
+    return len(pairs)
+
+
+def copy_beside(base_dir: Path, target: Path, names: tuple[str, ...] = BESIDE) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if (base_dir / name).is_file():
+            shutil.copyfile(base_dir / name, target / name)
+
+
+def _take_over(model_dir: Path, target: Path) -> int:
+    shards = sorted(model_dir.glob("*.safetensors"))
+    (target / "model.safetensors.index.json").unlink(missing_ok=True)
+    for path in (*shards, model_dir / "model.safetensors.index.json"):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
+    return len(shards)
+
+
+def _pairs(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """A and B of each module."""
+    sides: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in weights.items():
+        match = package.TENSOR.fullmatch(name)
+        if match is None:
+            raise FtError(f"tensor {name} of the adapter is no LoRA matrix and cannot be merged", code="export_failed")
+        sides.setdefault(match["module"], {})[match["side"]] = tensor
+    return {module: (found["A"], found["B"]) for module, found in sides.items()}
+
+
+def _merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, scale: float) -> Any:
+    return (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype).contiguous()

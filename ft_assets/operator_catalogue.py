@@ -1,0 +1,57 @@
+"""The operator's catalogue of base models: one YAML file, written whole under a lock, read by every process of the platform."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ft_assets.base_models import read_entries
+
+NAME = "catalogue.yaml"
+HEAD = "# Base models of this platform's operator; written by `ft admin models`. Each digest is what jobs and adapters were promised.\n"
+
+
+def catalogue_file(models_dir: Path) -> Path:
+    return models_dir / NAME
+
+
+@contextmanager
+def edited(file: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """The entries by id, to be changed in place; what they are at the end is the file then. One editor at a time.
+
+    A reader sees the file before the change or after it; an error in the block leaves it as it was.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_suffix(".lock")):
+        entries = {entry["id"]: entry for entry in (read_entries(file) if file.exists() else ())}
+        yield entries
+        text = HEAD + yaml.safe_dump({"models": [entries[k] for k in sorted(entries)]}, sort_keys=False, allow_unicode=True)
+        _replace(file, text)
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Hold the lock file `lock`; the kernel frees it however its holder ends."""
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _replace(file: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}-", encoding="utf-8", delete=False) as beside:
+        beside.write(text)
+        beside.flush()
+        os.fsync(beside.fileno())
+    made = Path(beside.name)
+    made.chmod(0o644)
+    made.replace(file)

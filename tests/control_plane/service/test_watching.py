@@ -1,0 +1,204 @@
+"""Watching an attempt on a real database: verdicts as events and rows, one an episode, whoever follows."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.events import metrics_event
+from control_plane.protocols import RunLog, TrackedRun, WorkloadPhase, WorkloadStatus
+from control_plane.service import attempts, files, jobs, scheduling, tenants, watching
+from control_plane.service.attempts import Claim, Ending
+from control_plane.service.platform import Platform
+from control_plane.service.preparation import mark_packed
+from control_plane.service.submission import JobRequest
+from control_plane.tables import health_verdicts, job_events
+from control_plane.tables import jobs as jobs_table
+from ft_assets.errors import Fault
+from ft_assets.training.failures import FailureClass, Retry
+from tests.training_specs import SPEC
+
+
+@pytest.fixture
+def held(fresh_platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
+    """A started attempt of a new job."""
+    return start_job(fresh_platform, write_chat_rows)
+
+
+def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
+    owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+    mark_packed(platform, owner.id, job["id"], spec=SPEC, total_steps=1000, expected_s=60.0)
+    scheduling.place(platform)
+    claim = attempts.claim(platform, owner.id, job["id"])
+    attempts.mark_started(platform, claim, from_step=0, started_at=1000.0)
+    return claim
+
+
+def steps(first: int, last: int, *, pace: float = 1000.0, loss: float = 1.0) -> list[dict[str, Any]]:
+    shared = {"total_steps": 1000, "loss": loss, "tokens_per_s": pace, "step_s": 1.0, "data_s": 0.0}
+    return [{"step": s, "time": 1000.0 + s, **shared} for s in range(first, last + 1)]
+
+
+def events(platform: Platform, job_id: str) -> list[Any]:
+    query = sa.select(job_events).where(job_events.c.job_id == job_id).order_by(job_events.c.seq)
+    with platform.engine.connect() as conn:
+        return [e for e in conn.execute(query).all() if not e.code.startswith("job_") and e.type == "message"]
+
+
+def succeed(platform: Platform, claim: Claim, *, tokens_per_s: float) -> None:
+    done = {"state": "succeeded", "tokens_per_s": tokens_per_s, "base_digest": SPEC.base_digest, "finished_at": platform.clock()}
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == claim.job_id).values(**done))
+    scheduling.release(platform, claim.job_id, claim.attempt)
+
+
+def test_a_verdict_is_one_event_an_episode_and_says_when_it_is_over(fresh_platform: Platform, held: Claim) -> None:
+    watch = watching.begin(fresh_platform, held)
+    for silence in (12.0, 31.0, 32.0, 33.0):
+        watch.heard(silence_s=silence, running=True)
+    (verdict,) = watching.open_verdicts(fresh_platform)
+    assert (verdict.code, verdict.audience, verdict.tenant_id, verdict.attempt) == ("heartbeat_missed", "operator", held.tenant, 1)
+    watch.heard(silence_s=20.0, running=True)
+    assert len(watching.open_verdicts(fresh_platform)) == 1, "between the limits it holds"
+    watch.heard(silence_s=0.5, running=True)
+    assert watching.open_verdicts(fresh_platform) == []
+    raised, over = events(fresh_platform, held.job_id)
+    assert (raised.code, raised.level, raised.data["audience"], raised.data["limit"]) == ("heartbeat_missed", "warn", "operator", 30.0)
+    assert (over.code, over.level, over.data["verdict"]) == ("health_recovered", "info", "heartbeat_missed")
+    watch.heard(silence_s=40.0, running=True)
+    assert [e.code for e in events(fresh_platform, held.job_id)] == ["heartbeat_missed", "health_recovered", "heartbeat_missed"]
+
+
+def test_a_new_follower_takes_over_what_was_raised_and_what_was_measured(fresh_platform: Platform, held: Claim) -> None:
+    first = watching.begin(fresh_platform, held)
+    for lines in (steps(1, 40), steps(41, 70, pace=300.0)):
+        attempts.record_progress(fresh_platform, held, lines, phase="train")
+        first.saw(lines, [])
+    assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low"]
+    second = watching.begin(fresh_platform, held)
+    assert len(second.signs.steps) == 70
+    second.saw(steps(71, 72, pace=300.0), [])
+    assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low"]
+    second.saw(steps(73, 100, pace=900.0), [])
+    assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low", "health_recovered"]
+
+
+def test_the_pace_of_jobs_alike_is_expected_of_the_next_one(
+    fresh_platform: Platform, write_chat_rows: Callable[..., Any]
+) -> None:  # fmt: skip
+    for pace in (900.0, 1000.0, 5000.0):
+        succeed(fresh_platform, start_job(fresh_platform, write_chat_rows), tokens_per_s=pace)
+    claim = start_job(fresh_platform, write_chat_rows)
+    watch = watching.begin(fresh_platform, claim)
+    assert watch.signs.expected is not None and watch.signs.expected.tokens_per_s == 1000.0
+    watch.saw(steps(1, 20, pace=400.0), [])
+    (event,) = events(fresh_platform, claim.job_id)
+    assert "40% of the 1,000 expected (the median of 3 earlier jobs like it on pool local)" in event.message
+    wider = replace(claim, spec=replace(SPEC, max_seq_len=4096))
+    assert watching.begin(fresh_platform, wider).signs.expected is None
+
+
+def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_raised(fresh_platform: Platform, held: Claim) -> None:
+    watch = watching.begin(fresh_platform, held)
+    watch.heard(silence_s=60.0, running=True)
+    failed = FailureClass(code="diverged", fault=Fault.USER, retry=Retry.NEVER, message="not finite", remedy="lower learning_rate")
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=76)
+    watch.ended(Ending(outcome="diverged", failure=failed, last_step=7, trained_tokens=0, status=status))
+    assert [(e.code, e.level) for e in events(fresh_platform, held.job_id)] == [("heartbeat_missed", "warn"), ("loss_not_finite", "error")]
+    with fresh_platform.engine.connect() as conn:
+        assert conn.execute(sa.select(sa.func.count()).where(health_verdicts.c.cleared_at.is_(None))).scalar_one() == 0
+
+
+def test_the_validation_of_earlier_attempts_counts(fresh_platform: Platform, held: Claim) -> None:
+    for step, loss in ((10, 1.0), (20, 0.5), (30, 0.9)):
+        validation = [{"step": step, "eval_loss": loss, "perplexity": 2.0, "time": 1.0}]
+        attempts.record_progress(fresh_platform, held, steps(step, step), validation=validation, phase="train")
+    watch = watching.begin(fresh_platform, held)
+    watch.saw([], [{"step": 40, "eval_loss": 0.95, "perplexity": 2.0, "time": 1.0}])
+    (event,) = events(fresh_platform, held.job_id)
+    assert (event.code, event.data["audience"]) == ("overfitting", "tenant")
+    assert "best 0.5000 at step 20" in event.message
+
+
+def test_an_attempt_that_was_replaced_has_no_say(fresh_platform: Platform, held: Claim) -> None:
+    watch = watching.begin(fresh_platform, replace(held, attempt=0))
+    watch.heard(silence_s=60.0, running=True)
+    assert events(fresh_platform, held.job_id) == []
+
+
+@dataclass(kw_only=True)
+class MemoryTracker:
+    """Keeps runs in memory."""
+
+    broken: str | None = None
+    runs: list[TrackedRun] = field(default_factory=list)
+    lines: list[Any] = field(default_factory=list)
+    outcome: str | None = None
+    flushed: bool = False
+
+    def begin(self, run: TrackedRun) -> RunLog:
+        self.runs.append(run)
+        return self
+
+    def log(self, metrics: Sequence[Any]) -> None:
+        self.lines += metrics
+
+    def problem(self) -> str | None:
+        return self.broken
+
+    def end(self, *, outcome: str) -> None:
+        self.outcome = outcome
+
+    def flush(self, *, timeout_s: float) -> None:
+        self.flushed = True
+
+
+def test_the_tracker_is_given_the_run_and_every_line(fresh_platform: Platform, held: Claim) -> None:
+    tracker = MemoryTracker()
+    watch = watching.begin(replace(fresh_platform, tracker=tracker), held)
+    watch.saw([{**steps(1, 1)[0], "rewards/margins": 0.25}], [{"step": 1, "eval_loss": 0.5, "perplexity": 1.6, "time": 1.0}])
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
+    watch.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status))
+    (run,) = tracker.runs
+    assert (run.tenant, run.name) == (held.tenant, held.workload)
+    assert run.tags["dataset"] == "ds_0" and run.tags["spec_sha256"] == SPEC.sha256 and run.tags["pack"] == "pk_0"
+    assert (run.params["optimization.learning_rate"], run.params["lora.rank"]) == ("0.001", "8")
+    assert [line.get("train_loss") for line in tracker.lines] == [1.0, None]
+    assert tracker.lines[1] == {"step": 1, "valid_loss": 0.5, "valid_perplexity": 1.6, "time": 1.0}
+    assert (tracker.outcome, tracker.flushed) == ("succeeded", False), "who follows a job waits for no tracker"
+    watching.flush(watch.platform)
+    assert tracker.flushed
+
+
+def test_a_tracker_that_fails_is_told_of_once(fresh_platform: Platform, held: Claim) -> None:
+    watch = watching.begin(replace(fresh_platform, tracker=MemoryTracker(broken="connection refused")), held)
+    for _ in range(3):
+        watch.heard(silence_s=0.0, running=True)
+    (event,) = events(fresh_platform, held.job_id)
+    assert (event.code, event.level) == ("tracking_failed", "warn")
+    assert "connection refused" in event.message
+
+
+def test_an_error_of_the_watch_does_not_reach_the_follower(fresh_platform: Platform, held: Claim) -> None:
+    watch = watching.begin(fresh_platform, held)
+    watch.saw([{"no": "step"}], [])
+    watch.heard(silence_s=60.0, running=True)
+    assert [e.code for e in events(fresh_platform, held.job_id)] == ["heartbeat_missed"]
+
+
+def test_the_message_of_a_step_says_what_the_method_is_about() -> None:
+    assert metrics_event({"step": 3, "total_steps": 9, "train_loss": 0.5, "rewards/margins": 1.25}).message == (
+        "Step 3/9: training loss=0.5000, reward margin=1.2500"
+    )
+    assert (
+        metrics_event({"step": 3, "valid_loss": 0.5, "valid_perplexity": 1.6}).message
+        == "Step 3: validation loss=0.5000, perplexity=1.6000"
+    )
