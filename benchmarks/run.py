@@ -1,6 +1,13 @@
 """All benchmarks, one after the other: ``make bench``. Small sizes; each benchmark's own command runs the whole and writes its results."""
 
 from benchmarks.datasets import __main__ as datasets
+from benchmarks.training import effects, memory_cpu, overhead
 
 if __name__ == "__main__":
     datasets.main(["--quick"])
+    print("\nwhat each training method changes", flush=True)
+    effects.main(["--quick"])
+    print("\nmemory of training steps against the estimate", flush=True)
+    memory_cpu.main(["--only", "0", "--only", "1"])
+    print("\nwhat the training loop costs", flush=True)
+    overhead.main(["--quick"])

@@ -278,6 +278,9 @@ class FtClient:
             time.sleep(poll_s)
         return found
 
+    def delete_export(self, adapter: str, export_id: str) -> None:
+        self._json("DELETE", _path("/v1/adapters", adapter, "exports", export_id))
+
     def download_export(self, adapter: str, export_id: str, target: Path) -> str:
         """Write the archive to `target`; its sha256."""
         digest = hashlib.sha256()

@@ -11,6 +11,9 @@ from control_plane.jobs import JobState
 
 Level = Literal["info", "warn", "error"]
 
+FOR_OPERATORS = "operator"
+"""``audience`` in the data of an event that is not shown to its tenant."""
+
 SPOKEN: Mapping[str, str] = {
     "train_loss": "training loss",
     "rewards/margins": "reward margin",

@@ -31,12 +31,24 @@ STARVED_ABOVE, STARVED_UNTIL = 0.2, 0.1
 STARVED_MIN_S = 1.0
 """Seconds lost to waiting within the window below which nobody needs to act."""
 EXPLODED_ABOVE, EXPLODED_UNTIL, EXPLODED_BY = 2.0, 1.5, 0.5
-"""Multiples of the lowest median of ten steps, and the least distance to it: a small loss doubles by chance."""
-LOSS_STEPS = 10
+"""Multiples of the lowest median of many steps, and the least distance to it: a small loss doubles by chance."""
+LOSS_STEPS, BEST_STEPS = 10, 100
+"""Newest steps whose median is judged, and the steps of a median that it is held against (a third of what there is, at first): the
+lowest of many short medians is low by chance."""
+EXPLODED_ERRORS = 4.0
+"""Standard errors of the newest median by which it has to be above the best one."""
+EARLY_STEPS = 500
+"""First steps of a job, which are kept as long as it runs: a plateau is a loss that never left them."""
 PLATEAU_STEPS = 400
-"""Steps before a plateau is called one; the newest quarter is held against the quarter before it."""
-PLATEAU_BELOW, PLATEAU_UNTIL, PLATEAU_BEFORE = 0.005, 0.01, 0.8
-"""Least relative improvement, and the share of the run behind which a flat curve is how a schedule should end."""
+"""Least steps before a plateau is called one; a third of them is held against the first third."""
+PLATEAU_BELOW, PLATEAU_UNTIL = 0.05, 0.08
+"""Relative fall since the start; the first has to be above what the fall may be at most, its standard errors included."""
+PLATEAU_AFTER, PLATEAU_BEFORE = 0.3, 0.8
+"""Shares of the run: before, a slow fall looks flat; behind, a flat curve is how a schedule should end."""
+PLATEAU_ERRORS, FELL_ERRORS = 2.0, 3.0
+STARTS = (20, 50, 100, 200)
+"""Numbers of first steps from which a loss may have fallen at once: one that did is no plateau, it has converged."""
+NEWEST_STEPS = 1000
 NEGLIGIBLE_LOSS = 0.01
 OVERFIT_ABOVE, OVERFIT_UNTIL = 1.02, 1.01
 """Multiples of the best validation loss; two validations in a row have to pass the first."""
@@ -85,6 +97,8 @@ class Signs:
     running: bool
     expected: Pace | None = None
     """None as long as nothing is known of it."""
+    early: Sequence[Step] = ()
+    """The job's first :data:`EARLY_STEPS`, where `steps` has lost them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +121,7 @@ def judge(signs: Signs, raised: Collection[str] = ()) -> list[Verdict]:
     3. Operators: over 20 % of the time of the newest steps went into waiting for data.
     4. Tenant: a loss that is no number.
     5. Tenant: the loss is at twice its best.
-    6. Tenant: the loss stopped falling long before the end.
+    6. Tenant: the loss has not fallen since the start.
     7. Tenant: the validation loss rises while training goes on.
     """
     found = (rule(signs, code in raised) for code, rule in RULES.items())
@@ -179,14 +193,15 @@ def _not_finite(signs: Signs, _raised: bool) -> Verdict | None:
 
 
 def _exploding(signs: Signs, raised: bool) -> Verdict | None:
-    losses = _losses(signs)
+    losses = _losses(signs.steps)
     earlier = losses[:-LOSS_STEPS]
-    blocks = [median(earlier[i : i + LOSS_STEPS]) for i in range(0, len(earlier) - LOSS_STEPS + 1, LOSS_STEPS)]
+    length = max(LOSS_STEPS, min(BEST_STEPS, len(earlier) // 3))
+    blocks = [_middle(earlier[i : i + length]) for i in range(0, len(earlier) - length + 1, length)]
     if len(blocks) < 2:
         return None
-    now, best = median(losses[-LOSS_STEPS:]), min(blocks)
+    now, (best, error) = median(losses[-LOSS_STEPS:]), min(blocks)
     times = EXPLODED_UNTIL if raised else EXPLODED_ABOVE
-    if now <= times * best or now - best <= EXPLODED_BY:
+    if now <= times * best or now - best <= max(EXPLODED_BY, EXPLODED_ERRORS * error):
         return None
     return _verdict(
         "loss_exploding", "tenant", value=now, limit=EXPLODED_ABOVE * best,
@@ -197,21 +212,31 @@ def _exploding(signs: Signs, raised: bool) -> Verdict | None:
 
 
 def _flat(signs: Signs, raised: bool) -> Verdict | None:
-    losses = _losses(signs)
-    if len(losses) < PLATEAU_STEPS or signs.steps[-1].step >= PLATEAU_BEFORE * signs.total_steps:
+    early = _losses(signs.early or signs.steps)[:EARLY_STEPS]
+    losses = _losses(signs.steps)
+    done = signs.steps[-1].step if signs.steps else 0
+    if len(losses) < PLATEAU_STEPS or not PLATEAU_AFTER * signs.total_steps <= done < PLATEAU_BEFORE * signs.total_steps:
         return None
-    quarter = len(losses) // 4
-    now, before = median(losses[-quarter:]), median(losses[-2 * quarter : -quarter])
-    gained = (before - now) / before if before > NEGLIGIBLE_LOSS else 1.0
+    first = early[: done // 3]
+    before, now = _mean(first), _mean(losses[-min(done // 3, NEWEST_STEPS) :])
+    if before.value <= NEGLIGIBLE_LOSS or _exploding(signs, raised=True):
+        return None
+    gained = (before.value - now.value) / before.value
+    at_most = gained if raised else gained + PLATEAU_ERRORS * _error(before, now) / before.value
     limit = PLATEAU_UNTIL if raised else PLATEAU_BELOW
-    if gained >= limit or _exploding(signs, raised=True):
+    if at_most >= limit or any(_fell(_mean(early[:n]), now, by=limit) for n in STARTS):
         return None
     return _verdict(
-        "loss_plateau", "tenant", value=gained, limit=PLATEAU_BELOW,
-        said=f"The loss fell by {max(gained, 0.0):.1%} over the last {quarter} steps (from {before:.3f} to {now:.3f}), under "
-        f"{PLATEAU_BELOW:.1%}",
-        next_step="the steps that are left may buy little: set early_stopping or fewer n_epochs next time, or try a higher learning_rate",
+        "loss_plateau", "tenant", level="info", value=gained, limit=PLATEAU_BELOW,
+        said=f"The loss has fallen by {max(gained, 0.0):.1%} since the first {len(first)} steps (from {before.value:.3f} to "
+        f"{now.value:.3f}), under {PLATEAU_BELOW:.0%}",
+        next_step="the steps that are left may buy little: try a higher learning_rate, or look whether the model knows the data already",
     )  # fmt: skip
+
+
+def _fell(before: _Mean, now: _Mean, *, by: float) -> bool:
+    """Whether the loss is lower for certain, and by enough."""
+    return before.value - now.value > max(by * before.value, FELL_ERRORS * _error(before, now))
 
 
 def _overfitting(signs: Signs, raised: bool) -> Verdict | None:
@@ -239,6 +264,33 @@ RULES: Mapping[str, Callable[[Signs, bool], Verdict | None]] = {
     "loss_plateau": _flat,
     "overfitting": _overfitting,
 }
+ONCE = frozenset({"loss_plateau"})
+"""Verdicts that an attempt is told of once, however often they come and go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    value: float
+    error: float
+    """Its standard error."""
+
+
+def _mean(values: Sequence[float]) -> _Mean:
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1)
+    return _Mean(mean, math.sqrt(variance / len(values)))
+
+
+def _error(one: _Mean, other: _Mean) -> float:
+    """Standard error of their difference."""
+    return math.hypot(one.error, other.error)
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """Median, and the standard error that a median of :data:`LOSS_STEPS` such values has; outliers move neither."""
+    middle = median(values)
+    scatter = 1.4826 * median(abs(v - middle) for v in values)
+    return middle, 1.2533 * scatter / math.sqrt(LOSS_STEPS)
 
 
 def _settled(signs: Signs) -> list[Step]:
@@ -249,8 +301,8 @@ def _paces(signs: Signs) -> list[float]:
     return [s.tokens_per_s for s in _settled(signs) if s.tokens_per_s]
 
 
-def _losses(signs: Signs) -> list[float]:
-    return [s.loss for s in signs.steps if s.loss is not None and math.isfinite(s.loss)]
+def _losses(steps: Sequence[Step]) -> list[float]:
+    return [s.loss for s in steps if s.loss is not None and math.isfinite(s.loss)]
 
 
 def _verdict(

@@ -131,7 +131,7 @@ def _draws(values: Sequence[Values], rng: random.Random, num: int) -> Iterator[t
     seen = set()
     for _ in range(num * DRAWS_PER_TRIAL):
         one = tuple(v.draw(rng) if isinstance(v, Range) else rng.choice(v) for v in values)
-        key = repr(one)
+        key = repr([canonical(v) for v in one])
         if key not in seen:
             seen.add(key)
             yield one
@@ -163,9 +163,18 @@ def _values(asked: object, *, name: str = "") -> Values:
         return Range(low=low, high=high, scale="log" if scale == "log" else "linear")
     if not isinstance(asked, (list, tuple)) or not 1 <= len(asked) <= MAX_TRIALS:
         raise refusal(where, f"{name} needs a list of 1 to {MAX_TRIALS} values, or a range with min and max")
-    if len({repr(v) for v in asked}) < len(asked):
-        raise refusal(where, f"{name} lists a value twice; every trial has to differ")
+    if len({repr(canonical(v)) for v in asked}) < len(asked):
+        raise refusal(where, f"{name} lists a value twice (8 and 8.0 are one, and so are null and auto); every trial has to differ")
     return tuple(asked)
+
+
+def canonical(value: Any) -> Any:
+    """One spelling of values that train the same."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, (list, tuple)):
+        return [canonical(v) for v in value]
+    return "auto" if value is None else value
 
 
 def _number(value: object) -> bool:

@@ -141,6 +141,7 @@ jobs = sa.Table(
     _time("created_at"), _time("queued_at", nullable=True), _time("started_at", nullable=True), _time("first_step_at", nullable=True),
     _time("heartbeat_at", nullable=True), _time("estimated_finish_at", nullable=True), _time("finished_at", nullable=True),
     sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_jobs_counted", "state", "tier"),
 )  # fmt: skip
 
 job_events = sa.Table(
@@ -155,8 +156,12 @@ job_events = sa.Table(
     sa.Column("data", JSONB),
     _time("created_at"),
     sa.Index("ix_job_events_job_seq", "job_id", "seq"),
-    sa.Index("ix_job_events_alerts", "code", postgresql_where=sa.text("level <> 'info'")),
+    sa.Index("ix_job_events_alerts", "code", "level", postgresql_where=sa.text("level <> 'info'")),
+    sa.Index("ix_job_events_validation", "job_id", "seq", postgresql_where=sa.text("data ? 'valid_loss'")),
 )  # fmt: skip
+
+HAS_VALIDATION = sa.text("job_events.data ? 'valid_loss'")
+"""Events that report a validation, as the index over them is worded."""
 
 health_verdicts = sa.Table(
     "health_verdicts", metadata,
@@ -170,6 +175,7 @@ health_verdicts = sa.Table(
     sa.Column("data", JSONB, nullable=False),  # value, limit, next_step
     _time("raised_at"), _time("cleared_at", nullable=True),
     sa.Index("uq_health_verdicts_raised", "job_id", "code", unique=True, postgresql_where=sa.text("cleared_at IS NULL")),
+    sa.Index("ix_health_verdicts_counted", "code", "audience"),
 )  # fmt: skip
 
 sweeps = sa.Table(

@@ -11,7 +11,9 @@ import datetime as dt
 import hashlib
 import json
 import math
+import os
 import struct
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,6 +290,13 @@ def file_sha256(path: Path, *, fresh: bool = False) -> str:
         stat = path.stat()
     except FileNotFoundError as error:
         raise Unavailable(f"{path} is missing; a base model needs it") from error
+    with _HASHING_LOCK:
+        hashing = _HASHING.setdefault(path, threading.Lock())
+    with hashing:  # who asks for a file that is being read waits for what comes of it
+        return _sha256_of(path, stat, fresh=fresh)
+
+
+def _sha256_of(path: Path, stat: os.stat_result, *, fresh: bool) -> str:
     stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     known = _HASHED.get(path)
     if fresh or known is None or known[0] != stamp:
@@ -298,6 +307,9 @@ def file_sha256(path: Path, *, fresh: bool = False) -> str:
 
 
 _HASHED: dict[Path, tuple[tuple[int, ...], str]] = {}
+_HASHING: dict[Path, threading.Lock] = {}
+"""Of each file, held while it is read."""
+_HASHING_LOCK = threading.Lock()
 
 
 def _digest_of(parts: Iterable[tuple[str, str]]) -> str:

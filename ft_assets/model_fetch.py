@@ -10,10 +10,11 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpx
@@ -36,7 +37,11 @@ LOOK_S = 60.0
 """Time that the Hub has to list a repository."""
 TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 NUM_TRIES = 5
-"""Times that a broken transfer of one file is taken up again."""
+"""Of a transfer that breaks off, and of a Hub that is busy."""
+PAUSE_S = 1.0
+"""Before the second try; doubled before each further one."""
+BUSY = (408, 429)
+"""Answers that may be others later, as those from 500 on may; every other refusal stays one."""
 CHUNK = 1 << 20
 
 Say = Callable[[str], None]
@@ -52,7 +57,8 @@ class Fetched:
 
 
 def fetch_model(
-    repo: str, revision: str, models_dir: Path, *, endpoint: str, token: str | None = None, say: Say = lambda _: None
+    repo: str, revision: str, models_dir: Path, *, endpoint: str, token: str | None = None, say: Say = lambda _: None,
+    wait: Callable[[float], None] = time.sleep,
 ) -> Fetched:  # fmt: skip
     """The model's directory below `models_dir`; who asks for one that is being fetched waits for it and finds it there."""
     _check_request(repo, revision, endpoint)
@@ -66,7 +72,7 @@ def fetch_model(
         partial.mkdir(exist_ok=True)
         listing = _listing(repo, revision, endpoint, token, partial)
         files: dict[str, Mapping[str, Any]] = {f["path"]: f for f in listing["files"]}
-        hub = _Hub(endpoint=endpoint, repo=repo, revision=revision, token=token, directory=partial, say=say)
+        hub = _Hub(endpoint=endpoint, repo=repo, revision=revision, token=token, directory=partial, say=say, wait=wait)
         num_bytes = sum(hub.fetch(files[name]) for name in _names(files, hub))
         found = LICENSE.search(listing.get("readme", ""))
         shutil.rmtree(partial / ".home", ignore_errors=True)
@@ -142,6 +148,7 @@ class _Hub:
     token: str | None
     directory: Path
     say: Say
+    wait: Callable[[float], None]
 
     def fetch(self, listed: Mapping[str, Any]) -> int:
         """Bring one file in and check it; bytes that were transferred."""
@@ -155,13 +162,14 @@ class _Hub:
         elif size > CHUNK:
             self.say(f"fetching {name}, {size / 1e9:.2f} GB")
         url = f"{self.endpoint}/{self.repo}/resolve/{self.revision}/{quote(name)}"
-        for left in reversed(range(NUM_TRIES)):
+        for tried in range(1, NUM_TRIES + 1):
             try:
                 self._transfer(url, part, size)
                 break
             except (httpx.TransportError, Unavailable) as error:
-                if not left:
+                if tried == NUM_TRIES:
                     raise _refusal("unreachable", f"{name}: {error}", self.repo, self.revision, self.endpoint) from error
+                self.wait(PAUSE_S * 2 ** (tried - 1))
         self._verify(part, listed)
         part.rename(path)
         return size - start
@@ -179,12 +187,23 @@ class _Hub:
         headers["accept-encoding"] = "identity"
         with httpx.stream("GET", url, headers=headers, timeout=TIMEOUT, follow_redirects=True) as answer:
             if answer.status_code not in (200, 206):
-                raise Unavailable(f"status {answer.status_code}")
+                self._refuse(answer.status_code, part.name.removesuffix(".part"))
             with part.open("ab" if answer.status_code == 206 else "wb") as out:
                 for chunk in answer.iter_raw():  # as it comes: what has come is kept when the rest does not
                     out.write(chunk)
         if part.stat().st_size < size:
             raise Unavailable(f"the transfer broke off at {part.stat().st_size} of {size} bytes")
+
+    def _refuse(self, status: int, name: str) -> NoReturn:
+        """Raise ``Unavailable`` where another try may help, and what the operator can do where it cannot."""
+        if status in (401, 403):
+            raise _refusal("gated", "", self.repo, self.revision, self.endpoint)
+        if status in (404, 410):
+            message = f"{self.endpoint} lists {name} in {self.repo}, and has it no more; see whether the repository was changed or deleted"
+            raise NotFound(message, code="hub_model_not_found")
+        if status < 500 and status not in BUSY:
+            raise InvalidRequest(f"{self.endpoint} refuses {name} of {self.repo} with status {status}", code="hub_model_unusable")
+        raise Unavailable(f"status {status}")
 
     def _verify(self, part: Path, listed: Mapping[str, Any]) -> None:
         """Held against the commit: by sha256 for large files, by git's own hash for the others."""

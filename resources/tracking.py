@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from control_plane.protocols import TrackedRun
+from ft_assets.redaction import without_credentials
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -141,8 +142,8 @@ class MlflowRunLog:
                 pause_s, self._failing_since = RETRY_FIRST_S, None
             except Exception as error:
                 self._failing_since = self._failing_since or time.monotonic()
-                self._error = f"{type(error).__name__}: {str(error).strip()[:200]}"
-                log.warning("MLflow did not take %s: %s; trying again in %.0f s", self.run.name, error, pause_s)
+                self._error = f"{type(error).__name__}: {without_credentials(str(error).strip())[:200]}"
+                log.warning("MLflow did not take %s: %s; trying again in %.0f s", self.run.name, self._error, pause_s)
                 self._give_up.wait(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
 

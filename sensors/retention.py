@@ -7,7 +7,7 @@ from ft_assets.errors import Unavailable
 from resources.dagster_platform import PlatformResource
 
 
-@dg.sensor(minimum_interval_seconds=3600, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(minimum_interval_seconds=600, default_status=dg.DefaultSensorStatus.RUNNING)
 def retention(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
     """One round over the jobs that ended a week ago; their finished models stay."""
     try:

@@ -24,6 +24,8 @@ class ModelHub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.spoiled: set[str] = set()
         """Paths whose bytes are not those of the commit."""
+        self.refused: dict[str, list[int]] = {}
+        """Paths whose next transfers are answered with these statuses."""
         self.break_after: dict[str, int] = {}
         """Paths whose first transfer breaks off after so many bytes."""
         self.asked: list[tuple[str, str, str | None, str | None]] = []
@@ -88,7 +90,9 @@ class _Answers(BaseHTTPRequestHandler):
         if rest and rest[1] not in (SHA, "main"):
             return self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
         if not rest or rest[0] == "revision":
-            return self.json({"id": repo, "sha": SHA, "siblings": [], "private": False, "tags": [], "downloads": 0, "likes": 0})
+            return self.json(
+                {"id": repo, "sha": SHA, "siblings": [], "private": repo in self.server.private, "tags": [], "downloads": 0, "likes": 0}
+            )
         if rest[0] == "tree":
             return self.json([self.listed(repo, name) for name in sorted(self.server.repos[repo])])
         name = "/".join(rest[2:])
@@ -114,7 +118,10 @@ class _Answers(BaseHTTPRequestHandler):
             self.wfile.write(content[:stop])
             self.close_connection = True
             return
-        self.reply(206 if asked else 200, content[start:], etag)
+        if statuses := self.server.refused.get(name):
+            self.reply(statuses.pop(0), b"", {})
+        else:
+            self.reply(206 if asked else 200, content[start:], etag)
 
     def listed(self, repo: str, name: str) -> dict[str, object]:
         content = self.server.repos[repo][name]
@@ -132,6 +139,8 @@ class _Answers(BaseHTTPRequestHandler):
             repo = "/".join(filter(None, (wanted.get("organization"), wanted["name"])))
             exists = repo in self.server.repos
             self.server.repos.setdefault(repo, {})
+            if not exists and (wanted.get("private") or wanted.get("visibility") == "private"):
+                self.server.private.add(repo)
             return self.json({"url": f"{self.server.endpoint}/{repo}"}, status=409 if exists else 200)
         repo = "/".join(path.removeprefix("/api/models/").removeprefix("/").split("/")[:2])
         if "/preupload/" in path:

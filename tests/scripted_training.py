@@ -35,6 +35,8 @@ class Scenario:
     size: int = 1000
     best_step: int | None = None
     """Whose validation is said to have been the best."""
+    still_s: float = 0.0
+    """For how long its heartbeats say that it has got nowhere."""
 
     def write(self, work_dir: Path) -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,9 @@ def main(path: Path) -> None:
         state = hashlib.sha256(f"{state}{step}".encode()).hexdigest()
         loss = 1.0 / step
         metrics.append({"step": step, "total_steps": scenario.steps, "loss": loss, "tokens_per_s": 9.0, "time": time.time()})
-        write_json(run.work_dir / "heartbeat.json", {"time": time.time(), "phase": "train", "step": step, "attempt": run.attempt})
+        now = time.time()
+        beat = {"time": now, "progress_at": now - scenario.still_s, "phase": "train", "step": step, "attempt": run.attempt}
+        write_json(run.work_dir / "heartbeat.json", beat)
         if step % scenario.every == 0 or stopping:
             _save(run, step, state, scenario, run.work_dir / "checkpoints" / checkpoints.step_name(step))
         if stopping:
@@ -94,7 +98,7 @@ def _save(
                 (directory / name).write_text(f"{name} {state}" * (scenario.size // 64 + 1))
             (directory / checkpoints.STATE).write_text(json.dumps({"step": step, "state": state, "best_step": scenario.best_step}))
 
-    metrics = {"num_tokens": 10 * step, "loss": 1.0 / step}
+    metrics = {"num_tokens": 10 * step, "loss": 1.0 / step, "best_step": scenario.best_step}
     checkpoints.commit(
         target, write, spec=run.spec, step=step, attempt=run.attempt, created_at=time.time(), metrics=metrics, required=required
     )

@@ -48,7 +48,7 @@ VICTIMS = ("rank", "agent", "watcher", "step", "all")
 TICK_S = 0.004
 LOOK_S = 0.1
 """Between looks at the database."""
-JOB_LIMIT_S = 300.0
+JOB_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

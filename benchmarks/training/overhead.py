@@ -3,7 +3,8 @@
     python -m benchmarks.training.overhead [--quick] [--out benchmarks/training_overhead_cpu_202611.json]
 
 Each way trains a LoRA on the same packed windows in the same order, in a process of its own, the ways taking turns; the ratio is
-taken within a turn. The plain loop is what one would write: full logits, cross entropy, AdamW, clipping; no metrics, no
+taken within a turn, by the wall clock and by the CPU seconds of the process with all of its threads: the second one holds on a machine
+that others use too. The plain loop is what one would write: full logits, cross entropy, AdamW, clipping; no metrics, no
 health checks, no checkpoints. Ours writes its metrics lines and a checkpoint every 20 steps. Losses are compared step by step.
 """
 
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,31 @@ LENGTH, BATCH, WARMUP = 512, 2, 5
 ROWS_SEED = 7
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+@dataclass(kw_only=True, slots=True)
+class Clock:
+    """When steps ended, by the wall clock and by the CPU seconds of this process."""
+
+    marks: list[tuple[float, float]] = field(default_factory=list)
+
+    def step_ended(self) -> None:
+        self.marks.append((time.time(), time.process_time()))
+
+    def speed(self, steps: int) -> dict[str, float]:
+        """From the end of the warm-up to the end of the last step: everything between steps is in it."""
+        (wall, cpu), (wall_before, cpu_before) = self.marks[steps - 1], self.marks[WARMUP - 1]
+        timed = steps - WARMUP
+        return {"tokens_per_s": timed * BATCH * LENGTH / (wall - wall_before), "cpu_s_per_step": (cpu - cpu_before) / timed}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--pack", type=Path)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.way:
         print(json.dumps(_way(given.way, given.pack, given.steps)))
         return
@@ -66,11 +84,15 @@ def compare(steps: int, rounds: int) -> dict[str, Any]:
     ways = {}
     for way, runs in found.items():
         ratios = [r["tokens_per_s"] / p["tokens_per_s"] for r, p in zip(runs, plain, strict=True)]
+        by_cpu = [p["cpu_s_per_step"] / r["cpu_s_per_step"] for r, p in zip(runs, plain, strict=True)]
         differences = [abs(a - b) for a, b in zip(runs[0]["losses"], plain[0]["losses"], strict=True)]
         ways[way] = {
             "tokens_per_s": round(statistics.median(r["tokens_per_s"] for r in runs), 1),
             "ratio_to_plain": round(statistics.median(ratios), 3),
             "ratios": [round(r, 3) for r in ratios],
+            "cpu_s_per_step": round(statistics.median(r["cpu_s_per_step"] for r in runs), 4),
+            "ratio_to_plain_by_cpu": round(statistics.median(by_cpu), 3),
+            "ratios_by_cpu": [round(r, 3) for r in by_cpu],
             "largest_loss_difference": max(differences),
         }
     return {
@@ -85,9 +107,13 @@ def compare(steps: int, rounds: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{'way':<14}{'tokens/s':>10}{'of plain':>10}{'loss differs by':>18}"]
+    lines = [f"{'way':<14}{'tokens/s':>10}{'of plain':>10}{'CPU s/step':>12}{'of plain':>10}{'loss differs by':>18}"]
     for way, w in result["ways"].items():
-        lines.append(f"{way:<14}{w['tokens_per_s']:>10.0f}{w['ratio_to_plain']:>10.3f}{w['largest_loss_difference']:>18.1e}")
+        wall, cpu = (
+            f"{w['tokens_per_s']:>10.0f}{w['ratio_to_plain']:>10.3f}",
+            f"{w['cpu_s_per_step']:>12.3f}{w['ratio_to_plain_by_cpu']:>10.3f}",
+        )
+        lines.append(f"{way:<14}{wall}{cpu}{w['largest_loss_difference']:>18.1e}")
     return "\n".join(lines)
 
 
@@ -124,8 +150,8 @@ def _spec(steps: int) -> Any:
         optimization=Optimization(learning_rate=1e-3, num_epochs=1, per_device_batch_size=BATCH, accumulation_steps=1, schedule="constant",
                                   warmup_ratio=0.0, max_steps=steps),
         lora=LoraSettings(rank=16, alpha=32, dropout=0.0), quantization=None, checkpoint=CheckpointPolicy(every_steps=20), precision="fp32",
-        attention="sdpa", gradient_checkpointing=False, strategy="single", world_size=1, seed=3, recipe="bench", lock_sha256="0", commit="0",
-        image="local",
+        attention="sdpa", gradient_checkpointing=False, strategy="single", world_size=1, seed=3, recipe="bench", lock_sha256="0",
+        commit="0", image="local",
     )  # fmt: skip
 
 
@@ -140,14 +166,38 @@ def _way(way: str, pack: Path, steps: int) -> dict[str, Any]:
 
 
 def _ours(pack: Path, steps: int, directory: Path) -> dict[str, Any]:
+    """As the training process runs it, heartbeat, checkpoints and self-test included, but for the signals and the way out."""
+    from ft_assets.training import methods
+    from ft_assets.training.runtime import data, imports
+    from ft_assets.training.runtime.reporting import Heartbeat, Progress
+    from ft_assets.training.runtime.stopping import StopRequest
     from ft_assets.training.spec import RunFile
 
-    run = directory / "run.json"
-    RunFile(spec=_spec(steps), attempt=1, base_model_dir=BASE, pack_dir=pack, work_dir=directory / "work").write(run)
-    subprocess.run([sys.executable, "-m", "ft_assets.training.runtime", str(run)], check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (directory / "work" / "metrics.jsonl").read_text().splitlines()]
-    took = lines[-1]["time"] - lines[WARMUP - 1]["time"]  # to the last line: everything between steps is in it
-    return {"losses": [m["loss"] for m in lines], "tokens_per_s": (steps - WARMUP) * BATCH * LENGTH / took}
+    clock = Clock()
+
+    class Timed(Progress):
+        """The loop counts a step here when it is done, just before its line of metrics is written."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+            if name == "step" and value:
+                clock.step_ended()
+
+    spec, work = _spec(steps), directory / "work"
+    work.mkdir()
+    run_file = RunFile(spec=spec, attempt=1, base_model_dir=BASE, pack_dir=pack, work_dir=work)
+    vocab_size = int(json.loads((BASE / "config.json").read_text())["vocab_size"])
+    rows = data.load(pack, spec, vocab_size=vocab_size)
+    imports.import_stack(methods.get(spec.method), quantized=False, deepspeed=False)
+    from ft_assets.training.runtime import train
+
+    progress, stop = Timed(), StopRequest(leave=lambda why: sys.exit(why))
+    heartbeat = Heartbeat(work / "heartbeat.json", progress, attempt=1, on_beat=stop.enforce_deadline)
+    heartbeat.start()
+    train.run(run_file, rows, vocab_size=vocab_size, progress=progress, heartbeat=heartbeat, stop=stop)
+    heartbeat.stop()
+    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    return {"losses": [m["loss"] for m in lines], **clock.speed(steps)}
 
 
 def _model() -> Any:
@@ -181,7 +231,7 @@ def _plain(pack: Path, steps: int) -> dict[str, Any]:
     model = _model()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0)
-    rows, losses, times = _rows(pack, steps), [], []
+    rows, losses, clock = _rows(pack, steps), [], Clock()
     model.train()
     for step in range(steps):
         batch = rows[step * BATCH : (step + 1) * BATCH]
@@ -190,13 +240,13 @@ def _plain(pack: Path, steps: int) -> dict[str, Any]:
         logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
         labels[positions == 0] = -100
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        times.append(time.time())
-    return {"losses": losses, "tokens_per_s": (steps - WARMUP) * BATCH * LENGTH / (times[-1] - times[WARMUP - 1])}
+        clock.step_ended()
+    return {"losses": losses, **clock.speed(steps)}
 
 
 def _stock(way: str, pack: Path, steps: int, directory: Path) -> dict[str, Any]:
@@ -207,20 +257,20 @@ def _stock(way: str, pack: Path, steps: int, directory: Path) -> dict[str, Any]:
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    rows, times, losses = _rows(pack, steps), [], []
+    rows, losses, clock = _rows(pack, steps), list[float](), Clock()
 
-    class Clock(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    class Watch(TrainerCallback):
+        def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
             if logs and "loss" in logs:
                 losses.append(logs["loss"])
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            times.append(time.time())
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.step_ended()
 
     common: dict[str, Any] = {
         "output_dir": str(directory), "use_cpu": True, "max_steps": steps, "per_device_train_batch_size": BATCH, "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant", "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "bf16": False,
-        "weight_decay": 0.0, "optim": "adamw_torch", "data_seed": 3, "seed": 3,
+        "lr_scheduler_type": "constant", "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+        "bf16": False, "weight_decay": 0.0, "optim": "adamw_torch", "data_seed": 3, "seed": 3,
     }  # fmt: skip
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -236,14 +286,14 @@ def _stock(way: str, pack: Path, steps: int, directory: Path) -> dict[str, Any]:
 
     if way == "trainer":
         arguments = TrainingArguments(**common, remove_unused_columns=False, gradient_checkpointing=False)
-        trainer: Any = Trainer(_model(), arguments, train_dataset=Dataset.from_list(rows), data_collator=collate, callbacks=[Clock()])
+        trainer: Any = Trainer(_model(), arguments, train_dataset=Dataset.from_list(rows), data_collator=collate, callbacks=[Watch()])
     else:
         sft = SFTConfig(**common, activation_checkpointing=False, gradient_checkpointing=None, packing=True, max_length=LENGTH,  # type: ignore[arg-type]
                         dataset_kwargs={"skip_prepare_dataset": True})  # fmt: skip
-        trainer = SFTTrainer(_model(), args=sft, train_dataset=Dataset.from_list(rows), callbacks=[Clock()], processing_class=_tokenizer())
-    trainer._get_train_sampler = lambda *a, **k: torch.utils.data.SequentialSampler(range(len(rows)))
+        trainer = SFTTrainer(_model(), args=sft, train_dataset=Dataset.from_list(rows), callbacks=[Watch()], processing_class=_tokenizer())
+    trainer._get_train_sampler = lambda *_, **__: torch.utils.data.SequentialSampler(range(len(rows)))
     trainer.train()
-    return {"losses": losses[:steps], "tokens_per_s": (steps - WARMUP) * BATCH * LENGTH / (times[-1] - times[WARMUP - 1])}
+    return {"losses": losses[:steps], **clock.speed(steps)}
 
 
 def _tokenizer() -> Any:

@@ -27,6 +27,7 @@ from control_plane.api.routes import (
     sweeps,
 )
 from control_plane.api.validation import ValidationWorker
+from control_plane.service.gauges import RecentGauges
 from control_plane.service.platform import Platform
 
 VERSION = "0.1.0"
@@ -59,6 +60,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         redoc_url=None,
     )
     app.state.platform = platform
+    app.state.gauges = RecentGauges(platform=platform)
     for path in JOB_PATHS:
         app.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     app.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)

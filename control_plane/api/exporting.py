@@ -1,4 +1,7 @@
-"""Makes exports behind the answers of the API: one at a time, each in a process of its own, and what another process left undone."""
+"""Makes exports behind the answers of the API: one at a time, tenants in turn, each in a process of its own.
+
+What another process left undone is made too, and what was kept for long enough is taken away.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ class ExportWorker:
     def _look(self) -> None:
         while not self._stopped.wait(self._look_every_s):
             try:
+                exports.expire(self._platform)
                 for row in exports.pending(self._platform):
                     self.enqueue(row["id"], row["tenant_id"])
             except Exception:

@@ -23,7 +23,7 @@ class _Task:
 
 
 class Lane:
-    """Does `work` for each file once, in the order in which they came.
+    """Does `work` for each file once: tenants in turn, the files of one in the order in which they came.
 
     A tenant has at most all threads but one: its next file waits while the first file of another tenant does not.
     """
@@ -34,6 +34,8 @@ class Lane:
         self._changed = threading.Condition()
         self._waiting: list[_Task] = []
         self._running: list[_Task] = []
+        self._turns: dict[str, int] = {}
+        """Of each tenant, the number of the turn that it had last."""
         self._stopped = False
         self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(at_once)]
 
@@ -75,10 +77,12 @@ class Lane:
         with self._changed:
             while not self._stopped:
                 busy = [task.tenant for task in self._running]
-                for task in self._waiting:
-                    if busy.count(task.tenant) < self._share:
-                        self._waiting.remove(task)
-                        self._running.append(task)
-                        return task
+                fitting = [task for task in self._waiting if busy.count(task.tenant) < self._share]
+                if fitting:
+                    task = min(fitting, key=lambda t: self._turns.get(t.tenant, 0))  # the first of those who waited longest
+                    self._turns[task.tenant] = max(self._turns.values(), default=0) + 1
+                    self._waiting.remove(task)
+                    self._running.append(task)
+                    return task
                 self._changed.wait()
             return None

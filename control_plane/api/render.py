@@ -16,8 +16,7 @@ from control_plane.service.file_progress import progress_of
 from control_plane.service.jobs import JobView
 from control_plane.service.submission import adapter_of
 from control_plane.service.tenants import NewKey
-from ft_assets.training.hyperparameters import openai_hyperparameters
-from ft_assets.training.spec import TrainingSpec
+from ft_assets.training.frozen import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
 BASE_MODEL_FIELDS = ("license", "context_length", "num_parameters", "repo", "revision", "digest", "deprecated_since")
@@ -73,7 +72,7 @@ def job(view: JobView, *, reused: bool = False) -> schemas.Job:
         suffix=row["suffix"],
         tier=row["tier"],
         spot=request.get("spot", False),
-        recipe=row["spec"]["recipe"] if row["spec"] else request.get("recipe"),
+        recipe=row["spec"].get("recipe") if row["spec"] else request.get("recipe"),
         auto_promote=request.get("auto_promote", True),
         adapter=adapter_of(request),
         base_digest=row["base_digest"],
@@ -93,8 +92,7 @@ def _hyperparameters(row: RowMapping) -> dict[str, Any]:
     asked: dict[str, Any] = dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto") | row["hyperparameters"]
     if not row["spec"]:
         return asked
-    spec = TrainingSpec.from_dict(row["spec"])
-    return asked | openai_hyperparameters(spec, row["hyperparameters"])
+    return asked | openai_hyperparameters(row["spec"], row["hyperparameters"])
 
 
 def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:

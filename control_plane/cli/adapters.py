@@ -38,13 +38,17 @@ def adapters(as_json: Json = False) -> None:
         print_json(found)
         return
     rows = [(a["id"], a["name"], a["stage"], a["observed"], _score(a), ago(a.get("created_at"))) for a in found]
-    table(("ID", "MODEL", "STAGE", "SERVED", "EXACT MATCH (BASE)", "CREATED"), rows)
+    table(("ID", "MODEL", "STAGE", "SERVED", "SCORE (BASE)", "CREATED"), rows)
 
 
 def _score(a: dict[str, Any]) -> str:
+    """What its method is judged by: the preferences that it tells apart, right answers to the letter, or perplexity of free text."""
     metrics = a.get("metrics") or {}
-    own = metrics.get("holdout/exact_match")
-    return "" if own is None else f"{percent(own)} ({percent(metrics.get('base/holdout/exact_match'))})"
+    for name in ("validation/preference_accuracy", "holdout/exact_match"):
+        if metrics.get(name):
+            return f"{name.rpartition('/')[2].replace('_', ' ')} {percent(metrics[name])} ({percent(metrics.get(f'base/{name}'))})"
+    own, base = metrics.get("validation/perplexity"), metrics.get("base/validation/perplexity")
+    return "" if own is None or base is None else f"perplexity {own:.2f} ({base:.2f})"
 
 
 def promote(adapter: AdapterId, as_json: Json = False) -> None:

@@ -32,7 +32,9 @@ def export(
     out: Out = None,
     push: Push = None,
     token: Token = "",
-    public: Annotated[bool, typer.Option("--public", help="A repository that --push makes can be read by everybody.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="A repository that --push makes, or pushes to, may be read by everybody.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Take an adapter along: the adapter, merged weights, a GGUF file or the tokenizer; into a directory, to a Hub, or both."""
@@ -91,6 +93,12 @@ def _pushed(repo: str, files: Path, made: dict[str, Any], *, endpoint: str, toke
     answer = upload({"endpoint": endpoint, "token": token, "repo": repo, "directory": files, "message": message, "private": private})
     if "error" not in answer:
         return answer
+    if answer["error"] == "public":
+        raise Conflict(
+            f"{repo} is on {endpoint} already and everybody can read it; add --public to push there all the same, or name a new repository",
+            code="hub_repo_public",
+            param="push",
+        )
     if answer["error"] == "refused":
         raise InvalidRequest(f"{endpoint} refuses the token for {repo} ({answer['detail']})", code="hub_push_refused", param="push")
     raise Unavailable(f"{repo} could not be pushed to {endpoint} ({answer['detail']}); run the command again", code="hub_unavailable")

@@ -4,6 +4,8 @@ Apart, because huggingface_hub reads its environment when it is imported; and on
 token of a user reaches the Hub and no platform.
 
     {"endpoint", "token", "repo", "directory", "message", "private"} -> {"url", "commit"} | {"error", "detail"}
+
+Where `private` is asked for and the repository is there already for everybody to read, nothing is uploaded: ``error`` is ``public``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 TIMEOUT_S = 6 * 3600.0
 
 
-def upload(request: dict[str, Any]) -> dict[str, Any]:
+def upload(request: dict[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """The answer of an uploading process; it knows no token but the one in `request`."""
     with tempfile.TemporaryDirectory(prefix="ft-push-") as home:
         environment = {
@@ -35,7 +37,10 @@ def upload(request: dict[str, Any]) -> dict[str, Any]:
         }
         command = [sys.executable, "-m", "control_plane.cli.hub_upload"]
         body = json.dumps({**request, "directory": str(request["directory"])})
-        done = subprocess.run(command, input=body, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False)
+        try:
+            done = subprocess.run(command, input=body, capture_output=True, text=True, env=environment, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired:
+            return {"error": "unreachable", "detail": f"the upload did not end within {timeout_s:g} s"}
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -49,6 +54,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
     api = hub.HfApi(endpoint=request["endpoint"], token=request["token"])
     try:
+        if request["private"] and _is_public(api, request["repo"]):
+            return {"error": "public", "detail": ""}
         made = api.create_repo(request["repo"], private=request["private"], exist_ok=True)
         commit = api.upload_folder(repo_id=request["repo"], folder_path=Path(request["directory"]), commit_message=request["message"])
     except errors.HfHubHTTPError as error:
@@ -57,6 +64,15 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # whatever network or library may raise: the caller has words for it
         return {"error": "unreachable", "detail": f"{type(error).__name__}: {error}"[:300]}
     return {"url": str(made), "commit": commit.oid}
+
+
+def _is_public(api: Any, repo: str) -> bool:
+    from huggingface_hub import errors
+
+    try:
+        return not api.repo_info(repo).private
+    except errors.RepositoryNotFoundError:
+        return False
 
 
 if __name__ == "__main__":

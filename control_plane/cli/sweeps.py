@@ -116,11 +116,8 @@ def list_sweeps(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1
     if as_json:
         print_json(found)
         return
-    rows = [
-        (s["id"], s["status"], s["model"], f"{s['counts']['succeeded']}/{s['counts']['total']}", _best(s), ago(s["created_at"]))
-        for s in found
-    ]
-    table(("ID", "STATUS", "MODEL", "SUCCEEDED", "BEST", "CREATED"), rows)
+    rows = [(s["id"], s["status"], s["model"], f"{s['counts']['succeeded']}/{s['counts']['total']}", ago(s["created_at"])) for s in found]
+    table(("ID", "STATUS", "MODEL", "SUCCEEDED", "CREATED"), rows)
 
 
 def best(sweep_id: SweepId, as_json: Json = False) -> None:

@@ -22,9 +22,9 @@ from control_plane.service.fleet import LOADED, UNLOADED, Reconciled, reconcile
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters, deployments, jobs
-from ft_assets.adapters import package, promotion, tensors
+from ft_assets.adapters import package, promotion, tensors, whole_model
 from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import LORA, AdapterRecord, check_complete, make_name, parse_name
+from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
 from ft_assets.adapters.stages import Stage, check_transition
 from ft_assets.errors import Conflict, NotFound, Unavailable
 from ft_assets.evals.gates import Verdict
@@ -35,7 +35,7 @@ MAX_PAGE = 100
 
 __all__ = [
     "Adapter", "AdapterPage", "Reconciled", "Resolved", "RolledBack", "adapter_id", "deprecate", "get_adapter", "list_adapters",
-    "promote", "reconcile", "register", "resolve_model", "rollback",
+    "promote", "reconcile", "register", "resolve_model", "rollback", "undo_promotion",
 ]  # fmt: skip
 
 
@@ -73,10 +73,12 @@ def adapter_id(job_id: str) -> str:
 def register(
     platform: Platform, *, tenant: str, job_id: str, directory: Path, report: EvalReport, verdict: Verdict, eval_report_key: str
 ) -> Adapter:
-    """Store and register the adapter in `directory`, as ``draft`` or ``quarantined``; a job's second call returns the first's.
+    """Store and register the adapter or whole model in `directory`, as ``draft`` or ``quarantined``; a job's second call returns
+    the first's.
 
     Lineage is taken from the job's row and must be complete. An adapter that the servers could not serve is quarantined
-    too, whatever the verdict; ``refusals`` of the answer says why. The caller moves the job.
+    too, whatever the verdict, and so is a whole model that is not one of its base; ``refusals`` of the answer says why. The
+    caller moves the job.
     """
     job = _job(platform, tenant, job_id)
     with platform.engine.connect() as conn:
@@ -86,7 +88,8 @@ def register(
     id_ = adapter_id(job_id)
     with tempfile.TemporaryDirectory(dir=fleet.scratch(platform)) as scratch:
         made = Path(scratch) / id_
-        sha256 = package.write(directory, made, served_name=job["model"], base_digest=job["base_digest"])
+        write = whole_model.write if whole_model.is_whole(directory) else package.write
+        sha256 = write(directory, made, served_name=job["model"], base_digest=job["base_digest"])
         unservable = _unservable(platform, job["model"], made)
         passed = verdict.passed and not unservable
         record = check_complete(
@@ -106,17 +109,10 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
     the adapter is promoted, and `observed` and `detail` say that it is not served yet.
     """
     current = _find(platform, tenant, reference)
-    directory = fleet.materialise(platform, current)
-    candidate = promotion.Candidate(
-        record=current,
-        served_base_digest=platform.models.get(current.base_model).digest,
-        file_refusals=package.check_files(directory, manifest_sha256=current.manifest_sha256),
-        package_refusals=_unservable(platform, current.base_model, directory),
-    )
-    found = promotion.refusals(candidate)
-    if found:
+    if found := promotion.refusals(_candidate(platform, current)):
         reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
-        raise Conflict(f"adapter {current.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
+        what = "model" if current.type == FULL else "adapter"
+        raise Conflict(f"{what} {current.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
     with platform.engine.begin() as conn:
         row = _locked(conn, tenant, current.id)
         if row["stage"] != Stage.PRODUCTION:
@@ -125,6 +121,17 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
         fleet.desire(conn, current, LOADED, platform.clock())
     fleet.load(platform, current)
     return get_adapter(platform, tenant, current.id)
+
+
+def _candidate(platform: Platform, current: AdapterRecord) -> promotion.Candidate:
+    files: Sequence[Refusal] = ()
+    servable: Sequence[Refusal] = ()
+    if current.type == LORA:  # a whole model is not fetched to be refused
+        directory = fleet.materialise(platform, current)
+        files = package.check_files(directory, manifest_sha256=current.manifest_sha256)
+        servable = _unservable(platform, current.base_model, directory)
+    digest = platform.models.get(current.base_model).digest
+    return promotion.Candidate(record=current, served_base_digest=digest, file_refusals=files, package_refusals=servable)
 
 
 def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
@@ -155,6 +162,18 @@ def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
     return RolledBack(withdrawn=get_adapter(platform, tenant, current.id), serving=get_adapter(platform, tenant, previous.id))
 
 
+def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> None:
+    """Put an adapter back to what it was `before` a promotion that is not wanted any more; one promoted again since then stays."""
+    record = AdapterRecord.from_row(before)
+    with platform.engine.begin() as conn:
+        row = _locked(conn, record.tenant_id, record.id)
+        if row["stage"] != Stage.PRODUCTION or row["promoted_at"] != promoted["promoted_at"]:
+            return
+        _set_stage(conn, record.id, record.stage, promoted_at=record.promoted_at)
+        fleet.desire(conn, record, UNLOADED, platform.clock())
+    fleet.unload(platform, record)
+
+
 def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
     """Stop serving an adapter; its files stay for the days of grace. A second call finds it done."""
     with platform.engine.begin() as conn:
@@ -162,8 +181,10 @@ def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
         if record.stage != Stage.DEPRECATED:
             check_transition(record.id, record.stage, Stage.DEPRECATED)
             _set_stage(conn, record.id, Stage.DEPRECATED)
-            fleet.desire(conn, record, UNLOADED, platform.clock())
-    fleet.unload(platform, record)
+            if record.type == LORA:
+                fleet.desire(conn, record, UNLOADED, platform.clock())
+    if record.type == LORA:
+        fleet.unload(platform, record)
     return get_adapter(platform, tenant, record.id)
 
 
@@ -211,6 +232,8 @@ def resolve_model(platform: Platform, tenant: str, name: str) -> Resolved:
             code="model_not_found",
             param="model",
         ) from e
+    if adapter["type"] == FULL:
+        raise Conflict(f"model {adapter['id']} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
     if adapter["stage"] != Stage.PRODUCTION:
         raise Conflict(
             f"adapter {adapter['id']} is {adapter['stage']} and not served; promote it first",
@@ -226,6 +249,8 @@ def _unservable(platform: Platform, base_model: str, directory: Path) -> list[Re
         raise Unavailable(
             f"the weights of base model {base_model} are not on this node, so the adapter's shapes cannot be checked; fetch them"
         )
+    if whole_model.is_whole(directory):
+        return whole_model.verify(directory, base_dir=base.directory)
     return package.verify(directory, base_shapes=tensors.weight_shapes(base.directory), served_name=base_model)
 
 
@@ -234,13 +259,13 @@ def _record(
 ) -> AdapterRecord:
     spec: Mapping[str, Any] = job["spec"] or {}
     start: Mapping[str, Any] = job["warm_start"] or {}
-    read = package.read(made)
+    read = None if whole_model.is_whole(made) else package.read(made)
     opaque = id_.removeprefix("adp-")[:12]
     return AdapterRecord(
         id=id_,
         tenant_id=job["tenant_id"],
         name=str(make_name(job["model"], job["tenant_id"], job["suffix"], opaque)),
-        type=LORA,
+        type=LORA if read else FULL,
         base_model=job["model"],
         base_digest=job["base_digest"],
         job_id=job["id"],
@@ -252,9 +277,9 @@ def _record(
         metrics=report.metrics | {"max_logit_difference": report.max_logit_difference},
         eval_report_key=eval_report_key,
         eval_passed=passed,
-        rank=read.rank,
-        alpha=read.alpha,
-        modules=read.modules,
+        rank=read.rank if read else None,
+        alpha=read.alpha if read else None,
+        modules=read.modules if read else (),
         object_prefix=adapter_prefix(job["tenant_id"], id_),
         manifest_sha256=manifest_sha256,
         stage=Stage.DRAFT if passed else Stage.QUARANTINED,
@@ -295,7 +320,8 @@ def _find(platform: Platform, tenant: str, reference: str) -> AdapterRecord:
 
 
 def _view(row: RowMapping) -> Adapter:
-    return {**row, "desired": row["desired"] or UNLOADED, "observed": row["observed"] or UNLOADED}
+    view = {**row, "desired": row["desired"] or UNLOADED, "observed": row["observed"] or UNLOADED}
+    return view if row["type"] == LORA else {**view, "detail": whole_model.OWN_SERVER.detail}
 
 
 def _job(platform: Platform, tenant: str, job_id: str) -> RowMapping:

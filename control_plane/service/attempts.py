@@ -6,6 +6,7 @@ outlived its reservation, finds its token released and can neither commit a chec
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +22,18 @@ from control_plane.events import Event, as_reported, metrics_event
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import WorkloadStatus
 from control_plane.service.platform import Platform
-from control_plane.service.preparation import job_row
+from control_plane.service.preparation import fail, job_row
 from control_plane.service.scheduling import pools
 from control_plane.service.transition import locked, record, transition
 from control_plane.tables import attempts, checkpoints, job_events, jobs, ledger_entries, reservations
-from ft_assets.errors import NotAdmitted
-from ft_assets.training.failures import FailureClass, PastAttempt, Retry, with_half_batch
+from ft_assets.errors import FtError, NotAdmitted
+from ft_assets.training.failures import FailureClass, Retry, with_half_batch
 from ft_assets.training.spec import TrainingSpec
+
+UNREADABLE = "spec_unreadable"
+"""Code of a spec whose format is not that of this platform."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +63,19 @@ class Ending:
     status: WorkloadStatus
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """Metrics that the job's events hold already: a step that is trained again, bit for bit, is not told again."""
+
+    step: int = 0
+    validation: int = 0
+    from_step: int = 0
+    """Where the attempt began; lines up to it are old, whoever reports them."""
+
+
 def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
-    """The job's reservation; ``NotAdmitted`` when it holds none, so nobody trains around the queue."""
+    """The job's reservation; ``NotAdmitted`` when it holds none, so nobody trains around the queue, and with the code
+    :data:`UNREADABLE` where its spec is of another format."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))).first()
@@ -74,9 +91,44 @@ def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
             pool=held.pool,
             num_gpus=held.num_gpus,
             model=job.model,
-            spec=TrainingSpec.from_dict(job.spec),
-            workload=f"{job_id}-a{held.attempt}",
+            spec=_readable(job_id, job.spec),
+            workload=_workload(job_id, held.attempt),
         )
+
+
+def workload_held(platform: Platform, job_id: str) -> str | None:
+    """Name of the workload that the job's reservation is for."""
+    query = sa.select(reservations.c.attempt).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))
+    with platform.engine.connect() as conn:
+        attempt = conn.execute(query).scalar_one_or_none()
+    return None if attempt is None else _workload(job_id, attempt)
+
+
+def abandon(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
+    """End a job that cannot be trained: it fails with `error`, and its reservation goes, unbilled."""
+    fail(platform, tenant, job_id, error)
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        over = (attempts.c.job_id == job_id) & attempts.c.ended_at.is_(None)
+        conn.execute(sa.update(attempts).where(over).values(outcome=error.code, ended_at=now))
+        held = (reservations.c.job_id == job_id) & reservations.c.released_at.is_(None)
+        conn.execute(sa.update(reservations).where(held).values(released_at=now))
+
+
+def _workload(job_id: str, attempt: int) -> str:
+    return f"{job_id}-a{attempt}"
+
+
+def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
+    try:
+        return TrainingSpec.from_dict(dict(stored))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.error("the spec of %s is not of this platform's format: %s: %s", job_id, type(error).__name__, error)
+        raise NotAdmitted(
+            f"the training spec of job {job_id} was frozen by another version of the platform, and this one cannot train it; that is the "
+            "platform's failure, and nothing of it is billed: submit the job again",
+            code=UNREADABLE,
+        ) from error
 
 
 def stop_requested(platform: Platform, job_id: str) -> str | None:
@@ -87,10 +139,29 @@ def stop_requested(platform: Platform, job_id: str) -> str | None:
     return asked
 
 
+def reported(platform: Platform, held: Claim, *, from_step: int = 0) -> Reported:
+    """What earlier attempts and earlier followers of this one have reported."""
+    step = sa.cast(job_events.c.data["step"].astext, sa.Integer)
+    trained, validated = (sa.func.coalesce(sa.func.max(step).filter(job_events.c.data.has_key(k)), 0) for k in ("train_loss", "valid_loss"))
+    query = sa.select(trained, validated).where(job_events.c.job_id == held.job_id, job_events.c.type == "metrics")
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).one()
+    return Reported(step=row[0], validation=row[1], from_step=from_step)
+
+
 def record_progress(
-    platform: Platform, held: Claim, steps: Sequence[Mapping[str, Any]], *, phase: str, validation: Sequence[Mapping[str, Any]] = ()
+    platform: Platform,
+    held: Claim,
+    steps: Sequence[Mapping[str, Any]],
+    *,
+    phase: str,
+    validation: Sequence[Mapping[str, Any]] = (),
+    before: Reported = Reported(),
 ) -> None:
-    """Store new metric lines of the workload as events and the newest on the job; the first step makes the job ``running``."""
+    """Store new metric lines of the workload as events and the newest on the job; the first step makes the job ``running``.
+
+    Lines of steps that were reported `before` move the job, and make no second event.
+    """
     if not steps and not validation:
         return
     with platform.engine.begin() as conn:
@@ -101,8 +172,9 @@ def record_progress(
         if JobState(job["state"]) in FINAL:
             return
         if steps:
-            _start_running(conn, job, held, now)
             last = steps[-1]
+            if last["step"] > before.from_step:
+                _start_running(conn, job, held, now)
             left = last["total_steps"] - last["step"]
             pace = _seconds_per_step(steps)
             finish = datetime.fromtimestamp(now.timestamp() + left * pace, tz=UTC) if pace else None
@@ -115,8 +187,9 @@ def record_progress(
             conn.execute(
                 sa.update(jobs).where(jobs.c.id == held.job_id).values(**values, checkpointing=phase == "save", estimated_finish_at=finish)
             )
-        rows = [_metric_event(held.job_id, m, now) for m in (*steps, *validation)]
-        conn.execute(sa.insert(job_events), rows)
+        news = [m for m in steps if m["step"] > before.step] + [m for m in validation if m["step"] > before.validation]
+        if news:
+            conn.execute(sa.insert(job_events), [_metric_event(held.job_id, m, now) for m in news])
 
 
 def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:
@@ -184,7 +257,9 @@ def record_checkpoint(
         if conn.execute(replaced.returning(checkpoints.c.id)).first() is None:
             return True  # the finished model has this step: it is not replaced by its checkpoint
         message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
-        record(conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step}), now=platform.clock())
+        record(
+            conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step, "attempt": held.attempt}), now=platform.clock()
+        )
     return True
 
 
@@ -210,19 +285,6 @@ def tell(platform: Platform, held: Claim, event: Event) -> bool:
     return True
 
 
-def history(platform: Platform, job_id: str) -> list[PastAttempt]:
-    """The job's ended attempts, oldest first."""
-    committed_step = (
-        sa.select(sa.func.coalesce(sa.func.max(checkpoints.c.step), 0))
-        .where(checkpoints.c.job_id == attempts.c.job_id, checkpoints.c.attempt <= attempts.c.attempt)
-        .scalar_subquery()
-    )
-    query = sa.select(attempts, committed_step.label("committed")).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
-    with platform.engine.connect() as conn:
-        rows = conn.execute(query.order_by(attempts.c.attempt)).all()
-    return [PastAttempt(code=r.outcome or "", committed_step=r.committed, last_step=r.last_step or 0) for r in rows]
-
-
 def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
     """Close the attempt: release the reservation, write the ledger, move the job. A second call changes nothing.
 
@@ -230,7 +292,7 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
     2. Cancelled meanwhile: the job stays cancelled.
     3. A pause was asked for and the workload made its checkpoint: paused.
     4. The failure may be resumed: preempted, then queued again at its old place; the next attempt goes on from the last checkpoint.
-    5. Out of memory, the first time: queued again with half the batch and twice the accumulation.
+    5. Out of memory, the first time: queued again with half the micro-batch and the same global batch; paused with it, if that was asked.
     6. Else failed, with the failure's remedy.
     """
     with platform.engine.begin() as conn:
@@ -339,17 +401,27 @@ def _move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, now: d
     if failure is None:
         message = f"Training finished: {ending.last_step} steps. Evaluation is next."
         return move(JobState.EVALUATING, message, trained_tokens=ending.trained_tokens)
-    if failure.code == "paused" or (state is JobState.PAUSING and failure.retry is not Retry.NEVER):
+    again = with_half_batch(held.spec) if failure.retry is Retry.HALVE_BATCH else held.spec
+    columns: dict[str, Any] = {} if again is None else {"spec": again.to_dict(), "spec_sha256": again.sha256}
+    if failure.code == "paused" or (state is JobState.PAUSING and failure.retry is not Retry.NEVER and again is not None):
         if state is not JobState.PAUSING:
             move(JobState.PAUSING, "The workload stopped at a checkpoint.")
-        return move(JobState.PAUSED, f"Paused at step {ending.last_step}; resume continues from there.")
-    again = with_half_batch(held.spec) if failure.retry is Retry.HALVE_BATCH else held.spec
+        return move(JobState.PAUSED, f"Paused at step {ending.last_step}; {_onward(held, again, verb='resume')}.", **columns)
     if failure.retry is Retry.NEVER or again is None:
         error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
         return move(JobState.FAILED, f"{error['message']}", error=error)
     move(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
-    message = "Queued again; training goes on from the last verified checkpoint."
-    return move(JobState.QUEUED, message, spec=again.to_dict(), spec_sha256=again.sha256, queued_at=job["queued_at"])
+    return move(JobState.QUEUED, f"Queued again; {_onward(held, again, verb='training')}.", queued_at=job["queued_at"], **columns)
+
+
+def _onward(held: Claim, again: TrainingSpec | None, *, verb: str) -> str:
+    """Where the next attempt begins, and with what that this one did not have."""
+    if again is None or again.sha256 == held.spec.sha256:
+        return "resume continues from there" if verb == "resume" else "training goes on from the last verified checkpoint"
+    rows = f"micro-batches of {again.optimization.per_device_batch_size} rows"
+    if again.resume_sha256 == held.spec.resume_sha256:
+        return f"{verb} goes on from the last verified checkpoint with {rows}"
+    return f"{verb} starts from the beginning with {rows}, because {again.method} compares the rows of a micro-batch"
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:

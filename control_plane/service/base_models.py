@@ -75,7 +75,7 @@ def deprecate(settings: Settings, model_id: str, since: dt.date | None) -> BaseM
     catalogue = catalogue_of(settings)
     entry, _ = catalogue.entry(model_id)
     with edited(catalogue_file(settings.models_dir)) as entries:
-        kept = entries.get(model_id) or _pinned(entry, catalogue.get(model_id))
+        kept = entries.get(model_id) or _pinned(entry, catalogue.get(model_id), settings.models_dir)
         entries[model_id] = {k: v for k, v in kept.items() if k != "deprecated_since"} | ({"deprecated_since": since} if since else {})
     return replace(catalogue.card(model_id), deprecated_since=since)
 
@@ -94,7 +94,7 @@ def remove(platform: Platform, model_id: str) -> Path | None:
         _check_unused(platform, model_id)
         del entries[model_id]
         path = entry.get("path")
-        fetched = settings.models_dir / str(path) if path and not Path(path).is_absolute() else None
+        fetched = _fetched(settings.models_dir, path)
         if fetched is None or any(e.get("path") == path for e in entries.values()):
             return None
     shutil.rmtree(fetched, ignore_errors=True)
@@ -137,16 +137,26 @@ def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, An
                 code="model_exists",
             )
         kept = {"deprecated_since": d} if (d := entries.get(model_id, {}).get("deprecated_since")) else {}
-        entries[model_id] = _pinned({**entry, "id": model_id}, found) | kept
+        entries[model_id] = _pinned({**entry, "id": model_id}, found, settings.models_dir) | kept
     return found
 
 
-def _pinned(entry: dict[str, Any], model: BaseModel) -> dict[str, Any]:
+def _pinned(entry: dict[str, Any], model: BaseModel, models_dir: Path) -> dict[str, Any]:
     path = entry.get("path")
-    if path is not None and entry.get("repo") is None:
-        path = str(model.directory)  # as the operator's file sees it
+    if path is not None and model.directory is not None:
+        fetched = _fetched(models_dir, path)
+        if fetched is None or fetched.resolve() != model.directory.resolve():  # an entry of a file beside: the operator's lies elsewhere
+            path = str(model.directory.absolute())
     pins = {k: getattr(model, k) for k in (*base_models.CARD, "license")}
     return {k: v for k, v in {"id": model.id, **entry, "path": path, **pins}.items() if v is not None}
+
+
+def _fetched(models_dir: Path, path: str | None) -> Path | None:
+    """The directory that was fetched for an entry: one directly below `models_dir`. None for files that are somebody else's."""
+    if path is None or Path(path).is_absolute():
+        return None
+    found = models_dir / path
+    return None if found.is_symlink() or found.resolve().parent != models_dir.resolve() else found
 
 
 def _check_id(model_id: str) -> None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.service.platform import Platform
-from control_plane.tables import adapters, checkpoints, job_events, jobs, ledger_entries
+from control_plane.tables import HAS_VALIDATION, adapters, checkpoints, job_events, jobs, ledger_entries
 from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.training.spec import TrainingSpec
+from ft_assets.training.frozen import global_batch_size
 
 MAX_JOBS = 100
 """As many as one sweep has."""
@@ -91,16 +90,19 @@ def measured(conn: Connection, rows: Iterable[RowMapping]) -> dict[str, dict[str
 def _end_of_curves(conn: Connection, job_ids: set[str]) -> dict[str, dict[str, float]]:
     """Losses of the finished adapter, from its committed checkpoint; those last reported, where it does not tell."""
     found: dict[str, dict[str, float]] = {job_id: {} for job_id in job_ids}
-    names = {"train_loss": "train_loss", "valid_loss": "eval_loss"}
-    for reported, name in names.items():
+    for name, reported, among in (
+        ("train_loss", "train_loss", job_events.c.type == "metrics"),
+        ("eval_loss", "valid_loss", HAS_VALIDATION),
+    ):
         of_job = job_events.c.data[reported].as_float()
-        last = (
-            sa.select(job_events.c.job_id, of_job)
-            .where(job_events.c.job_id.in_(job_ids), job_events.c.type == "metrics", of_job.is_not(None))
-            .ext(distinct_on(job_events.c.job_id))
-            .order_by(job_events.c.job_id, job_events.c.seq.desc())
+        last = (  # an index per job leads to it: no other event is looked at
+            sa.select(of_job.label("value"))
+            .where(job_events.c.job_id == jobs.c.id, among, of_job.is_not(None))
+            .order_by(job_events.c.seq.desc())
+            .limit(1)
+            .lateral("last")
         )
-        for job_id, value in conn.execute(last):
+        for job_id, value in conn.execute(sa.select(jobs.c.id, last.c.value).join(last, sa.true()).where(jobs.c.id.in_(job_ids))):
             found[job_id][name] = value
     final = sa.select(checkpoints.c.job_id, checkpoints.c.metrics).where(checkpoints.c.job_id.in_(job_ids), checkpoints.c.final)
     for job_id, metrics in conn.execute(final):
@@ -113,9 +115,9 @@ def hyperparameters(row: RowMapping) -> dict[str, Any]:
     """Everything that was chosen for a job, flat, under the names that a request uses."""
     if not row["spec"]:
         return {**{k: row[k] for k in ("model", "method", "seed", "dataset_id")}, **row["hyperparameters"]}
-    spec = TrainingSpec.from_dict(row["spec"])
-    flat = {_own_name(name): value for name, value in _flat(spec.to_dict()) if name not in UNCOMPARED}
-    return flat | {"batch_size": spec.optimization.global_batch_size(spec.world_size)}
+    flat = {_own_name(name): value for name, value in _flat(row["spec"]) if name not in UNCOMPARED}
+    size = global_batch_size(row["spec"])
+    return flat if size is None else flat | {"batch_size": size}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -62,8 +62,10 @@ def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
     kind = "chat" if format == "prompt_completion" else format
     if kind in of.rows:
         return
-    fitting = [m.name for m in methods.registered().values() if kind in m.rows]
-    step = f"choose {' or '.join(fitting)} for such rows" if fitting else "no method trains on such rows"
+    fitting = sorted((m for m in methods.registered().values() if kind in m.rows), key=lambda m: (m.every_token, not m.needs_reference))
+    *others, last = [m.name for m in fitting] or [""]
+    named = f"{', '.join(others)} or {last}" if others else last
+    step = f"use method {named} for such rows" if fitting else "no method trains on such rows"
     if kind in ("preference", "kto"):
         step += ", or upload the good answers as conversations"
     raise InvalidRequest(

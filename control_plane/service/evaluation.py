@@ -24,11 +24,13 @@ from control_plane.service.transfer import download
 from control_plane.service.transition import locked, transition
 from control_plane.tables import checkpoints, eval_scores, job_events, jobs, ledger_entries
 from ft_assets import layout
+from ft_assets.adapters.record import LORA
 from ft_assets.errors import Conflict, FtError
 from ft_assets.evals import advice, config, gates, report, suites
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
 from ft_assets.evals.run_file import EvalRun, read_result
+from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
 
 POLL_S = 0.5
@@ -60,7 +62,12 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *
     result = _run(platform, launcher, job_id, run, run_name)
     _remember_base(platform, job.base_digest, result)
     built = report.build(
-        result, items, base_model=job.model, base_digest=job.base_digest, adapter_manifest_sha256=manifest_digest(adapter_dir)
+        result,
+        items,
+        method=methods.get(job.method),
+        base_model=job.model,
+        base_digest=job.base_digest,
+        adapter_manifest_sha256=manifest_digest(adapter_dir),
     )
     evaluated = Evaluated(
         report=built,
@@ -184,7 +191,7 @@ def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
 def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
     """Register the adapter with its complete lineage, promote it if the job asks for that, and end the job.
 
-    1. Gate passed: a draft is registered and, unless ``auto_promote`` is false, promoted; the job succeeds.
+    1. Gate passed: a draft is registered and, unless ``auto_promote`` is false or it is a whole model, promoted; the job succeeds.
     2. Gate failed: the adapter is kept in quarantine and not served; the job fails with ``gate_failed`` and advice.
     3. A job that has ended already keeps its end; registration is idempotent.
     """
@@ -205,7 +212,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
     if not record["eval_passed"]:
         _end_quarantined(platform, job_id, record, evaluated)
         return record
-    if (job.request or {}).get("auto_promote", True):
+    if record["type"] == LORA and (job.request or {}).get("auto_promote", True):
         if _cancelled(platform, job_id):
             return record
         record = adapters.promote(platform, tenant, record["id"])
@@ -216,6 +223,8 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
         return record
     results.store(platform, tenant, job_id)
     message = f"Adapter {record['name']} passed its gate and is in {record['stage']}."
+    if record["type"] != LORA:
+        message = f"Model {record['name']} passed its gate and is registered; it is not served: {record['detail']}."
     ended = _end(platform, job_id, JobState.SUCCEEDED, message, adapter_id=record["id"], fine_tuned_model=record["name"])
     if not ended and record["stage"] == "production":
         return adapters.deprecate(platform, tenant, record["id"])  # cancelled while it was being promoted: it is not served

@@ -1,7 +1,7 @@
 """Exports of adapters: asked for, made once by a process of its own, stored under the tenant, downloaded by anyone who may read.
 
 A row is the order; whoever claims it makes the archive. What is made is named by adapter, base, format and precision, so that
-asking again gives what is there.
+asking again gives what is there. It is kept for a week, or until its tenant deletes it, and made again on request.
 """
 
 from __future__ import annotations
@@ -9,25 +9,29 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import RowMapping
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.service import adapters, base_models, fleet
-from control_plane.service.isolation import CRASHED, Limits, carry_out_apart
+from control_plane.service.host_memory import host_bytes
+from control_plane.service.isolation import CRASHED, GIB, Limits, carry_out_apart
 from control_plane.service.platform import Platform
-from control_plane.tables import exports, jobs
+from control_plane.tables import exports, jobs, tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.build import Order
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.datasets.progress import Progress
-from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key
 from ft_assets.storable import printable
 
@@ -36,11 +40,17 @@ MAKER = "control_plane.service.export_file"
 MAX_PENDING = 10
 """Exports of a tenant that are not made yet: each loads a model, and nobody needs a day's worth in line."""
 LOST_AFTER = timedelta(seconds=60)
-"""Without a beat, after which whoever made an export is taken for dead; a beat comes every second."""
+"""Without a beat, after which whoever made an export is taken for dead."""
+BEAT_EVERY_S = 5.0
+"""While an export is made, its base is hashed or its archive is uploaded: twelve may fail before it is lost."""
+KEPT_FOR = timedelta(days=7)
+"""After it was made, or failed: it is as large as the model, and can be made again."""
 WALL_S = 6 * 3600.0
 BASE_MEMORY = 4 << 30
 MEMORY_PER_BYTE = 3
 """Of weights: a model in float32 and the shard that is being merged, both stored in 16 bits at most times."""
+IN_MEMORY = (Format.MERGED, Format.GGUF)
+"""Forms whose making loads the base model."""
 FAILURE = "export_failed"
 BROKEN = "the export could not be made; that is the platform's failure: ask for it again, and tell your operator if it fails again"
 
@@ -52,10 +62,16 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     kind, exact = checked(format, precision)
     adapter = adapters.get_adapter(platform, tenant, reference)
     key = export_key(adapter["manifest_sha256"], adapter["base_digest"], kind, exact)
+    same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"], exports.c.key == key)
+    asked_before = sa.select(exports).where(same, exports.c.status != FAILED)
+    with platform.engine.connect() as conn:
+        if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
+            return known
+    if (directory := platform.models.card(adapter["base_model"]).directory) is not None:
+        check_memory(adapter["base_model"], directory, kind, host=host_bytes())
     with platform.engine.begin() as conn:
-        same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"], exports.c.key == key)
-        known = conn.execute(sa.select(exports).where(same)).mappings().one_or_none()
-        if known is not None and known["status"] != FAILED:
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or many count the same room
+        if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
             return known
         waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))
         if (num := conn.execute(waiting).scalar_one()) >= MAX_PENDING:
@@ -104,14 +120,37 @@ def content(platform: Platform, tenant: str, reference: str, export_id: str) -> 
     return row, platform.objects.open(row["object_key"])
 
 
+def delete(platform: Platform, tenant: str, reference: str, export_id: str) -> None:
+    """Take an export away with its archive; one that is being made is given up."""
+    row = get(platform, tenant, reference, export_id)
+    with platform.engine.begin() as conn:
+        _remove(platform, conn, exports.c.id == row["id"])
+
+
+def expire(platform: Platform) -> int:
+    """Take away the exports that were made, or failed, longer ago than they are kept; how many. Safe to repeat."""
+    due = sa.and_(exports.c.status.in_((READY, FAILED)), exports.c.finished_at < platform.clock() - KEPT_FOR)
+    with platform.engine.begin() as conn:
+        return _remove(platform, conn, due)
+
+
+def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool]) -> int:
+    """Rows and archives; the transaction ends after both, so that what fails is found again."""
+    removed = list(conn.execute(sa.delete(exports).where(which).returning(exports)).mappings())
+    for row in removed:
+        if row["object_key"]:
+            platform.objects.delete(row["object_key"])
+    return len(removed)
+
+
 def pending(platform: Platform) -> list[RowMapping]:
     """Orders that nobody works on, oldest first: new ones, and those of a process that died."""
     with platform.engine.connect() as conn:
         return list(conn.execute(sa.select(exports).where(_unclaimed(platform)).order_by(exports.c.created_at)).mappings())
 
 
-def make(platform: Platform, export_id: str) -> str | None:
-    """Make an export and store it; the status that it has then, None where somebody else makes it."""
+def make(platform: Platform, export_id: str, *, beat_every_s: float = BEAT_EVERY_S) -> str | None:
+    """Make an export and store it; the status that it has then, None where somebody else makes it or it was deleted meanwhile."""
     claim = uuid.uuid4().hex
     query = sa.update(exports).where(exports.c.id == export_id, _unclaimed(platform))
     with platform.engine.begin() as conn:
@@ -120,7 +159,11 @@ def make(platform: Platform, export_id: str) -> str | None:
     if row is None:
         return None
     try:
-        values: dict[str, Any] = {"status": READY, **_made(platform, row, claim), "error": sa.null()}
+        with _beating(platform, export_id, claim, every_s=beat_every_s) as hold:
+            values: dict[str, Any] = {"status": READY, **_made(platform, row, hold), "error": sa.null()}
+    except _Lost:
+        _give_up(platform, row)
+        return None
     except FtError as error:
         log.error("export %s failed: %s\n%s", export_id, error.message, "\n".join(getattr(error, "__notes__", ())))
         told = {"code": FAILURE, "message": BROKEN, "param": None} if error.code == CRASHED else error.to_dict()
@@ -130,37 +173,113 @@ def make(platform: Platform, export_id: str) -> str | None:
         values = {"status": FAILED, "error": {"code": FAILURE, "message": BROKEN, "param": None}}
     mine = sa.update(exports).where(exports.c.id == export_id, exports.c.claim == claim)
     with platform.engine.begin() as conn:
-        conn.execute(mine.values(**values, progress=sa.null(), claim=None, finished_at=platform.clock()))
-    return str(values["status"])
+        ended = conn.execute(mine.values(**values, progress=sa.null(), claim=None, finished_at=platform.clock())).rowcount
+    if not ended:
+        _give_up(platform, row)
+    return str(values["status"]) if ended else None
 
 
-def _made(platform: Platform, row: RowMapping, claim: str) -> dict[str, Any]:
+class _Lost(Exception):
+    """The order was deleted, or another process took it over."""
+
+
+class _Hold:
+    """The claim on an order, for as long as its maker shows signs of life."""
+
+    def __init__(self, platform: Platform, export_id: str, claim: str) -> None:
+        self._platform = platform
+        self._mine = sa.update(exports).where(exports.c.id == export_id, exports.c.claim == claim)
+        self._lost = threading.Event()
+
+    def beat(self, **values: Any) -> bool:
+        """Say that the work goes on; False once the order is no longer ours. A database that is away is no loss yet."""
+        try:
+            with self._platform.engine.begin() as conn:
+                if not conn.execute(self._mine.values(beat_at=self._platform.clock(), **values)).rowcount:
+                    self._lost.set()
+        except SQLAlchemyError as error:
+            log.warning("a beat of an export was not recorded: %s", error)
+        return not self._lost.is_set()
+
+    def check(self) -> None:
+        if self._lost.is_set():
+            raise _Lost
+
+    def tell(self, progress: Progress) -> None:
+        self.beat(progress={"stage": progress.stage, "seconds": progress.rows})
+        self.check()
+
+
+@contextmanager
+def _beating(platform: Platform, export_id: str, claim: str, *, every_s: float) -> Iterator[_Hold]:
+    """A hold on the order that beats by itself, whatever its maker waits for."""
+    hold, over = _Hold(platform, export_id, claim), threading.Event()
+
+    def beat() -> None:
+        while not over.wait(every_s) and hold.beat():
+            pass
+
+    thread = threading.Thread(target=beat, name=f"beat-{export_id}", daemon=True)
+    thread.start()
+    try:
+        yield hold
+    finally:
+        over.set()
+        thread.join()
+
+
+def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     record = AdapterRecord.from_row(adapters.get_adapter(platform, row["tenant_id"], row["adapter_id"]))
     model, base_dir = base_models.for_job(platform, record.base_model, record.base_digest, fresh=True)
     kind, precision = Format(row["format"]), Precision(row["precision"]) if row["precision"] else None
+    check_memory(model.id, base_dir, kind, host=host_bytes())
     order = Order(
         format=kind, precision=precision, base_dir=base_dir.absolute(), adapter_dir=fleet.materialise(platform, record).absolute(),
         name=record.name, trained_in_4_bit=_trained_in_4_bit(platform, record.job_id),
         adapter={k: getattr(record, k) for k in ("id", "job_id", "dataset_id", "spec_sha256", "manifest_sha256")},
         base={"id": model.id, **{k: getattr(model, k) for k in ("repo", "revision", "digest", "license")}},
     )  # fmt: skip
-    weights = sum(f.stat().st_size for f in base_dir.glob("*.safetensors"))
-    limits = Limits(wall_s=WALL_S, memory_bytes=BASE_MEMORY + MEMORY_PER_BYTE * weights)
+    hold.check()
+    limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
     with tempfile.TemporaryDirectory(dir=fleet.scratch(platform), prefix="export-") as directory:
         made = carry_out_apart(
             MAKER, order.to_dict(), Path(directory), limits=limits, what=f"the export of {record.id}",
-            progress=lambda p: _beat(platform, row["id"], claim, p), environment=("OMP_NUM_THREADS",),
+            progress=hold.tell, environment=("OMP_NUM_THREADS",),
         )  # fmt: skip
-        key = object_key(row["tenant_id"], record.id, row["key"])
-        platform.objects.put_file(key, Path(made["archive"]))
-    return {"object_key": key, "bytes": made["bytes"], "sha256": made["sha256"], "manifest": json.loads(json.dumps(made["manifest"]))}
+        hold.check()
+        platform.objects.put_file(_object_key(row), Path(made["archive"]))
+    told = {"bytes": made["bytes"], "sha256": made["sha256"], "manifest": json.loads(json.dumps(made["manifest"]))}
+    return {"object_key": _object_key(row), **told}
 
 
-def _beat(platform: Platform, export_id: str, claim: str, progress: Progress) -> None:
-    told = {"stage": progress.stage, "seconds": progress.rows}
-    mine = sa.update(exports).where(exports.c.id == export_id, exports.c.claim == claim)
-    with platform.engine.begin() as conn:
-        conn.execute(mine.values(progress=told, beat_at=platform.clock()))
+def _give_up(platform: Platform, row: RowMapping) -> None:
+    """Leave nothing behind of an order that was deleted; where another process makes it, the archive is that one's too."""
+    with platform.engine.connect() as conn:
+        there = conn.execute(sa.select(exports.c.id).where(exports.c.id == row["id"])).one_or_none()
+    log.warning("export %s is %s", row["id"], "made by another process" if there else "deleted")
+    if there is None:
+        platform.objects.delete(_object_key(row))
+
+
+def _object_key(row: RowMapping) -> str:
+    """Of this order alone: the archive of a later order for the same is another object, and either can be deleted."""
+    return object_key(row["tenant_id"], row["adapter_id"], f"{row['key']}-{row['id']}")
+
+
+def _memory(base_dir: Path) -> int:
+    """Bytes that the making of an export may take."""
+    return BASE_MEMORY + MEMORY_PER_BYTE * sum(f.stat().st_size for f in base_dir.glob("*.safetensors"))
+
+
+def check_memory(model_id: str, base_dir: Path, kind: Format, *, host: int) -> None:
+    """Refuse a form that this machine, with `host` bytes of memory, cannot make."""
+    if kind in IN_MEMORY and (needed := _memory(base_dir)) > host:
+        raise InvalidRequest(
+            f"a {kind} export of {model_id} takes up to {needed / GIB:.0f} GiB of memory, and the machine that makes exports has "
+            f"{host / GIB:.0f} GiB; export the adapter alone (format adapter) and merge it where there is room",
+            code="export_too_large",
+            param="format",
+        )
 
 
 def _unclaimed(platform: Platform) -> sa.ColumnElement[bool]:

@@ -1,9 +1,14 @@
-"""The platform in numbers, as a monitoring system scrapes it: a few short queries, none over the events of finished jobs."""
+"""The platform in numbers, as a monitoring system scrapes it: a few short queries, none over the events of finished jobs.
+
+What is counted since the beginning is counted in indexes alone, and all of it at most once in :data:`MAX_AGE_S`, however many scrape.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +23,8 @@ from control_plane.tables import checkpoints, health_verdicts, job_events, jobs,
 WAITS_OVER = timedelta(hours=1)
 """Jobs that were placed within this time speak for the queue."""
 QUANTILES = (0.5, 0.95)
+MAX_AGE_S = 10.0
+"""Scrapes come every 15 s or more seldom; what comes more often gets the same numbers again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +62,24 @@ class Gauges:
     """Events above ``info`` so far, by code and level."""
     verdicts: Mapping[tuple[str, str], tuple[int, int]]
     """Health verdicts by code and audience: raised so far, and those that hold now."""
+
+
+@dataclass(kw_only=True)
+class RecentGauges:
+    """What was read last, read anew when it is :data:`MAX_AGE_S` old; callers at the same time wait for one reading."""
+
+    platform: Platform
+    max_age_s: float = MAX_AGE_S
+    _last: Gauges | None = None
+    _read_at: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self) -> Gauges:
+        with self._lock:
+            if self._last is None or time.monotonic() - self._read_at >= self.max_age_s:
+                self._last = read(self.platform)
+                self._read_at = time.monotonic()
+            return self._last
 
 
 def read(platform: Platform) -> Gauges:
@@ -130,10 +155,10 @@ def _gpus(conn: Connection, platform: Platform) -> dict[str, tuple[int, int]]:
 def _verdicts(conn: Connection) -> dict[tuple[str, str], tuple[int, int]]:
     """A verdict on a job that has ended holds no more, whoever forgot to say so."""
     table = health_verdicts
-    holds = table.c.cleared_at.is_(None) & jobs.c.state.not_in([s.value for s in FINAL])
-    query = (
-        sa.select(table.c.code, table.c.audience, sa.func.count(), sa.func.count().filter(holds))
-        .join(jobs, jobs.c.id == table.c.job_id)
-        .group_by(table.c.code, table.c.audience)
-    )
-    return {(code, audience): (raised, open_) for code, audience, raised, open_ in conn.execute(query).all()}
+    raised = sa.select(table.c.code, table.c.audience, sa.func.count()).group_by(table.c.code, table.c.audience)
+    holds = (
+        raised.join(jobs, jobs.c.id == table.c.job_id)
+        .where(table.c.cleared_at.is_(None), jobs.c.state.not_in([s.value for s in FINAL]))
+    )  # fmt: skip
+    open_ = {(code, audience): n for code, audience, n in conn.execute(holds).all()}
+    return {(code, audience): (n, open_.get((code, audience), 0)) for code, audience, n in conn.execute(raised).all()}

@@ -31,6 +31,8 @@ class Attempt:
     """The client's own name for the submission."""
     is_retry: bool = False
     """The client says that it has sent this before."""
+    scope: str = "key"
+    """What the key names: the same key of another scope is another one."""
 
     def __post_init__(self) -> None:
         if self.key is not None and not 1 <= len(self.key) <= MAX_KEY:
@@ -40,7 +42,7 @@ class Attempt:
 def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -> str | None:
     """The job that this request made before, if it did. ``Conflict`` for a known key with another body."""
     if attempt.key is not None:
-        return _by_key(conn, tenant, attempt.key, request_sha256)
+        return _by_key(conn, tenant, attempt, request_sha256)
     if attempt.is_retry:
         since = attempt.received_at - RETRY_WINDOW
         equal = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, jobs.c.request_sha256 == request_sha256, jobs.c.created_at >= since)
@@ -53,20 +55,20 @@ def remember(conn: Connection, tenant: str, request_sha256: str, attempt: Attemp
     """Store what :func:`find` needs later, in the transaction that makes the job."""
     if attempt.key is None and not attempt.is_retry:
         return
-    key = _retry_key(request_sha256) if attempt.key is None else _client_key(attempt.key)
+    key = _retry_key(request_sha256) if attempt.key is None else stored_key(attempt)
     values = {"tenant_id": tenant, "key": key, "request_sha256": request_sha256, "job_id": job_id, "created_at": now}
     statement = insert(idempotency_keys).values(**values)
     newest = {"job_id": job_id, "created_at": now}
     conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "key"], set_=newest))
 
 
-def _by_key(conn: Connection, tenant: str, key: str, request_sha256: str) -> str | None:
-    row = conn.execute(_stored(tenant, _client_key(key))).one_or_none()
+def _by_key(conn: Connection, tenant: str, attempt: Attempt, request_sha256: str) -> str | None:
+    row = conn.execute(_stored(tenant, stored_key(attempt))).one_or_none()
     if row is None:
         return None
     if row.request_sha256 != request_sha256:
         raise Conflict(
-            f"idempotency key {key[:80]!r} was used for job {row.job_id} with another body; use a new key for a new job",
+            f"idempotency key {str(attempt.key)[:80]!r} was used for {row.job_id} with another body; use a new key",
             code="idempotency_key_reused",
             param="idempotency_key",
         )
@@ -84,8 +86,8 @@ def _stored(tenant: str, key: str) -> sa.Select[tuple[str, str, datetime]]:
     return sa.select(table.c.request_sha256, table.c.job_id, table.c.created_at).where(table.c.tenant_id == tenant, table.c.key == key)
 
 
-def _client_key(key: str) -> str:
-    return f"key/{key}"
+def stored_key(attempt: Attempt) -> str:
+    return f"{attempt.scope}/{attempt.key}"
 
 
 def _retry_key(request_sha256: str) -> str:

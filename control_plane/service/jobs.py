@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -127,6 +127,16 @@ def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str 
     return dataset_id
 
 
+def without_room(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
+    """Of these tenants, those whose limit of jobs in flight is reached: a submission would be refused."""
+    owned = (jobs.c.tenant_id == tenants.c.id) & jobs.c.state.not_in([s.value for s in FINAL])
+    in_flight = sa.select(sa.func.count()).where(owned).correlate(tenants).scalar_subquery()
+    query = sa.select(tenants, in_flight.label("in_flight")).where(tenants.c.id.in_(tenant_ids))
+    with platform.engine.connect() as conn:
+        rows = conn.execute(query).mappings().all()
+    return {row["id"] for row in rows if row["in_flight"] >= tenant_of(row).max_jobs_in_flight}
+
+
 def get(platform: Platform, tenant: str, job_id: str) -> JobView:
     """The job; another tenant's is ``NotFound``."""
     with platform.engine.connect() as conn:
@@ -195,7 +205,7 @@ def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | No
     """Events of the job, newest first."""
     with platform.engine.connect() as conn:
         _row(conn, tenant, job_id)
-        query = sa.select(job_events).where(job_events.c.job_id == job_id)
+        query = sa.select(job_events).where(_shown(job_id))
         return page(conn, query, (job_events.c.seq,), id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
 
 
@@ -203,16 +213,15 @@ def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limi
     """Events numbered above `seq`, oldest first, and whether the job is final: then these are the last ones if fewer than `limit`."""
     with platform.engine.connect() as conn:
         final = JobState(_row(conn, tenant, job_id)["state"]) in FINAL  # read first: no event follows a final state
-        query = sa.select(job_events).where(job_events.c.job_id == job_id, job_events.c.seq > seq).order_by(job_events.c.seq).limit(limit)
+        query = sa.select(job_events).where(_shown(job_id), job_events.c.seq > seq).order_by(job_events.c.seq).limit(limit)
         return list(conn.execute(query).mappings()), final
 
 
-def metrics(platform: Platform, tenant: str, job_id: str) -> Sequence[Mapping[str, Any]]:
-    """What was measured at each step, in the order in which it was reported."""
+def measured_by(platform: Platform, tenant: str, job_id: str) -> str:
+    """The job whose training measured what this one lists: an earlier one where that one's adapter is the answer."""
     with platform.engine.connect() as conn:
-        _row(conn, tenant, job_id)
-        query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics").order_by(job_events.c.seq)
-        return list(conn.execute(query).scalars())
+        row = _row(conn, tenant, job_id)
+    return str(row["reused_job_id"] or job_id)
 
 
 def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page:
@@ -222,6 +231,12 @@ def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str
         _row(conn, tenant, job_id)
         query = sa.select(table).where(table.c.job_id == job_id, table.c.retired_at.is_(None))
         return page(conn, query, (table.c.step,), id_column=table.c.id, after=after, limit=limit, max_limit=1000)
+
+
+def _shown(job_id: str) -> sa.ColumnElement[bool]:
+    """Events of a job that are for its tenant; others speak of the platform's own machines and services."""
+    audience = job_events.c.data["audience"].astext
+    return sa.and_(job_events.c.job_id == job_id, audience.is_distinct_from(events.FOR_OPERATORS))
 
 
 def _refused(refusal: Refusal) -> InvalidRequest:
@@ -251,7 +266,7 @@ def _views(conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
         sweep_trials.c.job_id.in_([r["id"] for r in rows]), ~sweep_trials.c.reused
     )
     sweeps: dict[str, str] = {r.job_id: r.sweep_id for r in conn.execute(of_sweeps)}
-    left = results.stored(conn, [r["id"] for r in rows])
+    left = results.stored(conn, {r["id"]: r["reused_job_id"] or r["id"] for r in rows})
     return [
         JobView(row=r, cost_micros=costs.get(r["id"], 0), sweep_id=sweeps.get(r["id"]), result_files=left.get(r["id"], ())) for r in rows
     ]

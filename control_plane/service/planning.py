@@ -60,6 +60,7 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel) -> Placed:
         recipe=request.recipe,
         hardware=request.hardware,
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
+        has_flex=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
     )
     return Placed(plan=plan, fit=fit_on(pool, plan, _shape(model)))
 
@@ -101,7 +102,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape) -> Fit:
         rank=plan.rank or 0,
         dropout=0.0 if plan.adapter == "full" else float(plan.value("dropout")),
         optimizer=plan.optimizer,
-        attention=plan.value("attention"),
+        attention=plan.attention,
         quantization=plan.quantization,
         gpu=pool.gpu_type,
         max_gpus=pool.max_gpus_per_job,

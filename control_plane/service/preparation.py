@@ -18,6 +18,7 @@ from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.service import adapters, files, reuse
 from control_plane.service.datasets import check_enough_to_train, check_reviewed
+from control_plane.service.fleet import FAILED
 from control_plane.service.isolation import CRASHED
 from control_plane.service.platform import Platform
 from control_plane.service.settling import PLATFORM_FAILURES
@@ -121,43 +122,74 @@ def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingS
 
     A job that has left ``validating`` keeps the spec it was frozen with.
     """
-    done = _finished(platform, tenant, job_id, spec)
+    found = _finished(platform, tenant, job_id, spec)
     with platform.engine.begin() as conn:
-        if locked(conn, job_id, tenant_id=tenant)["state"] != JobState.VALIDATING:
-            return
-        now = platform.clock()
-        if done is not None:
-            _end_reusing(conn, job_id, done, spec, now)
-            return
-        transition(
-            conn,
-            job_id,
-            JobState.QUEUED,
-            message=f"Packed: {total_steps} optimizer steps. The job waits for GPUs.",
-            now=now,
-            spec=spec.to_dict(),
-            spec_sha256=spec.sha256,
-            pack_fingerprint=spec.pack_fingerprint,
-            num_gpus=spec.world_size,
-            expected_s=expected_s,
-            total_steps=total_steps,
-        )
+        waits = locked(conn, job_id, tenant_id=tenant)["state"] == JobState.VALIDATING
+        if waits and found is not None:
+            _end_reusing(conn, job_id, found, spec, platform.clock())
+        elif waits:
+            transition(
+                conn,
+                job_id,
+                JobState.QUEUED,
+                message=f"Packed: {total_steps} optimizer steps. The job waits for GPUs.",
+                now=platform.clock(),
+                spec=spec.to_dict(),
+                spec_sha256=spec.sha256,
+                pack_fingerprint=spec.pack_fingerprint,
+                num_gpus=spec.world_size,
+                expected_s=expected_s,
+                total_steps=total_steps,
+            )
+    if found is not None and found.promoted is not None and (found.unserved or not waits):
+        adapters.undo_promotion(platform, found.before, found.promoted)  # cancelled meanwhile, or no server takes it
 
 
-def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) -> RowMapping | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Finished:
+    """The job that has done another one's work, and what became of its adapter."""
+
+    job: RowMapping
+    before: Mapping[str, Any]
+    """The adapter as it was found."""
+    promoted: Mapping[str, Any] | None
+    """The adapter, where it was promoted for this."""
+    unserved: str | None
+    """Why no server takes it, where it has to be served."""
+
+
+def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) -> _Finished | None:
     """The job that has done this one's work, its adapter served if this one asks for that; None if it has to be trained."""
     with platform.engine.connect() as conn:
         job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one()
         done = reuse.finished_spec(conn, job, spec) if job["state"] == JobState.VALIDATING else None
-    if done is not None and done["adapter_stage"] != Stage.PRODUCTION and (job["request"] or {}).get("auto_promote", True):
-        try:
-            adapters.promote(platform, tenant, done["adapter_id"])
-        except Conflict:
-            return None  # it can no longer be served
-    return done
+    if done is None:
+        return None
+    before = now = adapters.get_adapter(platform, tenant, done["adapter_id"])
+    promoted = None
+    if (job["request"] or {}).get("auto_promote", True) and spec.adapter != "full":
+        if before["stage"] != Stage.PRODUCTION or before["observed"] == FAILED:
+            try:
+                now = adapters.promote(platform, tenant, before["id"])
+            except Conflict:
+                return None  # it can no longer be served
+            promoted = None if before["stage"] == Stage.PRODUCTION else now
+        if now["observed"] == FAILED:
+            return _Finished(job=done, before=before, promoted=promoted, unserved=now["detail"] or "no reason was given")
+    return _Finished(job=done, before=before, promoted=promoted, unserved=None)
 
 
-def _end_reusing(conn: Connection, job_id: str, done: RowMapping, spec: TrainingSpec, now: datetime) -> None:
+def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: TrainingSpec, now: datetime) -> None:
+    done = found.job
+    frozen = {
+        "spec": spec.to_dict(), "spec_sha256": spec.sha256, "pack_fingerprint": spec.pack_fingerprint, "num_gpus": spec.world_size,
+        "trained_tokens": 0, "adapter_id": done["adapter_id"], "reused_job_id": done["reused_job_id"] or done["id"],
+    }  # fmt: skip
+    if found.unserved:
+        message = f"Job {done['id']} has trained this very spec, but no server takes its adapter {done['adapter_id']}: {found.unserved}"
+        error = {"code": "not_servable", "message": message, "param": None}
+        transition(conn, job_id, JobState.FAILED, message=message, now=now, error=error, **frozen)
+        return
     transition(
         conn,
         job_id,
@@ -167,14 +199,8 @@ def _end_reusing(conn: Connection, job_id: str, done: RowMapping, spec: Training
         "or billed; submit with force to train all the same.",
         data={"job_id": done["id"], "spec_sha256": spec.sha256},
         now=now,
-        spec=spec.to_dict(),
-        spec_sha256=spec.sha256,
-        pack_fingerprint=spec.pack_fingerprint,
-        num_gpus=spec.world_size,
-        trained_tokens=0,
-        adapter_id=done["adapter_id"],
         fine_tuned_model=done["fine_tuned_model"],
-        reused_job_id=done["reused_job_id"] or done["id"],
+        **frozen,
     )
 
 

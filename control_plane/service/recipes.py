@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from control_plane.service.submission import ALIASES
 from ft_assets.training import methods, recipes
 from ft_assets.training.recipes import Default, Recipe
 
@@ -20,7 +21,8 @@ def get(name: str, *, method: str = "sft") -> dict[str, Any]:
 
 
 def _shown(recipe: Recipe, method: str) -> dict[str, Any]:
-    of = methods.get(method)
+    of = methods.get(ALIASES.get(method, method))
+    method = of.name
     defaults = {**recipe.defaults, **recipe.methods.get(method, {}), "learning_rate": recipe.learning_rate(method)}
     defaults |= {name: recipe.setting(method, name) for name in of.settings}
     low, high = recipe.parameters

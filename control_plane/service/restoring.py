@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.events import Event
-from control_plane.service import attempts
+from control_plane.service import attempts, retention
 from control_plane.service.attempts import Claim
 from control_plane.service.platform import Platform
 from control_plane.service.transfer import Patience, fetch_committed, patiently
@@ -28,21 +28,25 @@ def restore(platform: Platform, held: Claim, work_dir: Path, *, patience: Patien
     """Have the newest sound checkpoint on this machine and return its step; 0 to start from the beginning.
 
     Newest first, whatever is damaged, incomplete or of another training is passed over, and an event names it with the
-    reason. A store that stays away is ``Unavailable``, not damage: nothing is trained anew because of it.
+    reason; it is given up, here and in the store. A store that stays away is ``Unavailable``, not damage: nothing is trained anew
+    because of it.
     """
     directory = work_dir / "checkpoints"
+    if attempts.holds(platform, held):
+        checkpoints.recover(directory)  # as the workload will, and this tells where it goes on from
     skipped: list[tuple[int, str]] = []
 
     def skip(path: Path, why: str) -> None:
         log.warning("%s: %s", path.name, why)
         skipped.append((int(path.name.removeprefix("step-")), why))
 
-    local = checkpoints.latest_valid(directory, held.spec, on_skip=skip)
+    local = checkpoints.latest_valid(directory, held.spec, required=checkpoints.checkpoint_parts(held.spec), on_skip=skip)
     step = checkpoints.read_manifest(local).step if local else 0
     step = _newest_stored(platform, held, directory, step, skip, patience)
     if step and held.spec.optimization.early_stopping is not None:
         _have_best(platform, held, directory, step, skip, patience)
     _say(platform, held, skipped, step)
+    retention.give_up_newer(platform, held, directory, step)
     return step
 
 
@@ -64,7 +68,7 @@ def _have_best(platform: Platform, held: Claim, directory: Path, step: int, skip
     state = json.loads((directory / checkpoints.step_name(step) / checkpoints.STATE).read_text())
     best = directory / checkpoints.step_name(int(state.get("best_step") or step))
     try:
-        checkpoints.verify_for(best, held.spec)
+        checkpoints.verify_for(best, held.spec, required=checkpoints.checkpoint_parts(held.spec))
     except IntegrityError as e:
         for row in attempts.committed(platform, held.job_id):
             if checkpoints.step_name(row.step) == best.name and _fetched(platform, held, row, directory, skip, patience):
@@ -88,7 +92,7 @@ def _fetch(platform: Platform, held: Claim, prefix: str, target: Path, manifest_
         raise NotAdmitted(f"attempt {held.attempt} of job {held.job_id} was released, so it fetches nothing; its successor trains")
     target.parent.mkdir(parents=True, exist_ok=True)
     fetch_committed(platform.objects, prefix, target, manifest_sha256=manifest_sha256)
-    checkpoints.verify_for(target, held.spec)
+    checkpoints.verify_for(target, held.spec, required=checkpoints.checkpoint_parts(held.spec))
 
 
 def _say(platform: Platform, held: Claim, skipped: Sequence[tuple[int, str]], step: int) -> None:

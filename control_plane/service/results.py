@@ -1,10 +1,18 @@
-"""A job's measurements as a table: live as CSV, and as the result file that a finished job lists."""
+"""A job's measurements: live as a list or a table, and as the result file that a job lists once it has succeeded.
+
+A long job has a hundred thousand steps: they are read through a cursor and written into a file, never held together.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -21,23 +29,82 @@ ALWAYS = ("step", "train_loss", "valid_loss")
 """Columns that are there even if nothing was measured."""
 WHOLE = ("step", "num_tokens", "memory_bytes")
 LEFT_OUT = frozenset({"total_steps"})
+AT_A_TIME = 1000
+"""Measurements that are in memory."""
+IN_MEMORY_BYTES = 4 * 2**20
+"""Of a table; a larger one is a file while it is sent."""
 
 
-def as_csv(measured: Sequence[Mapping[str, Any]]) -> bytes:
-    """Metrics of a job, in the order in which they were reported, as one row per optimizer step.
+def table(platform: Platform, job_id: str) -> BinaryIO:
+    """The job's measurements as CSV, one row per optimizer step.
 
     Training and validation of a step are one row, and of a step that was trained twice the last stands. Known columns come
     first, those of the method behind them by name.
     """
-    import pandas as pd  # half a second, for whoever asks for a table
+    out = _opened()
+    step = sa.cast(job_events.c.data["step"].astext, sa.BigInteger)
+    with platform.engine.connect() as conn:
+        columns = _columns(conn, job_id)
+        out.write(_line(columns))
+        for number, lines in itertools.groupby(_measured(conn, job_id, step, job_events.c.seq), lambda m: int(m["step"])):
+            row: dict[str, Any] = {"step": number}
+            for line in lines:
+                row |= {k: v for k, v in line.items() if isinstance(v, int | float | str)}
+            out.write(_line([_cell(name, row.get(name)) for name in columns]))
+    out.seek(0)
+    return out
 
-    rows = [{k: v for k, v in m.items() if k not in LEFT_OUT and isinstance(v, int | float | str)} for m in measured]
-    table = pd.DataFrame(rows, columns=None if rows else list(ALWAYS))
-    table = table.groupby("step", as_index=False).last()
-    known = [c for c in FIRST_COLUMNS if c in table or c in ALWAYS]
-    table = table.reindex(columns=[*known, *sorted(set(table.columns) - set(known))])
-    table = table.astype({c: "Int64" for c in WHOLE if c in table})
-    return bytes(table.to_csv(index=False, lineterminator="\n").encode())
+
+def listed(platform: Platform, job_id: str) -> BinaryIO:
+    """The same as JSON, in the order in which it was reported: a list as the API has it."""
+    out = _opened()
+    out.write(b'{"object":"list","data":[')
+    with platform.engine.connect() as conn:
+        for number, line in enumerate(_measured(conn, job_id, job_events.c.seq)):
+            out.write((("," if number else "") + json.dumps(dict(line), separators=(",", ":"))).encode())
+    out.write(b'],"has_more":false}')
+    out.seek(0)
+    return out
+
+
+def _opened() -> BinaryIO:
+    return cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES))  # whoever asked closes it
+
+
+def _measured(conn: Connection, job_id: str, *order: sa.ColumnElement[Any]) -> Iterator[Mapping[str, Any]]:
+    query = sa.select(job_events.c.data).where(_of(job_id)).order_by(*order)
+    return iter(conn.execution_options(yield_per=AT_A_TIME).execute(query).scalars())
+
+
+def _columns(conn: Connection, job_id: str) -> list[str]:
+    """Names of what has a value in any step."""
+    pair = sa.func.jsonb_each(job_events.c.data).table_valued("key", "value").lateral("pair")
+    known = sa.func.jsonb_typeof(sa.cast(pair.c.value, job_events.c.data.type)).in_(("number", "string", "boolean"))
+    query = sa.select(pair.c.key).select_from(job_events).join(pair, sa.true()).where(_of(job_id), known).distinct()
+    found = set(conn.execute(query).scalars()) - LEFT_OUT
+    first = [name for name in FIRST_COLUMNS if name in found or name in ALWAYS]
+    return first + sorted(found - set(first))
+
+
+def _of(job_id: str) -> sa.ColumnElement[bool]:
+    return (job_events.c.job_id == job_id) & (job_events.c.type == "metrics")
+
+
+def _cell(name: str, value: Any) -> Any:
+    return int(value) if name in WHOLE and isinstance(value, float) else value
+
+
+def _line(cells: Sequence[Any]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def pieces(body: BinaryIO, size: int = 2**16) -> Iterable[bytes]:
+    """The bytes of `body`, which is closed behind the last."""
+    with body:
+        while piece := body.read(size):
+            yield piece
 
 
 def file_id(job_id: str) -> str:
@@ -46,26 +113,33 @@ def file_id(job_id: str) -> str:
 
 
 def store(platform: Platform, tenant: str, job_id: str) -> str:
-    """Keep the job's measurements as a file of the tenant; returns its id. A second call changes nothing."""
+    """Keep the measurements of a job that succeeds as a file of the tenant; returns its id. A second call changes nothing.
+
+    As at OpenAI only such a job has a result file; the table of any other is made when it is asked for.
+    """
     id_ = file_id(job_id)
     key = file_key(tenant, id_, FILENAME)
-    metrics = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics").order_by(job_events.c.seq)
     with platform.engine.connect() as conn:
         if conn.execute(sa.select(files.c.id).where(files.c.id == id_)).first() is not None:
             return id_
-        body = as_csv(list(conn.execute(metrics).scalars()))
+    with table(platform, job_id) as body:
+        digest = hashlib.sha256()
+        while piece := body.read(2**16):
+            digest.update(piece)
+        body.seek(0)
+        size = platform.objects.put_stream(key, body)
     values = {
-        "id": id_, "tenant_id": tenant, "filename": FILENAME, "purpose": PURPOSE, "bytes": len(body), "object_key": key,
-        "sha256": hashlib.sha256(body).hexdigest(), "status": "processed", "created_at": platform.clock(),
+        "id": id_, "tenant_id": tenant, "filename": FILENAME, "purpose": PURPOSE, "bytes": size, "object_key": key,
+        "sha256": digest.hexdigest(), "status": "processed", "created_at": platform.clock(),
     }  # fmt: skip
-    platform.objects.put_bytes(key, body)
     with platform.engine.begin() as conn:
         conn.execute(insert(files).values(values).on_conflict_do_nothing(index_elements=["id"]))
     return id_
 
 
-def stored(conn: Connection, job_ids: Collection[str]) -> dict[str, list[str]]:
-    """Ids of the result files of each job that has one; a deleted file is gone from here too."""
-    by_file = {file_id(j): j for j in job_ids}
-    query = sa.select(files.c.id).where(files.c.id.in_(by_file), files.c.purpose == PURPOSE, files.c.deleted_at.is_(None))
-    return {by_file[id_]: [id_] for id_ in conn.execute(query).scalars()}
+def stored(conn: Connection, measured_by: Mapping[str, str]) -> dict[str, list[str]]:
+    """Ids of the result files of each job that has one, given the job that measured for it; a deleted file is gone from here too."""
+    by_job = {job_id: file_id(source) for job_id, source in measured_by.items()}
+    query = sa.select(files.c.id).where(files.c.id.in_(set(by_job.values())), files.c.purpose == PURPOSE, files.c.deleted_at.is_(None))
+    there = set(conn.execute(query).scalars())
+    return {job_id: [id_] for job_id, id_ in by_job.items() if id_ in there}

@@ -46,7 +46,8 @@ def finished_request(
     """
     if request.force or request.seed is None or dataset_id is None:
         return None
-    stages = (Stage.PRODUCTION.value,) if request.auto_promote else USABLE
+    served = request.auto_promote and request.adapter != "full"
+    stages = (Stage.PRODUCTION.value,) if served else USABLE
     query = _with_adapter(tenant, stages).where(
         jobs.c.model == model.id,
         jobs.c.base_digest == model.digest,

@@ -1,8 +1,8 @@
 """Sweeps as their tenant sees them: create, look, cancel; and the tick that submits a trial when there is room for its job.
 
-A trial's job is an ordinary one: admitted, scheduled and billed as such. The sweep's row is locked while its trials are
-submitted, and each submission has an idempotency key of its own: whoever dies in between, a trial has one job and no trial
-is lost.
+A trial's job is an ordinary one: admitted, scheduled and billed as such. Each submission has an idempotency key of its own, and
+its job is written to the trial at once: whoever dies in between, a trial has one job, no trial is lost, and a job that was
+not written yet is found by its key. No lock and no connection is held while a job is submitted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,14 +25,18 @@ from control_plane.service.listing import page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.sweeps import Settings, SweepStatus, Trial, best, refusal, status_of
+from control_plane.tables import idempotency_keys, ledger_entries, sweep_trials, sweeps, tenants
 from control_plane.tables import jobs as jobs_table
-from control_plane.tables import ledger_entries, sweep_trials, sweeps, tenants
 from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.storable import check_storable
 from ft_assets.training.spec import canonical_json
 
 MAX_OPEN = 10
 """Sweeps of a tenant with trials that wait: each may hold a hundred."""
+FOLLOWED_FOR = timedelta(hours=1)
+"""After a sweep was cancelled, the time in which a submission that was under way may still end."""
+TRIAL = "trial"
+"""Scope of the idempotency keys of trials."""
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +82,7 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     trials = settings.trials()
     for number, parameters in enumerate(trials):
         _check(platform, tenant, given, settings, number, parameters)
-    attempt = idempotency.Attempt(received_at=platform.clock(), key=None if key is None else f"sweep/{key}")
+    attempt = idempotency.Attempt(received_at=platform.clock(), key=key, scope="sweep")
     sha256 = hashlib.sha256(canonical_json(dict(body)).encode()).hexdigest()
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())
@@ -85,7 +90,10 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
         sweep_id = known or _insert(conn, platform, tenant, given, settings, trials)
         idempotency.remember(conn, tenant, sha256, attempt, job_id=sweep_id, now=platform.clock())
     if known is None:
-        _submit_waiting(platform, sweep_id)
+        try:
+            _submit_waiting(platform, tenant, sweep_id)
+        except Exception:  # it is stored, and the next round submits what waits
+            log.exception("the trials of %s wait", sweep_id)
     return get(platform, tenant, sweep_id)
 
 
@@ -96,17 +104,18 @@ def get(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
 
 
 def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Sweeps:
-    """Sweeps of the tenant, newest first."""
+    """Sweeps of the tenant, newest first; what their trials came to, and so the best one, is with each sweep alone."""
     query = sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         found = page(conn, query, (sweeps.c.created_at, sweeps.c.id), id_column=sweeps.c.id, after=after, limit=limit, max_limit=100)
-        return Sweeps(items=_views(conn, found.items), has_more=found.has_more)
+        return Sweeps(items=_views(conn, found.items, measure=False), has_more=found.has_more)
 
 
 def compare(platform: Platform, tenant: str, sweep_id: str) -> comparison.Comparison:
-    """The jobs of a sweep side by side."""
-    jobs_of = [t.job["id"] for t in get(platform, tenant, sweep_id).trials if t.job is not None]
-    return comparison.compare(platform, tenant, jobs_of)
+    """The jobs of a sweep side by side, as many as there are by now."""
+    rows = {t.job["id"]: t.job for t in get(platform, tenant, sweep_id).trials if t.job is not None}
+    with platform.engine.connect() as conn:
+        return comparison.side_by_side(conn, list(rows.values()), now=platform.clock().timestamp())
 
 
 def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
@@ -119,50 +128,98 @@ def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
         if row["cancelled_at"] is None:
             now = platform.clock()
             conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now))
-    _cancel_jobs(platform)
+    try:
+        _cancel_jobs(platform, tenant, sweep_id)
+    except Exception:  # the sweep is cancelled, and the next round ends its jobs
+        log.exception("the jobs of %s are not cancelled yet", sweep_id)
     return get(platform, tenant, sweep_id)
 
 
 def advance(platform: Platform) -> list[str]:
-    """One round over all sweeps: submit what there is room for, end the jobs of the cancelled; returns the new jobs. Safe to repeat."""
-    _cancel_jobs(platform)
-    query = sa.select(sweeps.c.id).where(sweeps.c.submitted_at.is_(None)).order_by(sweeps.c.created_at, sweeps.c.id)
+    """One round over all sweeps: submit what there is room for, end the jobs of the cancelled; returns the new jobs. Safe to repeat.
+
+    What breaks in one sweep is logged, and the others go on.
+    """
+    for tenant, sweep_id in _to_cancel(platform):
+        try:
+            _cancel_jobs(platform, tenant, sweep_id)
+        except Exception:
+            log.exception("the jobs of %s are not cancelled yet", sweep_id)
+    query = sa.select(sweeps.c.tenant_id, sweeps.c.id).where(sweeps.c.submitted_at.is_(None)).order_by(sweeps.c.created_at, sweeps.c.id)
     with platform.engine.connect() as conn:
-        waiting = list(conn.execute(query).scalars())
-    return [job_id for sweep_id in waiting for job_id in _submit_waiting(platform, sweep_id)]
-
-
-def _submit_waiting(platform: Platform, sweep_id: str) -> list[str]:
-    """Submit the trials of one sweep in their order, until the tenant's limit says wait."""
+        waiting = conn.execute(query).all()
     made: list[str] = []
-    with platform.engine.begin() as conn:
-        locked = sa.select(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.submitted_at.is_(None)).with_for_update(skip_locked=True)
-        row = conn.execute(locked).mappings().one_or_none()
-        if row is None:
-            return []  # done, or another process is at it
-        this = sweep_trials.c.sweep_id == sweep_id
-        waits = sa.select(sweep_trials).where(this, sweep_trials.c.job_id.is_(None), sweep_trials.c.error.is_(None))
-        for trial in conn.execute(waits.order_by(sweep_trials.c.number)).mappings().all():
-            try:
-                values = _submitted(platform, row, trial)
-            except QuotaExceeded:
-                return made
-            except FtError as error:
-                if error.fault is not Fault.USER:
-                    log.warning("trial %s of %s waits: %s", trial["number"], sweep_id, error.message)
-                    return made
-                values = {"error": error.to_dict()}
-            conn.execute(sa.update(sweep_trials).where(this, sweep_trials.c.number == trial["number"]).values(**values))
-            made += [values["job_id"]] if "job_id" in values else []
-        conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(submitted_at=platform.clock()))
+    full = jobs.without_room(platform, {tenant for tenant, _ in waiting})
+    for tenant, sweep_id in waiting:
+        try:
+            if tenant in full:
+                continue
+            submitted, has_room = _submit_waiting(platform, tenant, sweep_id)
+        except Exception:
+            log.exception("the trials of %s wait", sweep_id)
+            continue
+        made += submitted
+        full |= set() if has_room else {tenant}
     return made
+
+
+def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[list[str], bool]:
+    """Submit the trials of one sweep in their order, until the tenant's limit says wait; the new jobs, and whether there is room left."""
+    this = sweep_trials.c.sweep_id == sweep_id
+    with platform.engine.begin() as conn:
+        row = _row(conn, tenant, sweep_id, lock=True)
+        made = _link_submitted(conn, row)
+        waits = sa.select(sweep_trials).where(this, sweep_trials.c.job_id.is_(None), sweep_trials.c.error.is_(None))
+        trials = [] if row["submitted_at"] else conn.execute(waits.order_by(sweep_trials.c.number)).mappings().all()
+    for trial in trials:
+        try:
+            values = _submitted(platform, row, trial)
+        except QuotaExceeded:
+            return made, False
+        except FtError as error:
+            if error.fault is not Fault.USER:
+                log.warning("trial %s of %s waits: %s", trial["number"], sweep_id, error.message)
+                return made, True
+            values = {"error": error.to_dict()}
+        with platform.engine.begin() as conn:
+            row = _row(conn, tenant, sweep_id, lock=True)
+            free = (this, sweep_trials.c.number == trial["number"], sweep_trials.c.job_id.is_(None))
+            written = conn.execute(sa.update(sweep_trials).where(*free).values(**values)).rowcount
+        made += [values["job_id"]] if written and "job_id" in values else []
+        if row["cancelled_at"] is not None:
+            _cancel_jobs(platform, tenant, sweep_id)
+            return made, True
+    with platform.engine.begin() as conn:  # nothing waits any more, whoever submitted it
+        done = sa.update(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.submitted_at.is_(None), ~sa.exists(waits))
+        conn.execute(done.values(submitted_at=platform.clock()))
+    return made, True
 
 
 def _submitted(platform: Platform, sweep: RowMapping, trial: RowMapping) -> dict[str, Any]:
     body = trial_body(sweep["request"], sweep["settings"]["seed"], trial["parameters"])
-    attempt = idempotency.Attempt(received_at=platform.clock(), key=f"{sweep['id']}/{trial['number']}")
-    job = jobs.submit(platform, sweep["tenant_id"], JobRequest.from_body(body), attempt).job
-    return {"job_id": job["id"], "reused": job["created_at"] < sweep["created_at"]}
+    attempt = idempotency.Attempt(received_at=platform.clock(), key=f"{sweep['id']}/{trial['number']}", scope=TRIAL)
+    found = jobs.submit(platform, sweep["tenant_id"], JobRequest.from_body(body), attempt)
+    return {"job_id": found.job["id"], "reused": found.reused or found.job["created_at"] < sweep["created_at"], "error": sa.null()}
+
+
+def _link_submitted(conn: Connection, sweep: RowMapping) -> list[str]:
+    """Write down the jobs of trials that were submitted by a process that died before it could; those jobs."""
+    keys = idempotency_keys.c
+    ended_before = sa.and_(jobs_table.c.finished_at.is_not(None), jobs_table.c.finished_at <= keys.created_at)
+    found = (
+        sa.update(sweep_trials)
+        .where(sweep_trials.c.sweep_id == sweep["id"], sweep_trials.c.job_id.is_(None))
+        .where(sweeps.c.id == sweep["id"], *_same_trial(), jobs_table.c.id == keys.job_id)
+        .values(job_id=keys.job_id, error=sa.null(), reused=sa.or_(ended_before, jobs_table.c.created_at < sweep["created_at"]))
+        .returning(sweep_trials.c.number, sweep_trials.c.job_id)
+    )
+    return [str(row.job_id) for row in sorted(conn.execute(found), key=lambda row: row.number)]
+
+
+def _same_trial() -> tuple[sa.ColumnElement[bool], ...]:
+    """Join a trial and its sweep to the key under which it was submitted."""
+    key = sa.literal(f"{TRIAL}/") + sweeps.c.id + "/" + sa.cast(sweep_trials.c.number, sa.Text)
+    return idempotency_keys.c.tenant_id == sweeps.c.tenant_id, idempotency_keys.c.key == key
 
 
 def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,21 +268,35 @@ def _insert(
     return sweep_id
 
 
-def _cancel_jobs(platform: Platform) -> None:
-    """Cancel what runs on of cancelled sweeps."""
-    live = (
-        sa.select(jobs_table.c.id, jobs_table.c.tenant_id)
-        .join(sweep_trials, sweep_trials.c.job_id == jobs_table.c.id)
-        .join(sweeps, sweeps.c.id == sweep_trials.c.sweep_id)
-        .where(sweeps.c.cancelled_at.is_not(None), ~sweep_trials.c.reused, jobs_table.c.state.not_in([s.value for s in FINAL]))
-    )
-    with platform.engine.connect() as conn:
-        found = conn.execute(live).all()
-    for job_id, tenant in found:
+def _cancel_jobs(platform: Platform, tenant: str, sweep_id: str) -> None:
+    """Cancel what runs on of a cancelled sweep, jobs included that were not written to their trials yet."""
+    with platform.engine.begin() as conn:
+        _link_submitted(conn, _row(conn, tenant, sweep_id, lock=True))
+        found = conn.execute(_live().where(sweeps.c.id == sweep_id, sweeps.c.tenant_id == tenant)).all()
+    for row in found:
         try:
-            jobs.cancel(platform, tenant, job_id)
+            jobs.cancel(platform, tenant, row.job_id)
         except Conflict:
             continue  # it has ended meanwhile
+
+
+def _to_cancel(platform: Platform) -> list[tuple[str, str]]:
+    """Cancelled sweeps, as tenant and id, whose jobs run on or may yet appear."""
+    fresh = sa.select(sweeps.c.tenant_id, sweeps.c.id).where(sweeps.c.cancelled_at > platform.clock() - FOLLOWED_FOR)
+    unwritten = sa.exists().where(sweep_trials.c.sweep_id == sweeps.c.id, sweep_trials.c.job_id.is_(None), *_same_trial())
+    live = _live().with_only_columns(sweeps.c.tenant_id, sweeps.c.id)
+    with platform.engine.connect() as conn:
+        return [(tenant, sweep_id) for tenant, sweep_id in conn.execute(sa.union(fresh.where(unwritten), live))]
+
+
+def _live() -> sa.Select[tuple[str, str, str]]:
+    """Jobs of cancelled sweeps that have not ended: tenant, sweep, job."""
+    return (
+        sa.select(sweeps.c.tenant_id, sweeps.c.id, jobs_table.c.id.label("job_id"))
+        .join(sweep_trials, sweep_trials.c.sweep_id == sweeps.c.id)
+        .join(jobs_table, jobs_table.c.id == sweep_trials.c.job_id)
+        .where(sweeps.c.cancelled_at.is_not(None), ~sweep_trials.c.reused, jobs_table.c.state.not_in([s.value for s in FINAL]))
+    )
 
 
 def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) -> RowMapping:
@@ -236,13 +307,13 @@ def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) ->
     return row
 
 
-def _views(conn: Connection, rows: Sequence[RowMapping]) -> list[SweepView]:
+def _views(conn: Connection, rows: Sequence[RowMapping], *, measure: bool = True) -> list[SweepView]:
     ids = [row["id"] for row in rows]
     query = sa.select(sweep_trials).where(sweep_trials.c.sweep_id.in_(ids)).order_by(sweep_trials.c.sweep_id, sweep_trials.c.number)
     trials = list(conn.execute(query).mappings())
     job_ids = {t["job_id"] for t in trials if t["job_id"]}
     found = {r["id"]: r for r in conn.execute(sa.select(jobs_table).where(jobs_table.c.id.in_(job_ids))).mappings()}
-    measured = comparison.measured(conn, found.values())
+    measured = comparison.measured(conn, found.values()) if measure else {}
     entries = ledger_entries.c
     summed = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_(job_ids)).group_by(entries.job_id)
     costs = {job_id: int(total) for job_id, total in conn.execute(summed)}

@@ -17,8 +17,9 @@ from typing import Any
 
 from control_plane.events import Event
 from control_plane.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, base_models, retention, uploads, warm_starts, watching
-from control_plane.service.attempts import Claim, Ending
+from control_plane.service import attempts, base_models, past_attempts, retention, uploads, warm_starts, watching
+from control_plane.service.attempts import Claim, Ending, Reported
+from control_plane.service.liveness import Liveness
 from control_plane.service.platform import Platform
 from control_plane.service.restoring import restore
 from control_plane.service.transfer import Patience, download, patiently
@@ -27,9 +28,9 @@ from control_plane.service.watching import Watch
 from ft_assets import layout
 from ft_assets.base_models import CHANGED
 from ft_assets.datasets.packs.build import verify as verify_pack
-from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.errors import IntegrityError, NotAdmitted, Unavailable
 from ft_assets.training import checkpoints
-from ft_assets.training.failures import HEARTBEAT_LIMIT_S, Evidence, ExitEvidence, Outcome, StopReason, classify
+from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 from ft_assets.training.reference import verify as verify_reference
 from ft_assets.training.spec import RunFile
 
@@ -37,9 +38,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Seconds between looks at the workload: what a tenant sees of a step lags by this much."""
-STALLED_AFTER_S = 4 * HEARTBEAT_LIMIT_S
-"""Seconds without a heartbeat after which a workload is ended and resumed. The thread that beats every 5 s is late on an
-overloaded machine; four times the limit of an alert tells late from hung."""
 MAX_LOG_BYTES = 4 * 2**20
 """Of an attempt's output; the end says why it ended."""
 LOG_PATIENCE = Patience(give_up_s=30.0)
@@ -49,11 +47,16 @@ STOP_GRACE_S = 30.0
 
 @dataclass(kw_only=True)
 class Tail:
-    """New lines of the job's ``metrics.jsonl``; a resume rewrites the file, so it is followed by step and not by offset."""
+    """New lines of the job's ``metrics.jsonl``; a resume rewrites the file, so it is followed by step and not by offset.
+
+    Until it does, the file also holds steps that an earlier attempt made after its last checkpoint: those are lost, and older than `since`.
+    """
 
     path: Path
     last_step: int = 0
     last_validation: int = 0
+    from_step: int = 0
+    since: float = 0.0
     seen: tuple[int, int] = (0, 0)
 
     def read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -66,6 +69,7 @@ class Tail:
             return [], []
         self.seen = (stat.st_mtime_ns, stat.st_size)
         lines = [json.loads(line) for line in self.path.read_text().split("\n")[:-1] if line]
+        lines = [m for m in lines if m["step"] <= self.from_step or m["time"] >= self.since]
         steps = [m for m in lines if "loss" in m and m["step"] > self.last_step]
         validation = [m for m in lines if "eval_loss" in m and m["step"] > self.last_validation]
         self.last_step = max((m["step"] for m in steps), default=self.last_step)
@@ -76,6 +80,19 @@ class Tail:
 def job_dir(platform: Platform, job_id: str) -> Path:
     """Node-local directory of the job, shared by its attempts on this machine."""
     return platform.settings.work_dir / "jobs" / layout.checked_id(job_id)
+
+
+def take(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Claim:
+    """The right to train a job. One whose spec this platform cannot read ends here, and so does its workload: asking again is no help."""
+    try:
+        return attempts.claim(platform, tenant, job_id)
+    except NotAdmitted as error:
+        if error.code == attempts.UNREADABLE:
+            workload = attempts.workload_held(platform, job_id)
+            if workload is not None:
+                launcher.stop(workload, grace_s=STOP_GRACE_S)
+            attempts.abandon(platform, tenant, job_id, error)
+        raise
 
 
 def follow(
@@ -105,12 +122,27 @@ def follow(
             raise
         say(error.message)
         return base_models.changed_ending(held, error, last_step=restored)
-    reported = attempts.mark_started(platform, held, from_step=restored, started_at=status.started_at)
-    tail = Tail(path=work_dir / "metrics.jsonl", last_step=reported, last_validation=reported)
+    followed = attempts.mark_started(platform, held, from_step=restored, started_at=status.started_at)
+    before = attempts.reported(platform, held, from_step=restored)
+    tail = Tail(
+        path=work_dir / "metrics.jsonl",
+        last_step=min(followed, before.step),
+        last_validation=min(followed, before.validation),
+        from_step=restored,
+        since=status.started_at or 0.0,
+    )
     watch = watching.begin(platform, held)
     uploader = Uploader(platform, held, work_dir, patience=patience)
     follower = _Follower(
-        platform=platform, held=held, work_dir=work_dir, tail=tail, watch=watch, uploader=uploader, final_patience=final_patience
+        platform=platform,
+        held=held,
+        work_dir=work_dir,
+        tail=tail,
+        before=before,
+        alive=Liveness(path=work_dir / "heartbeat.json", attempt=held.attempt),
+        watch=watch,
+        uploader=uploader,
+        final_patience=final_patience,
     )
     try:
         return _follow_to_end(launcher, follower, say)
@@ -127,12 +159,12 @@ def _follow_to_end(launcher: Launcher, follower: _Follower, say: Callable[[str],
             say(f"stopping: {asked} was requested")
             launcher.stop(held.workload, grace_s=STOP_GRACE_S)
         status = launcher.status(held.workload)
-        if follower.stop_reason is None and status.phase is WorkloadPhase.RUNNING and follower.silence_s(status) > STALLED_AFTER_S:
-            follower.stop_reason = StopReason.STALLED
-            say(f"stopping: no heartbeat for {STALLED_AFTER_S:.0f} s")
+        if follower.stop_reason is None and (stall := follower.alive.stall(status)):
+            follower.stop_reason, follower.stall = StopReason.STALLED, stall
+            say(f"stopping: {stall}")
             launcher.stop(held.workload, grace_s=STOP_GRACE_S)
         follower.relay()
-        watch.heard(silence_s=follower.silence_s(status), running=status.phase is WorkloadPhase.RUNNING)
+        watch.heard(silence_s=follower.alive.silence_s(status), running=status.phase is WorkloadPhase.RUNNING)
         if status.phase in (WorkloadPhase.EXITED, WorkloadPhase.LOST, WorkloadPhase.ABSENT):
             follower.relay()
             ending = follower.ending(status)
@@ -207,37 +239,27 @@ class _Follower:
     held: Claim
     work_dir: Path
     tail: Tail
+    before: Reported
+    alive: Liveness
     watch: Watch
     uploader: Uploader
     final_patience: Patience
     stop_reason: StopReason | None = None
+    stall: str | None = None
     offered: str = ""
     """Name of the newest checkpoint that was seen."""
 
     def relay(self) -> None:
         """Pass on new metrics and newly committed checkpoints."""
-        phase = self._phase()
+        phase = self.alive.phase()
         steps, validation = self.tail.read()
-        attempts.record_progress(self.platform, self.held, steps, validation=validation, phase=phase)
+        self.alive.saw(steps)
+        attempts.record_progress(self.platform, self.held, steps, validation=validation, phase=phase, before=self.before)
         self.watch.saw(steps, validation)
         newest = checkpoints.committed(self.work_dir / "checkpoints")[-1:]
         if newest and newest[0].name != self.offered:
             self.offered = newest[0].name
             self.uploader.offer(newest[0])
-
-    def silence_s(self, status: WorkloadStatus) -> float:
-        """Seconds since the workload last gave a sign of life; before its first heartbeat, since its start."""
-        try:
-            last = (self.work_dir / "heartbeat.json").stat().st_mtime
-        except FileNotFoundError:
-            last = 0.0
-        return time.time() - max(last, status.started_at or time.time())
-
-    def _phase(self) -> str:
-        try:
-            return str(json.loads((self.work_dir / "heartbeat.json").read_text())["phase"])
-        except (OSError, ValueError, KeyError):
-            return ""
 
     def ending(self, status: WorkloadStatus) -> Ending:
         """Judge the end of the workload, once its last checkpoint is stored, or the store has failed for too long; on success the
@@ -245,16 +267,18 @@ class _Follower:
         self.uploader.drain(abandon=lambda: attempts.stop_requested(self.platform, self.held.job_id) == StopReason.CANCEL)
         exit_ = ExitEvidence.read(self.work_dir, self.held.attempt)
         committed = attempts.committed(self.platform, self.held.job_id)
-        last_step = max(self.tail.last_step, exit_.step if exit_ else 0)
+        last_step = max(self.tail.last_step, self.tail.from_step, exit_.step if exit_ else 0)
         failure = classify(
             Evidence(
                 phase=status.phase,
                 exit=exit_,
                 exit_code=status.exit_code,
                 stop_reason=self.stop_reason,
+                stall=self.stall,
+                spec=self.held.spec,
                 committed_step=committed[0].step if committed else 0,
                 last_step=last_step,
-                history=attempts.history(self.platform, self.held.job_id),
+                history=past_attempts.history(self.platform, self.held.job_id),
             )
         )
         tokens = exit_.trained_tokens if exit_ else 0

@@ -24,6 +24,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.transfer import FAILURES, Patience, Sending, patiently
 from ft_assets import layout
 from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.redaction import without_credentials
 from ft_assets.training.checkpoints import Manifest, manifest_digest, read_manifest
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,10 @@ class Uploader:
                 self._commit(sending, prefix)
                 return
             except IntegrityError as e:
-                message = f"The checkpoint of step {step} is damaged on the machine that trained, and was not uploaded: {e.message}"
+                log.warning("checkpoint of step %s of %s is damaged: %s", step, held.workload, e.message)
+                message = (
+                    f"The checkpoint of step {step} is damaged on the machine that trained, and was not uploaded; the one before stands."
+                )
                 self._tell(Event(code="checkpoint_skipped", level="warn", message=message, data={"step": step}))
                 return
             except (*FAILURES, SQLAlchemyError) as e:
@@ -262,17 +266,20 @@ def final_prefix(tenant: str, job_id: str, attempt: int) -> str:
 
 
 def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Checkpoint metrics under the names that OpenAI's clients know; what is not a number is left out, JSON has no word for it."""
-    names = {"loss": "train_loss", "eval_loss": "full_valid_loss"}
+    """Checkpoint metrics under the names that OpenAI's clients know, and the step of the best validation where an early stop goes
+    back to it; what is not a number is left out, JSON has no word for it."""
+    names = {"loss": "train_loss", "eval_loss": "full_valid_loss", "best_step": "best_step"}
     return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
 
 
 def upload_failed(what: str, step: int, error: Exception) -> Event:
+    """Its tenant is told that and what follows; why is in the log, for operators."""
     reason = error.message if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
-    message = f"The object store does not take {what} ({reason}). Training goes on, and it is tried again."
-    return Event(code="checkpoint_upload_failed", level="warn", message=message, data={"step": step, "audience": "operator"})
+    log.warning("the object store does not take %s: %s", what, without_credentials(reason))
+    message = f"The object store does not take {what} at the moment. Training goes on, and it is tried again."
+    return Event(code="checkpoint_upload_failed", level="warn", message=message, data={"step": step})
 
 
 def upload_recovered(lasted_s: float) -> Event:
     message = f"The object store takes checkpoints again, after {lasted_s:.0f} s."
-    return Event(code="checkpoint_upload_recovered", message=message, data={"audience": "operator"})
+    return Event(code="checkpoint_upload_recovered", message=message)

@@ -205,10 +205,12 @@ def _lora(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
-    """The adapter's files on this machine, fetched once and checked against the manifest that the spec names."""
+    """The adapter's files on this machine, fetched once and checked each time against the manifest that the spec names."""
     target = platform.settings.work_dir / "warm_starts" / layout.checked_id(tenant) / layout.checked_id(start.manifest_sha256)
     if target.exists():
-        return target
+        if _is_whole(target, start.manifest_sha256):
+            return target
+        shutil.rmtree(target)  # a disk that decays, or a hand that slipped
     prefix = _prefix(platform, tenant, start)
     with tempfile.TemporaryDirectory(dir=fleet.scratch(platform)) as scratch:
         beside = Path(scratch) / "adapter"
@@ -226,14 +228,25 @@ def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
     return target
 
 
+def _is_whole(directory: Path, manifest_sha256: str) -> bool:
+    """Whether the files that were fetched are still those of the manifest."""
+    try:
+        known = package.manifest_files((directory / package.MANIFEST).read_bytes(), sha256=manifest_sha256)
+        return all(known.get(name) == package.file_sha256(directory / name) for name in (package.CONFIG, package.WEIGHTS))
+    except (OSError, IntegrityError):
+        return False
+
+
 def _prefix(platform: Platform, tenant: str, start: WarmStart) -> str:
     of_adapter = sa.select(adapters.c.object_prefix).where(
-        adapters.c.tenant_id == tenant, adapters.c.manifest_sha256 == start.manifest_sha256
+        adapters.c.tenant_id == tenant,
+        adapters.c.manifest_sha256 == start.manifest_sha256,
+        adapters.c.stage != Stage.ARCHIVED.value,
     )
     of_checkpoint = (
         sa.select(checkpoints.c.object_prefix)
         .join(jobs, jobs.c.id == checkpoints.c.job_id)
-        .where(jobs.c.tenant_id == tenant, checkpoints.c.manifest_sha256 == start.manifest_sha256)
+        .where(jobs.c.tenant_id == tenant, checkpoints.c.manifest_sha256 == start.manifest_sha256, checkpoints.c.removed_at.is_(None))
     )
     with platform.engine.connect() as conn:
         found = conn.execute(of_adapter.union_all(of_checkpoint).limit(1)).scalar()

@@ -17,14 +17,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.events import Event, as_reported
-from control_plane.health import HEARTBEAT_AGAIN_S, Pace, Signs, Step, Verdict, diverged, judge, own_pace
+from control_plane.events import FOR_OPERATORS, Event, as_reported
+from control_plane.health import EARLY_STEPS, HEARTBEAT_AGAIN_S, ONCE, Pace, Signs, Step, Verdict, diverged, judge, own_pace
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import RunLog, TrackedRun
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.service.transition import locked, record
 from control_plane.tables import attempts, health_verdicts, job_events, jobs, reservations
+from ft_assets.redaction import without_credentials
 
 KEPT_STEPS = 2000
 """Newest steps that verdicts look at."""
@@ -47,6 +48,8 @@ class Watch:
     signs: Signs
     raised: set[str]
     tracked: RunLog | None
+    told: set[str] = field(default_factory=set)
+    """Of :data:`~control_plane.health.ONCE`, what this attempt was told already."""
     told_of_tracking: bool = field(default=False)
 
     def saw(self, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> None:
@@ -75,18 +78,19 @@ class Watch:
             if ending.failure is not None and ending.failure.code == "diverged":
                 self._record([diverged(step=ending.last_step, remedy=ending.failure.remedy)])
             with self.platform.engine.begin() as conn:
-                _close(conn, self.platform, self.held.job_id)
+                _close(conn, self.platform, health_verdicts.c.job_id == self.held.job_id, health_verdicts.c.attempt == self.held.attempt)
         with _unharmed("tracking"):
             if self.tracked is not None:
                 self.tracked.end(outcome=ending.outcome)
             self._tell_of_tracking()
 
     def _judge(self) -> None:
-        held = {v.code: v for v in judge(self.signs, self.raised)}
+        held = {v.code: v for v in judge(self.signs, self.raised) if v.code in self.raised or v.code not in self.told}
         over = self.raised - set(held)
         if over or set(held) - self.raised:
             self._record([v for v in held.values() if v.code not in self.raised], over)
             self.raised = set(held)
+            self.told |= self.raised & ONCE
 
     def _record(self, verdicts: Sequence[Verdict], over: Sequence[str] | set[str] = ()) -> None:
         with self.platform.engine.begin() as conn:
@@ -104,31 +108,32 @@ class Watch:
         if problem is None:
             return
         self.told_of_tracking = True
-        message = f"The run is not, or not wholly, in MLflow: {problem}. Training goes on; its metrics are in the API."
+        log.warning("%s is not, or not wholly, in the tracker: %s", self.held.workload, without_credentials(problem))
+        message = "The run is not, or not wholly, in MLflow; the follower's log says why. Training goes on; its metrics are in the API."
         with self.platform.engine.begin() as conn:
             if JobState(locked(conn, self.held.job_id)["state"]) not in FINAL:
-                event = Event(code="tracking_failed", level="warn", message=message, data={"audience": "operator"})
+                event = Event(code="tracking_failed", level="warn", message=message, data={"audience": FOR_OPERATORS})
                 record(conn, self.held.job_id, event, now=self.platform.clock())
 
 
 def begin(platform: Platform, held: Claim) -> Watch:
     """Watch an attempt that has started; a follower that replaces a dead one takes over what that one had raised."""
     signs = Signs(steps=(), validations=(), total_steps=0, from_step=0, silence_s=0.0, running=False)
-    raised: set[str] = set()
+    raised, told = set[str](), set[str]()
     with _unharmed("the watch"), platform.engine.begin() as conn:
         this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
         started = conn.execute(sa.select(attempts.c.from_step).where(this)).scalar_one_or_none() or 0
         signs = replace(_with_events(conn, held.job_id, signs), from_step=started, expected=_pace_of_jobs_alike(conn, held))
-        open_ = health_verdicts.c.job_id == held.job_id, health_verdicts.c.cleared_at.is_(None)
-        for code, attempt in conn.execute(sa.select(health_verdicts.c.code, health_verdicts.c.attempt).where(*open_)).all():
-            if attempt == held.attempt:
-                raised.add(code)
-        _close(conn, platform, held.job_id, before_attempt=held.attempt)
+        own = health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt == held.attempt
+        for code, cleared_at in conn.execute(sa.select(health_verdicts.c.code, health_verdicts.c.cleared_at).where(*own)).all():
+            raised |= {code} if cleared_at is None else set()
+            told |= {code} & ONCE
+        _close(conn, platform, health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt < held.attempt)
     tracked = None
     with _unharmed("tracking"):
         if platform.tracker is not None:
             tracked = platform.tracker.begin(run_of(held))
-    return Watch(platform=platform, held=held, signs=signs, raised=raised, tracked=tracked)
+    return Watch(platform=platform, held=held, signs=signs, raised=raised, told=told, tracked=tracked)
 
 
 def flush(platform: Platform) -> None:
@@ -176,14 +181,20 @@ def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Se
     losses = dict(signs.validations) | {step: loss for step, loss in measured.items() if loss is not None}
     kept = sorted(by_step.values(), key=lambda s: s.step)[-KEPT_STEPS:]
     total = int(steps[-1].get("total_steps") or signs.total_steps) if steps else signs.total_steps
-    return replace(signs, steps=tuple(kept), validations=tuple(sorted(losses.items())), total_steps=total)
+    early = signs.early
+    if len(early) < EARLY_STEPS or (kept and kept[0].step <= EARLY_STEPS):
+        firsts = {s.step: s for s in early} | {n: s for n, s in by_step.items() if n <= EARLY_STEPS}
+        early = tuple(sorted(firsts.values(), key=lambda s: s.step))
+    return replace(signs, steps=tuple(kept), early=early, validations=tuple(sorted(losses.items())), total_steps=total)
 
 
 def _with_events(conn: Connection, job_id: str, signs: Signs) -> Signs:
     """What earlier attempts, or an earlier follower, reported: a curve does not begin anew with an attempt."""
     query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
     newest = list(conn.execute(query.order_by(job_events.c.seq.desc()).limit(KEPT_STEPS)).scalars())[::-1]
-    return _with_lines(signs, [d for d in newest if "train_loss" in d], [d for d in newest if "valid_loss" in d])
+    first = list(conn.execute(query.order_by(job_events.c.seq).limit(EARLY_STEPS)).scalars())
+    known = [*first, *newest]
+    return _with_lines(signs, [d for d in known if "train_loss" in d], [d for d in known if "valid_loss" in d])
 
 
 def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
@@ -231,12 +242,10 @@ def _recover(conn: Connection, platform: Platform, job_id: str, code: str) -> No
     record(conn, job_id, Event(code="health_recovered", message=message, data={"verdict": code, "audience": row.audience}), now=now)
 
 
-def _close(conn: Connection, platform: Platform, job_id: str, *, before_attempt: int | None = None) -> None:
+def _close(conn: Connection, platform: Platform, *of: sa.ColumnElement[bool]) -> None:
     """End the episodes of attempts that are over: nobody watches whether they recover."""
-    this = (health_verdicts.c.job_id == job_id) & health_verdicts.c.cleared_at.is_(None)
-    if before_attempt is not None:
-        this &= health_verdicts.c.attempt < before_attempt
-    conn.execute(sa.update(health_verdicts).where(this).values(cleared_at=platform.clock()))
+    this = (*of, health_verdicts.c.cleared_at.is_(None))
+    conn.execute(sa.update(health_verdicts).where(*this).values(cleared_at=platform.clock()))
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

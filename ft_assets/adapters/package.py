@@ -91,14 +91,15 @@ def verify(directory: Path, *, base_shapes: Mapping[str, Sequence[int]], served_
         package = read(directory)
     except IntegrityError as e:
         return [Refusal(code="unreadable", detail=e.message)]
-    found = [*_files(directory), *_config(package.config, served_name), *_ranks(package.config, max_rank), *_shapes(package, base_shapes)]
+    found = [*unsafe_files(directory), *_config(package.config, served_name), *_ranks(package.config, max_rank)]
+    found += _shapes(package, base_shapes)
     bad = sorted(tensors.not_finite(directory / WEIGHTS, dict(package.weights)))
     if bad:
         found.append(Refusal(code="not_finite", detail=f"{len(bad)} tensors hold NaN or infinity, the first is {bad[0]}"))
     return found
 
 
-def _files(directory: Path) -> Iterator[Refusal]:
+def unsafe_files(directory: Path) -> Iterator[Refusal]:
     pickles = sorted(p.name for p in directory.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".pkl", ".ckpt"})
     if pickles:
         yield Refusal(code="unsafe_files", detail=f"{', '.join(pickles)} could run code when loaded; only safetensors are served")
@@ -179,7 +180,12 @@ def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> 
     shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
     config = {**package.config, "base_model_name_or_path": served_name, "inference_mode": True}
     (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-    files = {name: {"sha256": file_sha256(target / name), "bytes": (target / name).stat().st_size} for name in (CONFIG, WEIGHTS)}
+    return write_manifest(target, served_name=served_name, base_digest=base_digest)
+
+
+def write_manifest(target: Path, *, served_name: str, base_digest: str) -> str:
+    """List the files of a package and the base that they came from; returns the sha256 of the list."""
+    files = {p.name: {"sha256": file_sha256(p), "bytes": p.stat().st_size} for p in sorted(target.iterdir())}
     body = json.dumps({"format": 1, "base_model": served_name, "base_digest": base_digest, "files": files}, indent=2, sort_keys=True)
     (target / MANIFEST).write_text(body, encoding="utf-8")
     return hashlib.sha256(body.encode()).hexdigest()

@@ -1,10 +1,11 @@
 """Promotion: every reason why an adapter may not go to production, at once.
 
-1. ``stage``: its stage may become production (a quarantined or archived one may not).
-2. ``gate_failed``: its evaluation passed the gate.
-3. ``base_digest_mismatch``: the base being served is, to the byte, the one it was trained on.
-4. ``manifest_mismatch``: its files are the ones that were registered.
-5. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
+1. ``needs_own_server``: it is an adapter. A whole model is refused for that alone, whatever else may be said of it.
+2. ``stage``: its stage may become production (a quarantined or archived one may not).
+3. ``gate_failed``: its evaluation passed the gate.
+4. ``base_digest_mismatch``: the base being served is, to the byte, the one it was trained on.
+5. ``manifest_mismatch``: its files are the ones that were registered.
+6. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.adapters.stages import TRANSITIONS, Stage
+from ft_assets.adapters.whole_model import OWN_SERVER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,8 @@ class Candidate:
 
 def refusals(candidate: Candidate) -> list[Refusal]:
     """Why `candidate` may not be promoted, in the order of the rules; empty if it may."""
+    if candidate.record.type == FULL:
+        return [OWN_SERVER]
     return [*_record_refusals(candidate), *candidate.file_refusals, *candidate.package_refusals]
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from ft_assets.errors import InvalidRequest
 
-TaskMetric = Literal["auto", "exact_match", "accuracy", "json_valid", "perplexity"]
-TASK_METRICS = ("auto", "exact_match", "accuracy", "json_valid", "perplexity")
+TaskMetric = Literal["auto", "exact_match", "accuracy", "json_valid", "perplexity", "preference_accuracy"]
+TASK_METRICS = ("auto", "exact_match", "accuracy", "json_valid", "perplexity", "preference_accuracy")
 OPTIONAL_RULES = ("golden", "task", "perplexity")
 """Rules of the gate that a job may skip; that the adapter is applied is never skipped."""
 
@@ -17,11 +17,14 @@ OPTIONAL_RULES = ("golden", "task", "perplexity")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
     task_metric: TaskMetric = "auto"
-    """What "better at the task" means. ``auto``: exact match where answers are JSON or a few words, else perplexity."""
-    min_relative_gain: float = 0.05
-    """Least gain of the task metric over the base model, relative to it (perplexity: least fall)."""
-    max_perplexity_ratio: float = 1.0
-    """Most that validation perplexity may be, as a multiple of the base model's."""
+    """What "better at the task" means. ``auto``: for preference methods the accuracy on held-out preferences; for continued pre-training
+    and plain text perplexity; else exact match where answers are JSON or a few words, and perplexity where they are not."""
+    min_relative_gain: float | None = None
+    """Least gain of the task metric over the base model, relative to it (perplexity: least fall). None: 5 %; where text is
+    learned any fall that is no noise, for the whole of a domain moves by less than an answer."""
+    max_perplexity_ratio: float | None = None
+    """Most that validation perplexity may be, as a multiple of the base model's. None: 1; for preference methods, which trade the
+    likelihood of wanted answers for distance to the others, 2 (0.7 nats a token)."""
     golden_min_share: float = 0.9
     """Share of golden prompts answered coherently; a base model that is below it itself is the bar instead."""
     max_items: int = 200

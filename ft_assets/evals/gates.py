@@ -6,23 +6,30 @@ Rules, in order; every rule is evaluated, so that a quarantined adapter shows al
 2. ``golden``: at least `golden_min_share` of the golden prompts are answered coherently, or as many as by the base.
 3. ``task``: the task metric is at least `min_relative_gain` better than the base's, relative to it, and the 95 %
    interval of the gain lies above zero. Where that much gain would pass a perfect score, a perfect score is enough.
-4. ``perplexity``: on validation it is at most `max_perplexity_ratio` times the base's.
-5. A rule without data passes with the code ``not_measured``; but if neither 3 nor 4 could be measured, the verdict is
-   ``nothing_measured``.
+   Of preferences the metric is the accuracy of implicit rewards (the base's is 0.5), and in place of the interval stands
+   a test: at random it is reached in 5 % of cases at most.
+4. ``perplexity``: on validation it is at most `max_perplexity_ratio` times the base's; of preferences, that of the wanted answers.
+5. A rule without data passes with the code ``not_measured``; but if neither 3 nor 4 could be measured, or of preferences not 3,
+   the verdict is ``nothing_measured``.
 6. A rule that the job skips is evaluated and reported, and does not block.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.report import EvalReport, Score
+from ft_assets.evals.report import PREFERENCE_ACCURACY, Aim, EvalReport, Score
 
 PASSED: Literal["passed"] = "passed"
 QUARANTINED: Literal["quarantined"] = "quarantined"
+MIN_RELATIVE_GAIN: Mapping[Aim, float] = {"answers": 0.05, "preferences": 0.05, "text": 0.0}
+MAX_PERPLEXITY_RATIO: Mapping[Aim, float] = {"answers": 1.0, "preferences": 2.0, "text": 1.0}
+"""Defaults of `EvalConfig`, by what was taught."""
+ALPHA = 0.05
 EPSILON = 1e-9
 """Scores are means of floats: a gain that is exactly the bar must pass."""
 
@@ -61,19 +68,27 @@ def judge(report: EvalReport, config: EvalConfig) -> Verdict:
     if report.adapter_applied:
         task, perplexity = _task(report, config), _perplexity(report, config)
         findings += [_golden(report, config), task, perplexity]
-        if task.code == perplexity.code == "not_measured":
-            detail = "neither a holdout nor validation windows: keep a validation file or a larger dataset"
+        if task.code == "not_measured" and (report.aim == "preferences" or perplexity.code == "not_measured"):
+            detail = "nothing was held out to measure it on: give a validation file or a larger dataset"
+            if report.aim == "preferences":
+                detail = "no preferences were held out, or of one side only: give a validation file or a larger dataset"
             findings.append(Finding(rule="measured", code="nothing_measured", passed=False, blocking=True, detail=detail))
     failed = any(f.blocking and not f.passed for f in findings)
     return Verdict(outcome=QUARANTINED if failed else PASSED, findings=tuple(findings))
 
 
 def task_score(report: EvalReport, config: EvalConfig) -> Score | None:
-    """The score that rule 3 compares: the configured metric, or the one that fits the holdout's answers."""
-    metric = config.task_metric
-    if metric == "auto":
-        metric = "exact_match" if report.literal else "perplexity"
-    return report.score("validation" if metric == "perplexity" else "holdout", metric)
+    """The score that rule 3 compares: the configured metric, or the one that fits what was taught."""
+    metric: str = config.task_metric
+    if metric == "auto" and report.aim == "preferences":
+        metric = PREFERENCE_ACCURACY
+    elif metric == "auto":
+        metric = "exact_match" if report.literal and report.aim == "answers" else "perplexity"
+    return report.score("validation" if metric in ("perplexity", PREFERENCE_ACCURACY) else "holdout", metric)
+
+
+def _min_gain(report: EvalReport, config: EvalConfig) -> float:
+    return MIN_RELATIVE_GAIN[report.aim] if config.min_relative_gain is None else config.min_relative_gain
 
 
 def _finding(rule: str, config: EvalConfig, failure: str | None, detail: str) -> Finding:
@@ -107,19 +122,26 @@ def _task(report: EvalReport, config: EvalConfig) -> Finding:
         return _not_measured("task", config)
     if not math.isfinite(score.adapter):
         return _finding("task", config, "task_not_better", f"{score.metric} is not a finite number")
+    gain = _min_gain(report, config)
     if score.metric == "perplexity":
-        bar = score.base * (1 - config.min_relative_gain)
+        bar = score.base * (1 - gain)
         reached = score.adapter <= bar + EPSILON
         perfect = False
     else:
-        bar = min(1.0, score.base * (1 + config.min_relative_gain))
-        perfect = bar == 1.0 and score.adapter >= bar - EPSILON
+        bar = min(1.0, score.base * (1 + gain))
+        perfect = score.p_value is None and bar == 1.0 and score.adapter >= bar - EPSILON
         reached = perfect or (score.adapter >= bar - EPSILON and score.adapter > score.base)
     detail = (
         f"{score.metric} {score.adapter:.3f}, base {score.base:.3f}, needed {bar:.3f}; gain {score.ci_low:+.3f} to {score.ci_high:+.3f}"
     )
+    if score.p_value is not None:
+        detail += f"; {score.p_value:.2%} chance of that at random over {score.n}, {ALPHA:.0%} allowed"
     if not reached:
         return _finding("task", config, "task_not_better", detail)
+    if score.p_value is not None and score.p_value > ALPHA:
+        return _finding("task", config, "task_gain_within_noise", f"{detail}: hold out more of them, or train further")
+    if score.p_value is not None:
+        return _finding("task", config, None, detail)
     return _finding("task", config, None if score.ci_low > 0 or perfect else "task_gain_within_noise", detail)
 
 
@@ -127,6 +149,7 @@ def _perplexity(report: EvalReport, config: EvalConfig) -> Finding:
     score = report.score("validation", "perplexity")
     if score is None:
         return _not_measured("perplexity", config)
-    bar = score.base * config.max_perplexity_ratio
+    ratio = MAX_PERPLEXITY_RATIO[report.aim] if config.max_perplexity_ratio is None else config.max_perplexity_ratio
+    bar = score.base * ratio
     failure = None if score.adapter <= bar + EPSILON else "perplexity_worse"
     return _finding("perplexity", config, failure, f"validation perplexity {score.adapter:.3f}, base {score.base:.3f}, at most {bar:.3f}")

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from ft_assets.evals import golden, metrics, suites
+from ft_assets.evals import golden, metrics, preferences, suites
+from ft_assets.training.methods import Method
 
 SAMPLE_ROWS = 20
 """Items shown whole; enough to see what a model does, small enough for an asset's metadata."""
 SAMPLE_CHARS = 600
+
+
+Aim = Literal["answers", "text", "preferences"]
+"""What a training teaches, and so what is measured first: to answer as wanted, to expect a kind of text, to prefer some answers."""
+PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +36,8 @@ class Score:
     ci_low: float
     ci_high: float
     """95 % interval of adapter minus base, paired over items. For perplexity: of the base's loss minus the adapter's."""
+    p_value: float | None = None
+    """Chance that noise alone scores as well, where the metric has a test of that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +65,7 @@ class EvalReport:
     """``(id, fault)`` of the golden prompts on which the adapter fails."""
     samples: tuple[Sample, ...]
     seconds: float
+    aim: Aim = "answers"
 
     def score(self, suite: str, metric: str) -> Score | None:
         return next((s for s in self.scores if s.suite == suite and s.metric == metric), None)
@@ -82,8 +91,21 @@ class EvalReport:
         )
 
 
+def aim_of(method: Method, *, num_answers: int) -> Aim:
+    """What `method` teaches; where no answer is expected (rows of plain text), the text."""
+    if method.pack != "windows":
+        return "preferences"
+    return "text" if method.every_token or not num_answers else "answers"
+
+
 def build(
-    result: Mapping[str, Any], holdout: Sequence[suites.Item], *, base_model: str, base_digest: str, adapter_manifest_sha256: str
+    result: Mapping[str, Any],
+    holdout: Sequence[suites.Item],
+    *,
+    method: Method,
+    base_model: str,
+    base_digest: str,
+    adapter_manifest_sha256: str,
 ) -> EvalReport:
     """The report of one runner result; of an adapter that was not applied, a report without scores."""
     sections: dict[str, Any] = {name: result.get(name) for name in ("base", "adapter", "previous")}
@@ -97,10 +119,11 @@ def build(
         adapter_applied=bool(proof.get("applied", False)),
         max_logit_difference=float(proof.get("max_logit_difference", 0.0)),
         literal=suites.is_literal(holdout),
-        scores=tuple(_scores(sections, holdout)) if scored else (),
+        scores=(*_scores(sections, holdout), *_preference(result, sections, method)) if scored else (),
         golden_faults=_golden_faults(sections["adapter"]) if scored else (),
         samples=_samples(sections, holdout) if scored else (),
         seconds=float(result.get("seconds", 0.0)),
+        aim=aim_of(method, num_answers=len(holdout)),
     )
 
 
@@ -152,6 +175,32 @@ def _perplexity(sections: Mapping[str, Any]) -> Score | None:
         ci_low=interval.low,
         ci_high=interval.high,
     )
+
+
+def _preference(result: Mapping[str, Any], sections: Mapping[str, Any], method: Method) -> list[Score]:
+    """Accuracy and margin of implicit rewards on held-out preferences; none unless both sides were held out."""
+    base = sections["base"]
+    if not result.get("preferences") or not base.get("validation") or not base.get("unwanted"):
+        return []
+
+    def measured(section: Mapping[str, Any]) -> preferences.Preference:
+        sides = (preferences.rewards(base[s], section[s], per_token=method.reward_per_token) for s in ("validation", "unwanted"))
+        return (preferences.of_pairs if result["preferences"] == "pairs" else preferences.of_judged)(*sides)
+
+    found = measured(sections["adapter"])
+    before = measured(sections["previous"]) if sections["previous"] else None
+    accuracy, margin, chance = found.accuracy_interval, found.margin_interval, preferences.CHANCE
+    return [
+        Score(
+            suite="validation", metric=PREFERENCE_ACCURACY, n=found.n, base=chance, adapter=found.accuracy,
+            previous=before.accuracy if before else None, ci_low=accuracy.low - chance, ci_high=accuracy.high - chance,
+            p_value=found.p_value,
+        ),
+        Score(
+            suite="validation", metric=PREFERENCE_MARGIN, n=found.n, base=0.0, adapter=found.margin,
+            previous=before.margin if before else None, ci_low=margin.low, ci_high=margin.high,
+        ),
+    ]  # fmt: skip
 
 
 def _golden_faults(adapter: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

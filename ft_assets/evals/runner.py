@@ -12,27 +12,24 @@ nothing was written.
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
-
 from ft_assets.errors import FtError, InvalidRequest
-from ft_assets.evals import run_file, suites
+from ft_assets.evals import preferences, run_file, suites
 from ft_assets.evals.run_file import EvalRun
 
 HEARTBEAT_S = 2.0
 
 Section = dict[str, Any]
+NOTHING = preferences.HeldOut(wanted=[], unwanted=[], kind=None)
 
 
 class Stopped(BaseException):
@@ -72,29 +69,6 @@ class Heart:
             run_file.write_json(self._path, {"time": time.time(), "attempt": 1, **self._state})
 
 
-def validation_examples(pack_dir: Path | None, *, limit: int) -> list[tuple[list[int], list[int]]]:
-    """``(input_ids, labels)`` of the validation examples of a pack: windows cut back into their examples, answers that are wanted."""
-    examples: list[tuple[list[int], list[int]]] = []
-    for shard in sorted(pack_dir.glob("val-*.parquet")) if pack_dir else []:
-        for row in pq.read_table(shard).to_pylist():
-            examples += [(ids, labels) for ids, labels in _examples_of(row) if any(label != -100 for label in labels)]
-    step = max(1, math.ceil(len(examples) / limit))
-    return examples[::step]
-
-
-def _examples_of(row: Mapping[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
-    """The examples of one row of a pack: those of a window, the chosen side of a pair, a judged answer if it is good."""
-    if "chosen_input_ids" in row:
-        yield row["chosen_input_ids"], row["chosen_labels"]
-    elif "label" in row:
-        if row["label"]:
-            yield row["input_ids"], row["labels"]
-    else:
-        ends = np.cumsum(row["seq_lengths"]).tolist()
-        for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            yield row["input_ids"][start:end], [-100, *row["labels"][start + 1 : end]]
-
-
 class Evaluation:
     """One run: the subject, its items, and the sections of the result."""
 
@@ -103,7 +77,7 @@ class Evaluation:
         self.suite_digest = run.suite_digest()
         self.holdout = run.holdout_items()
         self.golden = suites.golden_items() if run.golden else []
-        self.validation = validation_examples(run.validation_pack_dir, limit=run.max_items)
+        self.held_out = preferences.held_out(run.validation_pack_dir, limit=run.max_items) if run.validation_pack_dir else NOTHING
         from ft_assets.evals.subject import Subject  # torch and PEFT take seconds: the heart beats by now
 
         self.subject = Subject(run.base_model_dir, batch_size=run.batch_size, progress=heart.step)
@@ -117,6 +91,7 @@ class Evaluation:
             "adapter": None,
             "previous": None,
             "applied": None,
+            "preferences": self.held_out.kind,
         }
         body["error"] = None
         if self.run.adapter_dir:
@@ -124,7 +99,7 @@ class Evaluation:
             difference = self.subject.difference("candidate")
             body["applied"] = {"applied": difference > 0.0, "max_logit_difference": min(difference, sys.float_info.max)}
             if difference == 0.0:
-                message = "the adapter changes nothing: its logits equal the base model's; look at whether training moved its weights"
+                message = "training changed nothing: the logits equal the base model's; look at whether training moved the weights"
                 return {**body, "error": {"code": run_file.ADAPTER_NOT_APPLIED, "message": message, "param": None}}
             body["adapter"] = self._adapted("candidate", "adapter")
         if self.run.adapter_dir and self.run.previous_adapter_dir:
@@ -144,7 +119,8 @@ class Evaluation:
 
     def _section(self, title: str) -> Section:
         started = time.monotonic()
-        self.heart.phase(title, total_steps=len(self.holdout) + len(self.golden) + len(self.validation))
+        wanted, unwanted = self.held_out.wanted, self.held_out.unwanted
+        self.heart.phase(title, total_steps=len(self.holdout) + len(self.golden) + len(wanted) + len(unwanted))
         decoding = self.run.decoding
         longest = self.subject.longest([item.expected or "" for item in self.holdout])
         budget = min(decoding.max_new_tokens, longest + longest // 2 + 8)
@@ -152,7 +128,8 @@ class Evaluation:
             "suite_digest": self.suite_digest,
             "holdout": self.subject.answer(self.holdout, budget),
             "golden": self.subject.answer(self.golden, decoding.golden_max_new_tokens) if self.golden else None,
-            "validation": self.subject.loss(self.validation) if self.validation else None,
+            "validation": self.subject.loss(wanted) if wanted else None,
+            "unwanted": self.subject.loss(unwanted) if unwanted else None,
         }
         return {**section, "seconds": time.monotonic() - started}
 

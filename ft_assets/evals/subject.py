@@ -1,10 +1,11 @@
-"""The model under evaluation: the base, with adapters switched on and off, answering items and scoring examples.
+"""The model under evaluation: the base, with adapters switched on and off, or a whole model in its place.
 
 The only module of this stage that imports torch; the runner imports it after it has read its input.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,39 +22,81 @@ from ft_assets.evals import suites
 NLL_CAP = 1e4
 """Stands for a loss per token that is no number: keeps the result valid JSON, and the adapter last in any comparison."""
 PROOF_PROMPT = "Say something."
+ADAPTER_CONFIG = "adapter_config.json"
+"""What a directory with an adapter holds, and one with a whole model does not."""
 
 
 class Subject:
-    """A loaded model that answers suites; the adapter is switched by :meth:`applied`."""
+    """A loaded model that answers suites; what is judged beside the base is switched on by :meth:`applied`.
+
+    Adapters share the base. A whole model takes its place in memory: there is room for one.
+    """
 
     def __init__(self, base_model_dir: Path, *, batch_size: int, progress: Callable[[int], None]) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         self.tokenizer: Any = AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
-        model: Any = AutoModelForCausalLM.from_pretrained(base_model_dir, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-        self.model: Any = model.to(device).eval()
-        self._device, self._exact_merge = device, dtype == torch.float32
+        self._device, self._dtype = device, dtype
+        self._base_dir, self._directories = base_model_dir, dict[str, Path]()
+        self._load(base_model_dir)
         self._batch_size, self._progress = batch_size, progress
         self._pad = next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None)
         self._ends = _end_tokens(self.model, self.tokenizer)
 
-    def add(self, name: str, adapter_dir: Path) -> None:
-        """Load an adapter beside the base; the base stays reachable."""
-        try:
-            if isinstance(self.model, PeftModel):
-                self.model.load_adapter(str(adapter_dir), adapter_name=name)
-            else:
-                self.model = PeftModel.from_pretrained(self.model, str(adapter_dir), adapter_name=name)
-        except (ValueError, RuntimeError, KeyError) as e:
-            raise InvalidRequest(f"adapter {adapter_dir} does not fit the base model: {e}", code="adapter_unloadable") from e
-        self.model.eval()
+    def add(self, name: str, directory: Path) -> None:
+        """What may be applied under `name`: an adapter of the base, or a whole model."""
+        self._directories[name] = directory
+        if not self._is_whole(name):
+            self._attach(name)
 
     @contextmanager
     def applied(self, name: str) -> Iterator[None]:
-        """The named adapter in effect: merged where that is exact to 1e-5 (fp32), beside the weights elsewhere."""
-        self.model.set_adapter(name)
-        with self._merged(name) if self._exact_merge else nullcontext():
+        """`name` in effect: an adapter merged where that is exact to 1e-5 (fp32), beside the weights elsewhere; a whole model as it is."""
+        if self._is_whole(name):
+            self._load(self._directories[name])
             yield
+            return
+        self._attach(name)
+        self.model.set_adapter(name)
+        with self._merged(name) if self._dtype == torch.float32 else nullcontext():
+            yield
+
+    def _is_whole(self, name: str) -> bool:
+        return not (self._directories[name] / ADAPTER_CONFIG).is_file()
+
+    def _load(self, directory: Path) -> None:
+        """Have the model of `directory` in memory, bare, in place of what was there."""
+        if getattr(self, "_loaded", None) == directory:
+            return
+        self.model: Any = None
+        gc.collect()
+        load: Any = AutoModelForCausalLM.from_pretrained
+        try:
+            model, found = load(directory, dtype=self._dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        except (ValueError, RuntimeError, KeyError, OSError) as e:
+            if directory == self._base_dir:
+                raise
+            raise InvalidRequest(f"the model in {directory} cannot be loaded: {e}", code="adapter_unloadable") from e
+        if directory != self._base_dir and (absent := [*found["missing_keys"], *found["mismatched_keys"]]):
+            raise InvalidRequest(f"the model in {directory} lacks {absent[0]}, or it has another shape", code="adapter_unloadable")
+        self.model = model.to(self._device).eval()
+        self._loaded, self._attached = directory, set[str]()
+
+    def _attach(self, name: str) -> None:
+        """Have the base in memory, and the adapter `name` beside it."""
+        self._load(self._base_dir)
+        if name in self._attached:
+            return
+        directory = self._directories[name]
+        try:
+            if isinstance(self.model, PeftModel):
+                self.model.load_adapter(str(directory), adapter_name=name)
+            else:
+                self.model = PeftModel.from_pretrained(self.model, str(directory), adapter_name=name)
+        except (ValueError, RuntimeError, KeyError) as e:
+            raise InvalidRequest(f"adapter {directory} does not fit the base model: {e}", code="adapter_unloadable") from e
+        self._attached.add(name)
+        self.model.eval()
 
     @contextmanager
     def _merged(self, name: str) -> Iterator[None]:
@@ -65,13 +108,18 @@ class Subject:
 
     @torch.no_grad()
     def difference(self, name: str) -> float:
-        """Largest difference between the adapter's and the base's logits on one prompt."""
+        """Largest difference between its and the base's logits on one prompt."""
         ids = torch.tensor([self.render([{"role": "user", "content": PROOF_PROMPT}])], device=self._device)
-        self.model.set_adapter(name)
-        with_adapter = self.model(input_ids=ids, use_cache=False).logits
-        with self.model.disable_adapter():
+        self._load(self._base_dir)
+        with self.model.disable_adapter() if self._attached else nullcontext():
             without = self.model(input_ids=ids, use_cache=False).logits
-        return float((with_adapter - without).abs().max().nan_to_num(nan=math.inf))
+        if self._is_whole(name):
+            self._load(self._directories[name])
+        else:
+            self._attach(name)
+            self.model.set_adapter(name)
+        changed = self.model(input_ids=ids, use_cache=False).logits
+        return float((changed - without).abs().max().nan_to_num(nan=math.inf))
 
     def render(self, messages: Sequence[Any]) -> list[int]:
         """Token ids of the prompt, rendered by the model's own chat template."""

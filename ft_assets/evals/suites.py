@@ -17,7 +17,7 @@ from ft_assets.evals import golden, metrics
 
 Message = Mapping[str, Any]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever rendering, decoding or scoring changes meaning: older cached answers are then not found."""
 SHORT_ANSWER_WORDS = 8
 """An expected answer of at most this many words can be asked for to the letter (a label, a number, a name)."""

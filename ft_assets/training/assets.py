@@ -16,8 +16,9 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
-        held = attempts.claim(opened, tenant, job_id)
-        ending = training.follow(opened, platform.launcher(), held, say=context.log.info)
+        launcher = platform.launcher()
+        held = training.take(opened, launcher, tenant, job_id)
+        ending = training.follow(opened, launcher, held, say=context.log.info)
         state = attempts.finish(opened, held, ending)
     watching.flush(opened)
     if state is not JobState.EVALUATING:

@@ -1,6 +1,8 @@
 """Checkpoints as files: written beside, digested, verified, committed by one rename; damage is found before it is loaded.
 
     checkpoints/.tmp-<token>-step-00000010/   being written; never read, swept by ``retain``
+    checkpoints/.tmp-...-replaced-step-...    the one before it, while the two change places; ``sweep`` puts back what a crash left so
+    checkpoints/.tmp-...-gone-step-...        given up; a half-deleted checkpoint never has a checkpoint's name
     checkpoints/step-00000010/                committed: complete, its digests were re-read after writing
         manifest.json                         who wrote it, every part with sha256 and size, and a digest of all this
 
@@ -39,10 +41,12 @@ RESUMABLE = ("*model*.safetensors", "optimizer.pt", "schedule.pt", STATE)
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 """Parts of a finished LoRA adapter."""
 _DRAFT = ".tmp-"
+_REPLACED, _GONE = "replaced", "gone"
 _PROCESS = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
 """Tells this process's drafts from those of the dead: in a container every process may have the same id."""
 _tokens = {_PROCESS}
 _MAX_THREADS = 8
+_STEP = "step-" + "[0-9]" * 8
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -76,6 +80,17 @@ class Manifest:
         return asdict(self)
 
 
+def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
+    """Patterns that each must match a part for a resume under the strategy of `spec`, the place in the run included."""
+    if spec.adapter != "full":
+        return ("adapter_model.safetensors", "optimizer.pt", "schedule.pt", STATE)
+    if spec.strategy == "fsdp2":
+        return ("distributed/.metadata", "distributed/*.distcp", "schedule.pt", STATE)
+    if spec.strategy.startswith("zero"):
+        return ("zero/*optim_states.pt", "zero/*model_states.pt", "schedule.pt", STATE)
+    return RESUMABLE
+
+
 def step_name(step: int) -> str:
     """Directory name of the checkpoint of `step`; names sort as steps do."""
     return f"step-{step:08d}"
@@ -98,9 +113,30 @@ def begin(target: Path, *, token: str | None = None) -> Path:
 
 
 def sweep(checkpoints_dir: Path) -> None:
-    """Remove every draft: what an attempt does before its first checkpoint, when nobody else writes there."""
+    """Remove every draft: what an attempt does before its first checkpoint, when nobody else writes there.
+
+    One that a crash kept from its name, whole, gets it (:func:`recover`).
+    """
+    recover(checkpoints_dir)
     for draft in checkpoints_dir.glob(f"{_DRAFT}*"):
         discard(draft)
+
+
+def recover(checkpoints_dir: Path) -> list[Path]:
+    """Give sealed drafts their name where a crash came before the rename; the checkpoint that one was to replace, where it is not whole."""
+    found = []
+    for path in sorted(checkpoints_dir.glob(f"{_DRAFT}*-{_STEP}"), key=lambda p: f"-{_REPLACED}-" in p.name):
+        target = path.with_name(path.name[-len(step_name(0)) :])
+        if target.exists() or f"-{_GONE}-" in path.name:
+            continue
+        try:
+            verify(path)
+        except IntegrityError:
+            continue
+        path.rename(target)
+        _fsync(checkpoints_dir)
+        found.append(target)
+    return found
 
 
 def discard(draft: Path) -> None:
@@ -271,7 +307,7 @@ def committed(checkpoints_dir: Path) -> list[Path]:
     """Directories of committed checkpoints, oldest first; their content is not looked at."""
     if not checkpoints_dir.is_dir():
         return []
-    return sorted(p for p in checkpoints_dir.iterdir() if p.is_dir() and fnmatch.fnmatch(p.name, "step-" + "[0-9]" * 8))
+    return sorted(p for p in checkpoints_dir.iterdir() if p.is_dir() and fnmatch.fnmatch(p.name, _STEP))
 
 
 def latest_valid(
@@ -309,13 +345,21 @@ def retain(checkpoints_dir: Path, keep_last: int, *, keep_step: int | None = Non
     removed = [p for p in committed(checkpoints_dir)[:-keep_last] if p.name != spared]
     ours = tuple(f"{_DRAFT}{token}-" for token in _tokens)
     doomed = [p for p in checkpoints_dir.glob(f"{_DRAFT}*") if not p.name.startswith(ours)]
-    for path in removed:
-        aside = path.with_name(f"{_DRAFT}{_PROCESS}-gone-{path.name}")  # a half-deleted checkpoint never has a checkpoint's name
-        path.rename(aside)
-        doomed.append(aside)
+    doomed += [_renamed(path, _GONE) for path in removed]
     for path in doomed:
         discard(path)
     return removed
+
+
+def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
+    """Delete the committed checkpoints of steps after `step`, where a run is about to go on from; 0: all. Returns where they were.
+
+    Damaged or of another training, they would count as the newest, and what the run writes would go before them.
+    """
+    newer = [path for path in committed(checkpoints_dir) if path.name > step_name(step)]
+    for aside in [_renamed(path, _GONE) for path in newer]:
+        discard(aside)
+    return newer
 
 
 def manifest_digest(directory: Path) -> str:
@@ -333,11 +377,22 @@ def _sealed_before(target: Path, spec: TrainingSpec, *, step: int, attempt: int)
 
 def _put_in_place(draft: Path, target: Path) -> None:
     """Rename `draft` to `target`; where that exists, the two change places in one step."""
-    if target.exists() and not _exchange(draft, target):
-        shutil.rmtree(target)  # no exchange on this file system: the draft is complete and durable beside it
+    replaced = None
+    if target.exists() and not _exchange(draft, target):  # not on this file system: `recover` finds both after a crash
+        replaced = _renamed(target, _REPLACED)
     if draft.exists() and not target.exists():
         draft.rename(target)
     _fsync(target.parent)
+    if replaced is not None:
+        discard(replaced)
+
+
+def _renamed(path: Path, why: str) -> Path:
+    """`path` under a name that no checkpoint has."""
+    aside = path.with_name(f"{_DRAFT}{_PROCESS}-{why}-{path.name}")
+    discard(aside)
+    path.rename(aside)
+    return aside
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -76,6 +76,8 @@ def _precision(c: Combination) -> Iterator[InvalidRequest]:
         )
     if c.precision == "fp32" and c.requested.get("attention") == "flash_attention_2":
         yield refusal("attention", "flash_attention_2 has kernels for bf16 and fp16 only, and precision is fp32; use sdpa, or bf16")
+    if c.requested.get("attention") == "flex_attention" and methods.get(c.method).pack != "windows":
+        yield refusal("attention", f"flex_attention is for packed windows, and method {c.method} has none; use sdpa, or leave it out")
 
 
 def _strategy(c: Combination) -> Iterator[InvalidRequest]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_assets.errors import Fault
+from ft_assets.training.requested import least_per_device
 from ft_assets.training.spec import TrainingSpec
 
 
@@ -59,12 +60,12 @@ class StopReason(enum.StrEnum):
     PAUSE = "pause"
     CANCEL = "cancel"
     STALLED = "stalled"
-    """No heartbeat for :data:`HEARTBEAT_LIMIT_S`."""
+    """No heartbeat for :data:`HEARTBEAT_LIMIT_S`, or a heartbeat without progress."""
 
 
 HEARTBEAT_LIMIT_S = 30.0
-MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "disk_full": 5, "node_lost": 10}
-"""Failures in a row, none further than the one before, after which a job is a dead letter."""
+MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "disk_full": 5, "node_lost": 10, "preempted": 10}
+"""Failures of a name, since an attempt last got further than all before it, after which a job is a dead letter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,18 +82,21 @@ class ExitEvidence:
 
     @classmethod
     def read(cls, work_dir: Path, attempt: int) -> ExitEvidence | None:
-        """Evidence of `attempt`; None where there is none or it is torn.
+        """Evidence of `attempt`; None where there is none, or it is torn, or ranks say no more than that they lost one another.
 
-        A rank other than 0 writes a file of its own only when it failed by itself. It wins over a leader that was
-        merely told to stop because of it.
+        A rank other than 0 writes a file of its own only when it failed by itself. What it explains wins over a leader that
+        was merely told to stop because of it, or merely lost the connection to it.
         """
         leader = cls._parse(work_dir / f"exit-a{attempt}.json")
-        if leader is None or leader.outcome is Outcome.PREEMPTED:
-            for path in sorted(work_dir.glob(f"exit-a{attempt}.rank*.json")):
-                follower = cls._parse(path)
-                if follower is not None:
-                    return follower
-        return leader
+        if leader is not None and leader.outcome is not Outcome.PREEMPTED and not leader._lost_another():
+            return leader
+        followers = [found for path in sorted(work_dir.glob(f"exit-a{attempt}.rank*.json")) if (found := cls._parse(path))]
+        explained = sorted((f for f in followers if not f._lost_another()), key=lambda f: f.outcome is Outcome.INTERNAL)
+        return next(iter(explained), None if leader is None or leader._lost_another() else leader)
+
+    def _lost_another(self) -> bool:
+        """Whether a broken exchange with another rank ended the process: it tells that one of them is gone, and not why."""
+        return self.outcome is Outcome.INTERNAL and bool(self.detail.get("communication"))
 
     @classmethod
     def _parse(cls, path: Path) -> ExitEvidence | None:
@@ -123,6 +127,10 @@ class Evidence:
     """Of the leader process; under torchrun it says only that some rank failed."""
     stop_reason: StopReason | None = None
     heartbeat_age_s: float | None = None
+    stall: str | None = None
+    """What was seen of a workload that was stopped because it stalled."""
+    spec: TrainingSpec | None = None
+    """What was trained: it tells whether a smaller micro-batch is left to try."""
     committed_step: int = 0
     last_step: int = 0
     history: Sequence[PastAttempt] = ()
@@ -147,7 +155,7 @@ def classify(e: Evidence) -> FailureClass | None:
     2. A stop by the tenant (cancel, pause) is no failure to repeat.
     3. A failure that the process itself explains keeps its explanation.
     4. No evidence: stalled if that is why it was stopped or its heartbeat is too old, else its node was lost.
-    5. A rule that resumes gives up after N failures in a row without progress: dead letter.
+    5. A rule that resumes gives up after N failures without progress: dead letter.
     """
     if e.exit is not None and e.exit.outcome is Outcome.SUCCEEDED:
         return None
@@ -165,25 +173,34 @@ def classify(e: Evidence) -> FailureClass | None:
 
 
 def with_half_batch(spec: TrainingSpec) -> TrainingSpec | None:
-    """`spec` with half the windows in a micro-batch and the same global batch; None where one window is all there is."""
+    """`spec` with half the rows in a micro-batch, or the nearest number below that leaves the global batch as it is.
+
+    None where the method trains on no smaller micro-batch.
+    """
     opt = spec.optimization
-    if opt.per_device_batch_size < 2 or opt.per_device_batch_size % 2:
+    rows = opt.per_device_batch_size * opt.accumulation_steps
+    most = min((opt.per_device_batch_size + 1) // 2, opt.per_device_batch_size - 1)
+    smaller = next((n for n in range(most, least_per_device(spec.method) - 1, -1) if rows % n == 0), None)
+    if smaller is None:
         return None
-    halved = replace(opt, per_device_batch_size=opt.per_device_batch_size // 2, accumulation_steps=opt.accumulation_steps * 2)
-    return replace(spec, optimization=halved)
+    return replace(spec, optimization=replace(opt, per_device_batch_size=smaller, accumulation_steps=rows // smaller))
 
 
 def failures_without_progress(history: Sequence[PastAttempt], *, code: str, committed_step: int, last_step: int) -> int:
-    """Failures named `code`, this one included, since an attempt last got further than the one before it.
+    """Failures named `code`, this one included, since an attempt last got further than all attempts before it.
 
-    Failures of other names in between neither count nor excuse: two that alternate for ever end as well.
+    Steps that were committed come first: those after them are lost with the attempt. Failures of other names in between
+    neither count nor excuse: two that alternate for ever end as well. A smaller micro-batch, had once, counts anew.
     """
-    count, furthest = 1, (committed_step, last_step)
-    for past in reversed(history):
-        if furthest[0] > past.committed_step or furthest[1] > past.last_step:
-            break
-        count, furthest = count + (past.code == code), (past.committed_step, past.last_step)
-    return count
+    past = list(history)
+    began = max((i + 1 for i, p in enumerate(past) if p.code == Outcome.OOM), default=0)
+    row = [*past[began:], PastAttempt(code=code, committed_step=committed_step, last_step=last_step)]
+    furthest, since = (-1, -1), 0
+    for i, attempt in enumerate(row):
+        reached = (attempt.committed_step, attempt.last_step)
+        if reached > furthest:
+            furthest, since = reached, i
+    return sum(attempt.code == code for attempt in row[since:])
 
 
 def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:
@@ -202,7 +219,7 @@ def _stalled(e: Evidence) -> FailureClass:
         code="stalled",
         fault=Fault.PLATFORM,
         retry=Retry.RESUME,
-        message=f"no heartbeat within {HEARTBEAT_LIMIT_S:.0f} s (age {age}) after step {e.last_step}",
+        message=f"{e.stall or f'no heartbeat within {HEARTBEAT_LIMIT_S:.0f} s (age {age})'} after step {e.last_step}",
         remedy="nothing to do: it resumes from its last checkpoint",
     )
 
@@ -221,11 +238,35 @@ def _node_lost(e: Evidence) -> FailureClass:
 def _explained(e: Evidence, exit_: ExitEvidence) -> FailureClass:
     fault, retry, remedy = _RULES[exit_.outcome]
     code = str(exit_.outcome)
-    if exit_.outcome is Outcome.OOM and (exit_.detail.get("per_device_batch_size", 1) < 2 or any(p.code == "oom" for p in e.history)):
-        retry = Retry.NEVER
+    if exit_.outcome is Outcome.OOM:
+        retry, remedy = _after_oom(e)
     if exit_.outcome is Outcome.INTERNAL and exit_.detail.get("code") == "base_model_unavailable":
         code, remedy = "base_model_unavailable", "an operator restores the base model on the node; the job resumes by itself"
     return FailureClass(code=code, fault=fault, retry=retry, message=exit_.message, remedy=remedy)
+
+
+def _after_oom(e: Evidence) -> tuple[Retry, str]:
+    """Whether it is tried again, and in words that hold for this training what follows."""
+    full = e.spec is not None and e.spec.lora is None
+    lower = f"lower max_seq_len{', train with lora' if full else ' or rank'}, or use more GPUs"
+    if any(p.code == Outcome.OOM for p in e.history):
+        return Retry.NEVER, f"it did not fit with the smaller micro-batch either: {lower}"
+    halved = None if e.spec is None else with_half_batch(e.spec)
+    if e.spec is None or halved is None:
+        return Retry.NEVER, f"it is not retried, no smaller micro-batch is left{_least(e.spec)}: {lower}"
+    before, after = e.spec.optimization, halved.optimization
+    how = "half the micro-batch" if 2 * after.per_device_batch_size == before.per_device_batch_size else "a smaller micro-batch"
+    onward = "from its last checkpoint"
+    if halved.resume_sha256 != e.spec.resume_sha256:
+        onward = f"from the beginning, because {e.spec.method} compares the rows of a micro-batch"
+    rows = f"{after.per_device_batch_size} instead of {before.per_device_batch_size} rows, the same global batch"
+    return Retry.HALVE_BATCH, f"it is retried once with {how} ({rows}), {onward}; if that fails too, {lower}"
+
+
+def _least(spec: TrainingSpec | None) -> str:
+    if spec is None:
+        return ""
+    return f" ({spec.optimization.per_device_batch_size} rows; {spec.method} needs {least_per_device(spec.method)})"
 
 
 _RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
@@ -241,7 +282,7 @@ _RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
     Outcome.OOM: (
         Fault.AMBIGUOUS,
         Retry.HALVE_BATCH,
-        "it is retried once with half the micro-batch; if that fails too, lower max_seq_len or rank, or use more GPUs",
+        "lower max_seq_len or rank, or use more GPUs",
     ),
     Outcome.DISK_FULL: (
         Fault.PLATFORM,
@@ -260,6 +301,8 @@ def _dead_letter(found: FailureClass, e: Evidence) -> FailureClass | None:
     limit = MAX_FAILURES_WITHOUT_PROGRESS.get("internal" if found.code == "base_model_unavailable" else found.code)
     if found.retry is not Retry.RESUME or limit is None:
         return None
+    if found.code == Outcome.PREEMPTED and e.stop_reason is not None:
+        return None  # it gave way because the platform asked for it
     count = failures_without_progress(e.history, code=found.code, committed_step=e.committed_step, last_step=e.last_step)
     if count < limit:
         return None
@@ -267,6 +310,6 @@ def _dead_letter(found: FailureClass, e: Evidence) -> FailureClass | None:
         code="dead_letter",
         fault=found.fault,
         retry=Retry.NEVER,
-        message=f"{count} attempts in a row ended as {found.code} without progress past step {e.last_step}; last: {found.message}",
+        message=f"{count} attempts ended as {found.code} without progress (the last at step {e.last_step}); last: {found.message}",
         remedy="an operator looks at the last attempt's log; the job can be submitted again afterwards",
     )

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import combinations, methods
-from ft_assets.training.recipes import AdapterKind, Recipe, load_all, select
+from ft_assets.training.recipes import AdapterKind, Recipe, select
 from ft_assets.training.requested import (
     ENGINE_RANKS,
     LIMITS,
@@ -31,6 +31,7 @@ from ft_assets.training.requested import (
     refusal,
 )
 from ft_assets.training.spec import (
+    Attention,
     CheckpointPolicy,
     EarlyStopping,
     LoraSettings,
@@ -88,10 +89,21 @@ class Plan:
     strategy: Strategy | None = None
     """Asked for; None: what the memory estimate says."""
     method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
+    has_flex: bool = False
+    """Whether the GPUs that it will run on have kernels of flex attention."""
 
     def value(self, name: str) -> Any:
         """Asked for, else the recipe's for this method."""
         return self.requested.get(name, self.recipe.value(name, method=self.method))
+
+    @property
+    def attention(self) -> Attention:
+        """Asked for, else the recipe's; a recipe that says ``auto`` takes flex attention for packed windows on GPUs that have it."""
+        named = self.value("attention")
+        if named != "auto":
+            return cast(Attention, named)
+        packed = methods.get(self.method).pack == "windows"
+        return "flex_attention" if self.has_flex and packed and self.precision != "fp32" else "sdpa"
 
     @property
     def optimizer(self) -> str:
@@ -122,16 +134,20 @@ def plan(
     recipe: str | None = None,
     hardware: Mapping[str, Any] | None = None,
     has_bf16: bool = True,
+    has_flex: bool = False,
 ) -> Plan:
     """Validate `requested` and fix what packing needs. ``InvalidRequest`` (``invalid_hyperparameter``) names the value.
 
-    `has_bf16`: whether the GPUs that it will run on compute in bfloat16 (those before Ampere do not).
+    `has_bf16`: whether the GPUs that it will run on compute in bfloat16 (those before Ampere do not). `has_flex`: whether they have
+    kernels of flex attention (CPUs and GPUs before Ampere do not).
     """
     chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))
     precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
+    if values.get("attention") == "flex_attention" and not has_flex:
+        raise refusal("attention", "flex_attention has no kernels for this hardware (it wants GPUs from Ampere on); use sdpa")
     combinations.check(combinations.Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
     return Plan(
         recipe=chosen,
@@ -144,6 +160,7 @@ def plan(
         num_gpus=gpus.get("num_gpus"),
         strategy=gpus.get("strategy"),
         method_settings=_method_settings(values, chosen, method),
+        has_flex=has_flex,
     )
 
 
@@ -212,7 +229,7 @@ def resolve(
         quantization=plan.quantization,
         checkpoint=CheckpointPolicy(every_steps=int(plan.requested.get("checkpoint_every_steps", default_cadence(steps)))),
         precision=plan.precision,
-        attention=plan.value("attention"),
+        attention=plan.attention,
         gradient_checkpointing=plan.gradient_checkpointing
         if asked is not None or gradient_checkpointing is None
         else gradient_checkpointing,
@@ -229,29 +246,6 @@ def resolve(
 def default_cadence(steps: int) -> int:
     """Steps between checkpoints: about ten in a short run, never more than 500 apart (C7), never closer than 10."""
     return min(max(steps // 10, 10), 500)
-
-
-def openai_hyperparameters(spec: TrainingSpec, requested: Mapping[str, Any]) -> dict[str, int | float | str]:
-    """What OpenAI's job object shows, as it was resolved: three numbers, and the method's own settings."""
-    opt = spec.optimization
-    epochs = int(opt.num_epochs) if opt.num_epochs == int(opt.num_epochs) else opt.num_epochs
-    return {
-        "n_epochs": epochs,
-        "batch_size": opt.global_batch_size(spec.world_size),
-        "learning_rate_multiplier": _multiplier(spec, requested),
-        **spec.method_settings,
-    }
-
-
-def _multiplier(spec: TrainingSpec, requested: Mapping[str, Any]) -> float:
-    """Asked for, else the rate over that of the recipe (1 if the recipe is no more)."""
-    asked = requested.get("learning_rate_multiplier")
-    if isinstance(asked, (int, float)):
-        return float(asked)
-    recipe = load_all().get(spec.recipe.partition("@")[0])
-    if recipe is None or not isinstance(requested.get("learning_rate"), (int, float)):
-        return 1.0
-    return spec.optimization.learning_rate / float(recipe.learning_rate(spec.method).value)
 
 
 def _precision(values: Mapping[str, Any], recipe: Recipe, *, adapter: AdapterKind, method: str, has_bf16: bool) -> Precision:
@@ -356,5 +350,5 @@ def _lora(plan: Plan) -> LoraSettings:
 
 __all__ = [
     "ENGINE_RANKS", "LIMITS", "MAX_RANK", "PACK_SETTINGS", "SERVABLE_RANKS", "ModelFacts", "PackFacts", "Plan", "checked",
-    "default_cadence", "global_batch_size", "num_epochs", "openai_hyperparameters", "plan", "resolve",
+    "default_cadence", "global_batch_size", "num_epochs", "plan", "resolve",
 ]  # fmt: skip

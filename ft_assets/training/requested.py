@@ -42,7 +42,7 @@ LIMITS: Mapping[str, Limit] = {
     "early_stopping_min_delta": Limit(kind="float", low=0, high=100),
     "checkpoint_every_steps": Limit(kind="int", low=1, high=500, because="a kill may cost 500 steps at most"),
     "precision": Limit(kind="word", words=("fp32", "bf16", "fp16")),
-    "attention": Limit(kind="word", words=("sdpa", "flash_attention_2")),
+    "attention": Limit(kind="word", words=("sdpa", "flash_attention_2", "flex_attention")),
     "quantization": Limit(kind="word", words=("nf4", "fp4")),
     "double_quantization": Limit(kind="flag"),
     "train_on_inputs": Limit(kind="flag"),

@@ -91,6 +91,8 @@ class CheckpointPolicy:
     """At least 2: the newest may be the one that a crash tore."""
 
 
+Attention = Literal["sdpa", "flash_attention_2", "flex_attention"]
+"""Kernels of attention (``ft_assets.training.runtime.attention``); their results agree to rounding."""
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 """How ranks share a model: not at all, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
 
@@ -117,7 +119,7 @@ class TrainingSpec:
     """Set for ``qlora`` only."""
     checkpoint: CheckpointPolicy
     precision: Literal["fp32", "bf16", "fp16"]
-    attention: Literal["sdpa", "flash_attention_2"]
+    attention: Attention
     gradient_checkpointing: bool
     strategy: Strategy
     world_size: int

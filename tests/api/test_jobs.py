@@ -88,6 +88,9 @@ def test_every_recipe_says_where_its_defaults_come_from(client: openai.OpenAI) -
     assert (one["id"], one["defaults"]["learning_rate"]["value"], one["defaults"]["beta"]["value"]) == ("any-full@1", 5e-7, 0.1)
     with pytest.raises(openai.BadRequestError, match="choose one of"):
         client.get("/recipes/none", cast_to=object)
+    for alias in ("supervised", "lora"):
+        aliased = client.get("/recipes/any-full@1", cast_to=object, options={"params": {"method": alias}})
+        assert aliased == client.get("/recipes/any-full@1", cast_to=object, options={"params": {"method": "sft"}})
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,14 @@ def test_a_lane_survives_what_its_work_raises(caplog: pytest.LogCaptureFixture) 
     assert raised == []
     assert ["the store is away" in caplog.text, "a fault of ours" in caplog.text] == [True, True]
     lane.stop()
+
+
+def test_tenants_take_turns() -> None:
+    desk = Desk()
+    lane = Lane("t", desk, at_once=1)
+    events = [lane.put(f"a{i}", "alice") for i in range(3)] + [lane.put("b0", "bob"), lane.put("c0", "carol"), lane.put("b1", "bob")]
+    desk.release("a0", "a1", "a2", "b0", "b1", "c0")
+    lane.start()
+    assert all(event.wait(SOON_S) for event in events)
+    assert desk.begun == ["a0", "b0", "c0", "a1", "b1", "a2"]
+    lane.stop()

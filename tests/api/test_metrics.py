@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import tracemalloc
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from control_plane.api.routes.metrics import FORWARDED
 from control_plane.events import as_reported, metrics_event
 from control_plane.jobs import JobState
 from control_plane.service import results, tenants
+from control_plane.service.gauges import RecentGauges
 from control_plane.service.platform import Platform
 from control_plane.service.transition import record, transition
 from control_plane.tables import health_verdicts, jobs, reservations
@@ -83,6 +85,36 @@ def test_a_job_without_a_step_has_a_header(client: openai.OpenAI, api_url: str, 
     job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file)
     answer = httpx.get(f"{api_url}/v1/fine_tuning/jobs/{job.id}/metrics.csv", headers={"authorization": f"Bearer {api_key}"})
     assert answer.text == "step,train_loss,valid_loss\n"
+
+
+def test_a_cancelled_jobs_metrics_are_a_table_too_and_no_result_file(
+    client: openai.OpenAI, api_url: str, api_key: str, job_id: str
+) -> None:  # fmt: skip
+    assert client.fine_tuning.jobs.cancel(job_id).status == "cancelled"
+    answer = httpx.get(f"{api_url}/v1/fine_tuning/jobs/{job_id}/metrics.csv", headers={"authorization": f"Bearer {api_key}"})
+    assert [r["train_loss"] for r in rows_of(answer.text)] == ["2.0", "1.4", ""]
+    assert client.fine_tuning.jobs.retrieve(job_id).result_files == []
+
+
+def test_what_was_measured_is_listed_in_order(client: openai.OpenAI, job_id: str) -> None:
+    found: Any = client.get(f"/fine_tuning/jobs/{job_id}/metrics", cast_to=object)
+    assert (found["object"], found["has_more"]) == ("list", False)
+    assert found["data"] == [as_reported(line) for line in STEPS]
+
+
+def test_a_long_table_is_read_and_sent_piece_by_piece(platform: Platform, job_id: str) -> None:
+    size = "jsonb_build_object('step', n, 'train_loss', 1.5, 'padding', repeat('x', 1000))"
+    many = f"""INSERT INTO job_events (id, job_id, level, type, code, message, data, created_at)
+        SELECT 'many-' || n, '{job_id}', 'info', 'metrics', 'metrics', 'm', {size}, now() FROM generate_series(10, 20009) n"""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text(many))
+    tracemalloc.start()
+    with results.table(platform, job_id) as body:
+        num_lines = sum(1 for _ in body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert num_lines == 1 + 3 + 20_000
+    assert peak < 15 * 2**20, "20 MB of text, of which 4 MB and 1,000 lines are in memory"
 
 
 def test_another_tenants_metrics_do_not_exist(platform: Platform, api_url: str, job_id: str) -> None:
@@ -156,6 +188,12 @@ def test_the_platform_is_scraped_in_prometheus_format(
         assert value("ft_health_verdicts", code=code, audience="operator") == holds
         assert value("ft_health_verdicts_raised_total", code=code, audience="operator") == 1
     assert not [labels for _, labels in found if ("job", waiting) in labels], "a job without GPUs has no series of its own"
+    reads: list[str] = []
+    sa.event.listen(platform.engine, "before_cursor_execute", lambda *given: reads.append(given[2]))
+    assert httpx.get(f"{url}/metrics").text == answer.text
+    assert reads == [], "who scrapes again at once gets the same numbers"
+    RecentGauges(platform=platform, max_age_s=0.0).read()
+    assert len(reads) > 5
 
 
 @pytest.mark.parametrize("header", FORWARDED)

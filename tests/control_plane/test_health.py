@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from control_plane.health import PLATEAU_STEPS, RULES, Pace, Signs, Step, judge, own_pace
+from control_plane.health import EARLY_STEPS, PLATEAU_STEPS, RULES, Pace, Signs, Step, judge, own_pace
 
 
 def signs(steps: list[Step] | None = None, **given: Any) -> Signs:
@@ -53,9 +54,9 @@ CASES = [
     ("loss_exploding", signs(curve([1.0] * 30 + [2.5] * 10)), signs(curve([1.0] * 30 + [1.7] * 10)), signs(curve([1.0] * 30 + [1.3] * 10))),
     (
         "loss_plateau",
-        signs(curve([1.0] * PLATEAU_STEPS)),
-        signs(curve([1.0] * 300 + [0.993] * 100)),
-        signs(curve([1.0] * 300 + [0.98] * 100)),
+        signs(curve([1.0] * 450), total_steps=1000),
+        signs(curve([1.0] * 300 + [0.94] * 150), total_steps=1000),
+        signs(curve([1.0] * 300 + [0.90] * 150), total_steps=1000),
     ),
     (
         "overfitting",
@@ -82,7 +83,7 @@ def test_every_verdict_says_value_limit_whom_it_concerns_and_what_to_do() -> Non
     for code, bad, _, _ in CASES:
         (verdict,) = judge(bad)
         assert verdict.audience == ("operator" if code in ("heartbeat_missed", "throughput_low", "data_starved") else "tenant")
-        assert verdict.level == "warn"
+        assert verdict.level == ("info" if code == "loss_plateau" else "warn")
         assert verdict.value is not None and verdict.limit is not None
         assert f"Next: {verdict.next_step}." in verdict.message
 
@@ -121,6 +122,35 @@ def test_a_small_loss_may_double() -> None:
 
 def test_a_curve_is_flat_at_the_end_by_design() -> None:
     assert codes(signs(curve([1.0] * PLATEAU_STEPS), total_steps=PLATEAU_STEPS + 50)) == []
+
+
+def told(shape: Callable[[float], float], *, total: int, noise: float, seed: int) -> set[str]:
+    """Verdicts on the losses of a run whose curve has this shape, at any time of it; a watch keeps the newest 2,000 steps."""
+    drawn = random.Random(seed)
+    steps = curve([shape(i / total) * (1 + drawn.gauss(0, noise)) for i in range(total)])
+    looks = range(200, total + 1, 200)
+    return {c for n in looks for c in codes(signs(steps[max(0, n - 2000) : n], early=steps[: min(n, EARLY_STEPS)], total_steps=total))}
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+@pytest.mark.parametrize("total", [2000, 6000])
+def test_noise_around_a_curve_that_falls_or_has_converged_raises_nothing(total: int, noise: float) -> None:
+    for seed in range(4):
+        assert told(lambda done: 1.2 + 0.8 * math.exp(-done * total / 150), total=total, noise=noise, seed=seed) == set()
+        assert told(lambda done: 2.0 - done, total=total, noise=noise, seed=seed) == set()
+
+
+@pytest.mark.parametrize("total", [2000, 6000])
+def test_a_loss_that_never_fell_is_a_plateau_through_noise(total: int) -> None:
+    assert [told(lambda done: 1.5, total=total, noise=0.1, seed=seed) for seed in range(4)] == [{"loss_plateau"}] * 4
+    through_much = [told(lambda done: 1.5, total=total, noise=0.3, seed=seed) for seed in range(4)]
+    assert through_much.count({"loss_plateau"}) >= 3 and "loss_exploding" not in set().union(*through_much)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_an_explosion_is_found_through_noise(noise: float) -> None:
+    for seed in range(4):
+        assert "loss_exploding" in told(lambda done: 1.2 if done < 0.6 else 1.2 + 20 * (done - 0.6), total=2000, noise=noise, seed=seed)
 
 
 def test_one_worse_validation_is_no_overfitting() -> None:

@@ -120,3 +120,15 @@ def test_the_best_is_of_those_that_succeeded_and_have_a_number() -> None:
     ]
     assert (best(trials, "minimize"), best(trials, "maximize")) == (2, 1)
     assert best(trials[:1], "minimize") is None
+
+
+@pytest.mark.parametrize("values", [[8, 8.0], [None, "auto"], [["q_proj", 1], ["q_proj", 1.0]]])
+def test_values_that_train_the_same_are_one_value(values: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match="twice"):
+        Settings.from_body({"parameters": {"rank": values}}, drawn_seed=1)
+
+
+def test_draws_that_train_the_same_are_one_trial() -> None:
+    body = {"strategy": "random", "max_jobs": 40, "parameters": {"rank": {"min": 1, "max": 4}, "alpha": {"min": 1.0, "max": 1.01}}}
+    trials = Settings.from_body(body, drawn_seed=1).trials()
+    assert len({(t["rank"], float(t["alpha"])) for t in trials}) == len(trials)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ft_assets.base_models import BaseModel, Catalogue, model_digest, template_digest, tokenizer_digest
+from ft_assets.base_models import BaseModel, Catalogue, file_sha256, model_digest, template_digest, tokenizer_digest
 from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
 from ft_assets.operator_catalogue import edited
 from tests.tiny_model import CONTEXT, build_tiny_model
@@ -176,3 +179,19 @@ def test_the_operators_file_may_change_while_processes_run(tmp_path: Path, tiny:
     with pytest.raises(RuntimeError):
         break_off()
     assert "half" not in models.ids()
+
+
+def test_a_file_that_many_ask_for_is_read_once(tmp_path: Path) -> None:
+    """A pipe can be read once: a second reader would wait for ever."""
+    pipe = tmp_path / "weights"
+    os.mkfifo(pipe)
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(file_sha256(pipe)), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with pipe.open("wb") as out:  # opens as soon as there is a reader
+        time.sleep(0.5)  # for the others to ask as well
+        out.write(b"weights")
+    for thread in threads:
+        thread.join(20)
+    assert found == [hashlib.sha256(b"weights").hexdigest()] * 3

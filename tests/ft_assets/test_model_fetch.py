@@ -109,3 +109,26 @@ def test_a_private_model_needs_the_token_which_other_hosts_are_not_told(hub: Mod
         fetch(hub, tmp_path)
     assert fetch(hub, tmp_path, token=TOKEN).num_bytes > 0
     assert {asked[2] for asked in hub.asked if asked[1].startswith("/cdn/")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(401, "hub_model_gated"), (403, "hub_model_gated"), (404, "hub_model_not_found"), (416, "hub_model_unusable")],
+)
+def test_a_refusal_that_stays_one_is_told_at_once(hub: ModelHub, tmp_path: Path, status: int, code: str) -> None:
+    hub.refused = {"tokenizer.json": [status] * 9}
+    waited: list[float] = []
+    with pytest.raises(FtError) as refused:
+        fetch_model(REPO, SHA, tmp_path, endpoint=hub.endpoint, wait=waited.append)
+    assert (refused.value.code, waited, len(hub.transfers("tokenizer.json"))) == (code, [], 1)
+
+
+def test_a_hub_that_is_busy_is_asked_again_after_longer_and_longer_pauses(hub: ModelHub, tmp_path: Path) -> None:
+    hub.refused = {"tokenizer.json": [429, 503, 500]}
+    waited: list[float] = []
+    fetch_model(REPO, SHA, tmp_path, endpoint=hub.endpoint, wait=waited.append)
+    assert waited == [1.0, 2.0, 4.0]
+    hub.refused = {"tokenizer.json": [503] * 9}
+    with pytest.raises(FtError) as refused:
+        fetch_model(REPO, SHA, tmp_path / "again", endpoint=hub.endpoint, wait=waited.append)
+    assert (refused.value.code, waited[3:]) == ("hub_unavailable", [1.0, 2.0, 4.0, 8.0])

@@ -1,4 +1,4 @@
-"""``/v1/adapters/{adapter}/exports``: ask for one, look, download. An adapter is named by its id or its model name."""
+"""``/v1/adapters/{adapter}/exports``: ask for one, look, download, delete. An adapter is named by its id or its model name."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: str) -> sche
 def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str, export_id: str) -> schemas.Export:
     """One export: `status` is `queued`, `running`, `ready` or `failed`."""
     return render.export(exports.get(platform, tenant, adapter_id, export_id))
+
+
+@router.delete("/{adapter_id:path}/exports/{export_id}")
+def delete(platform: PlatformDep, tenant: Writer, adapter_id: str, export_id: str) -> schemas.Deleted:
+    """Delete an export with its archive; one that is being made is given up. Without that, it is kept for seven days."""
+    exports.delete(platform, tenant, adapter_id, export_id)
+    return schemas.Deleted(id=export_id, object="adapter.export")
 
 
 @router.get("/{adapter_id:path}/exports/{export_id}/content", response_class=StreamingResponse)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from control_plane.api import experiments, render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
@@ -122,18 +122,19 @@ def checkpoints(
     return schemas.ListOf(data=[render.checkpoint(r) for r in found.items], has_more=found.has_more)
 
 
-@router.get("/{job_id}/metrics")
-def metrics(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.ListOf[dict[str, Any]]:
+@router.get("/{job_id}/metrics", response_model=schemas.ListOf[dict[str, Any]])
+def metrics(platform: PlatformDep, tenant: Reader, job_id: str) -> StreamingResponse:
     """What was measured at each step, in order."""
-    return schemas.ListOf(data=[dict(m) for m in jobs.metrics(platform, tenant, job_id)])
+    body = results.listed(platform, jobs.measured_by(platform, tenant, job_id))
+    return StreamingResponse(results.pieces(body), media_type="application/json")
 
 
 @router.get("/{job_id}/metrics.csv", response_class=PlainTextResponse)
-def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: str) -> PlainTextResponse:
+def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: str) -> StreamingResponse:
     """The same as CSV, one row per step, at any time; a finished job lists it as its result file."""
-    body = results.as_csv(jobs.metrics(platform, tenant, job_id))
+    body = results.table(platform, jobs.measured_by(platform, tenant, job_id))
     headers = {"content-disposition": f'attachment; filename="{job_id}.csv"'}
-    return PlainTextResponse(body, media_type="text/csv; charset=utf-8", headers=headers)
+    return StreamingResponse(results.pieces(body), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 @router.get("/{job_id}/logs", response_class=PlainTextResponse)

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from control_plane.api import exposition
 from control_plane.api.deps import PlatformDep, bearer
-from control_plane.service import gauges
+from control_plane.service.gauges import RecentGauges
 from ft_assets.errors import Forbidden
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -36,9 +36,10 @@ def scraper(request: Request, platform: PlatformDep, credentials: Annotated[HTTP
 
 
 @router.get("/metrics", response_class=Response, dependencies=[Depends(scraper)])
-def metrics(platform: PlatformDep) -> Response:
+def metrics(request: Request) -> Response:
     """Jobs, queue, pools, live training and health in Prometheus' text format, for operators."""
-    return Response(exposition.text(gauges.read(platform)), media_type=CONTENT_TYPE_LATEST)
+    recent: RecentGauges = request.app.state.gauges
+    return Response(exposition.text(recent.read()), media_type=CONTENT_TYPE_LATEST)
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ft_assets.adapters import package, tensors
+from ft_assets.adapters import package, tensors, whole_model
 from ft_assets.adapters.exports import Format, Precision
 from ft_assets.base_models import file_sha256
 
@@ -157,13 +157,16 @@ _MAKERS: Mapping[Format, Callable[[Order, Path, Path, Say], dict[str, Any]]] = {
 def _card(order: Order) -> str:
     """A model card with what a Hub reads from its front matter."""
     base = order.base["repo"] if order.base.get("repo") not in (None, "local") else None
+    whole = whole_model.is_whole(order.adapter_dir)
+    kind = "merged" if whole and order.format is Format.ADAPTER else str(order.format)
     front = {
         "license": order.base.get("license") if order.base.get("license") != "unknown" else None,
         "base_model": base,
-        "base_model_relation": None if base is None else {"adapter": "adapter", "gguf": "quantized"}.get(order.format, "finetune"),
-        "library_name": {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}.get(order.format),
+        "base_model_relation": None if base is None else {"adapter": "adapter", "gguf": "quantized"}.get(kind, "finetune"),
+        "library_name": {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}.get(kind),
     }
     lines = [f"{k}: {json.dumps(v)}" for k, v in front.items() if v]
-    what = {"adapter": "LoRA adapter", "merged": "merged weights", "gguf": "GGUF file", "tokenizer": "tokenizer"}[order.format]
+    weights = "weights" if whole else "merged weights"
+    what = {"adapter": "LoRA adapter", "merged": weights, "gguf": "GGUF file", "tokenizer": "tokenizer"}[kind]
     told = [f"- base model: {order.base['id']} ({order.base['digest']})", *(f"- {k}: {v}" for k, v in order.adapter.items())]
     return "\n".join(["---", *lines, "---", f"# {order.name}", "", f"The {what} of a fine-tuning job.", "", *told, ""])

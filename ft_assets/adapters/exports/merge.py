@@ -61,7 +61,7 @@ def copy_beside(base_dir: Path, target: Path, names: tuple[str, ...] = BESIDE) -
 def _take_over(model_dir: Path, target: Path) -> int:
     shards = sorted(model_dir.glob("*.safetensors"))
     (target / "model.safetensors.index.json").unlink(missing_ok=True)
-    for path in (*shards, model_dir / "model.safetensors.index.json"):
+    for path in (*shards, model_dir / "model.safetensors.index.json", model_dir / "config.json"):
         if path.is_file():
             shutil.copyfile(path, target / path.name)
     return len(shards)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ft_assets.training import methods
 from ft_assets.training.shapes import ModelShape
-from ft_assets.training.spec import Quantization, Strategy
+from ft_assets.training.spec import Attention, Quantization, Strategy
 
 SIDES = {"windows": 1, "pairs": 2, "judged": 1}
 """Sequences of a row: both answers of a pair go through the model at once."""
@@ -28,7 +28,7 @@ class Case:
     optimizer: str = "adamw_torch"
     quantization: Quantization = field(default_factory=Quantization)
     """Of ``qlora``."""
-    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    attention: Attention = "sdpa"
     gradient_checkpointing: bool = True
     strategy: Strategy = "single"
     world_size: int = 1

@@ -53,9 +53,10 @@ def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
     held = _held(case)
     copies, gathered = compute_copies(case), _gathered(case)
     kept = 0 if case.gradient_checkpointing and case.full else copies
+    forward = copies if case.on_cpu else kept  # a GPU caches no copies: ``runtime.precision``
     saved = activations.saved(case)
     phases: dict[str, dict[str, int]] = {
-        "forward": {"compute_copies": copies, "gathered": gathered, "activations": saved, "logits": activations.head_forward(case)},
+        "forward": {"compute_copies": forward, "gathered": gathered, "activations": saved, "logits": activations.head_forward(case)},
         "loss": {"compute_copies": kept, "gathered": gathered, "activations": saved, "logits": activations.head_backward(case)},
         "backward": {
             "compute_copies": kept,

@@ -18,7 +18,7 @@ from ft_assets.training.memory.estimates import MemoryEstimate, estimate
 from ft_assets.training.memory.gpus import GIB, GPUS, Gpu
 from ft_assets.training.requested import least_per_device
 from ft_assets.training.shapes import ModelShape
-from ft_assets.training.spec import Quantization, Strategy
+from ft_assets.training.spec import Attention, Quantization, Strategy
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 LENGTHS = (32_768, 16_384, 8192, 4096, 2048, 1024, 512)
@@ -75,7 +75,7 @@ def fit(
     gradient_checkpointing: bool | None = None,
     strategy: Strategy | None = None,
     dropout: float = 0.05,
-    attention: Literal["sdpa", "flash_attention_2"] = "sdpa",
+    attention: Attention = "sdpa",
     quantization: Quantization | None = None,
     checkpointing_above: int = CHECKPOINTING_ABOVE,
     memory_bytes: int | None = None,

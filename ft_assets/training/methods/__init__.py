@@ -49,6 +49,8 @@ class Method:
     """``module:function`` that builds its objective (``ft_assets.training.runtime.objectives.Objective``)."""
     every_token: bool = False
     """Every token of every row is learned, and rows that are too long are split into pieces instead of cut."""
+    reward_per_token: bool = False
+    """What it prefers by is the mean log-probability of an answer's tokens; else their sum."""
     needs_reference: bool = False
     """Trains against the log-probabilities of the frozen base, computed once and kept with the pack."""
     couples_rows: bool = False

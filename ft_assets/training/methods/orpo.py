@@ -11,6 +11,7 @@ METHOD = Method(
     pack="pairs",
     trainer="trl.experimental.orpo.ORPOTrainer",
     objective="ft_assets.training.runtime.objectives.orpo:build",
+    reward_per_token=True,
     learning_rate_factor=0.04,
     learning_rate_source="8e-6 for LoRA's 2e-4 (ORPO paper, appendix C)",
     settings={

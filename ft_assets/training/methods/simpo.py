@@ -11,6 +11,7 @@ METHOD = Method(
     pack="pairs",
     trainer="trl.experimental.cpo.CPOTrainer",
     objective="ft_assets.training.runtime.objectives.simpo:build",
+    reward_per_token=True,
     learning_rate_factor=0.005,
     learning_rate_source="1e-6 for LoRA's 2e-4 (SimPO paper, table 7: 3e-7 to 1e-6 at full parameters)",
     settings={

@@ -78,6 +78,14 @@ class Attempt:
         return train.run(self.run, pack, vocab_size=vocab_size, progress=self.progress, heartbeat=self.heartbeat, stop=self.stop)
 
 
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether `error` says that another rank is gone, and nothing of what this one did."""
+    if type(error).__name__ in ("DistNetworkError", "DistBackendError", "DistStoreError"):
+        return True
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo", "TCPStore")
+    return isinstance(error, (RuntimeError, ConnectionError)) and any(sign in str(error) for sign in signs)
+
+
 def _check_adapter(spec: TrainingSpec) -> None:
     """Refuse a spec whose parts contradict each other: nobody resolved it."""
     full, quantized = spec.adapter == "full", spec.adapter == "qlora"
@@ -98,12 +106,23 @@ def _die_with_the_agent() -> None:
     """Have the kernel kill this rank when torchrun's agent dies.
 
     The agent starts each rank in a session of its own, which no signal to the agent's group reaches: a rank that outlived it
-    would write into the work directory of the next attempt.
+    would write into the work directory of the next attempt. An agent that died before this line leaves another parent behind.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    if not die_with(os.getppid()):
+    parent = os.getppid()
+    if not die_with(parent) or not _is_agent(parent):
         os._exit(EXIT_CODES[Outcome.PREEMPTED])
+
+
+def _is_agent(pid: int) -> bool:
+    if sys.platform != "linux":
+        return True
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"torchrun" in command or b"torch.distributed" in command
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -127,10 +146,14 @@ def main(arguments: list[str]) -> NoReturn:
     except RunEnded as e:
         attempt.leave(e.outcome, e.message, e.detail)
     except BaseException as e:
+        broken = is_broken_connection(e)
+        if broken and attempt.stop.requested:  # another rank has left, or this one's stop is being answered by another thread
+            attempt.stop.settle()
         traceback.print_exc()
         outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.DISK_FULL if is_disk_full(e) else Outcome.INTERNAL
         space = f" ({free_bytes(run.work_dir)} bytes are free on the disk)" if outcome is Outcome.DISK_FULL else ""
-        attempt.leave(outcome, f"{type(e).__name__}: {str(e)[:500]}{space}", {"traceback": traceback.format_exc()[-8000:]})
+        detail = {"traceback": traceback.format_exc()[-8000:], "communication": broken}
+        attempt.leave(outcome, f"{type(e).__name__}: {str(e)[:500]}{space}", detail)
     attempt.leave(Outcome.SUCCEEDED, f"trained {attempt.progress.step} steps in {time.time() - attempt.progress.started_at:.1f} s", detail)
 
 

@@ -8,7 +8,6 @@ report      metrics line, then a checkpoint if one is due, then the stop if one 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -21,10 +20,9 @@ from typing import Any
 
 import torch
 
-from ft_assets.training.runtime import vitals
+from ft_assets.training.runtime import precision, vitals
 from ft_assets.training.runtime.data_order import DataOrder
 from ft_assets.training.runtime.endings import Diverged, Preempted
-from ft_assets.training.runtime.modeling import DTYPES
 from ft_assets.training.runtime.objectives import Batch, Objective
 from ft_assets.training.runtime.parallel import Strategy, reduce_sum
 from ft_assets.training.runtime.randomness import seed_micro_batch
@@ -57,6 +55,10 @@ class RunState:
     """Validations in a row that were no improvement."""
     validation_due: bool = False
     """The step asks for a validation that a stop prevented: the resume makes up for it, or early stopping would see other losses."""
+    ended_early: bool = False
+    """Early stopping has ended the run at this step."""
+    skipped_steps: int = 0
+    """fp16: steps in a row that loss scaling has skipped."""
     recent_losses: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +97,6 @@ class Loop:
         self.state = RunState()
         self._loss_limit = EXPLODED_OVER_UNIFORM * math.log(vocab_size)
         self._recent: deque[float] = deque(maxlen=EXPLODED_STEPS)
-        self._skipped = 0
         self._between_steps = threading.RLock()
         self._last: dict[str, Any] = {}
         self._flops = vitals.flops_per_token(objective.model)
@@ -107,7 +108,7 @@ class Loop:
         """Go on after ``state.step``; weights, optimizer and schedule were loaded by the strategy. `last`: metrics of that step."""
         self.state, self._last = state, dict(last)
         self._recent.extend(state.recent_losses)
-        self.saver.committed_step = state.step
+        self.saver.committed_step = self.saver.offered_step = state.step
 
     def run(self) -> None:
         """Train to the end; raises a ``RunEnded`` where it does not get there."""
@@ -119,8 +120,15 @@ class Loop:
         self.stop.defer(self._commit_meanwhile if self.strategy.saves_alone else None)
         self.heartbeat.enter("train")
         self.strategy.model.train()
-        if self.state.validation_due and self._checkpoint():
-            return
+        ended = self.state.ended_early or (self.state.validation_due and self._checkpoint())
+        if not ended:
+            self._train()
+        p.ended_early = self.state.ended_early
+        self.saver.wait()
+        p.committed_step = self.saver.committed_step
+
+    def _train(self) -> None:
+        """Step after step, the batches of the next one made while this one computes."""
         with ThreadPoolExecutor(1, thread_name_prefix="collate") as ahead:
             batches = ahead.submit(self._collate, self.state.step)
             while self.state.step < self.total_steps:
@@ -130,9 +138,7 @@ class Loop:
                 batches = ahead.submit(self._collate, min(self.state.step + 1, self.total_steps - 1))
                 self._step(micro_batches, began=began, waited=waited)
                 if self._end_of_step():
-                    break
-        self.saver.wait()
-        p.committed_step = self.saver.committed_step
+                    return
 
     def _collate(self, step: int) -> list[Batch]:
         rank = self.strategy.rank
@@ -145,13 +151,17 @@ class Loop:
         )
         loss = torch.zeros((), dtype=torch.float64, device=device)
         for number, batch in enumerate(batches):
-            self._leave_if_alone()
+            if number or self.strategy.world_size == 1:  # ranks have just agreed at the end of the step before
+                self._leave_if_asked()
+            self.progress.touch()
             seed_micro_batch(self.spec.seed, self.state.step, number * self.strategy.world_size + self.strategy.rank)
-            with self._precision():
-                share = self.objective.loss(self.strategy.model, _on(batch, device), total_weight=weight)
-            loss += share.detach().double()
-            self.strategy.backward(share, last=number == opt.accumulation_steps - 1)
-        self._leave_if_alone()
+            with self.strategy.micro_batch(last=number == opt.accumulation_steps - 1):
+                with precision.training(self.spec, device):
+                    share = self.objective.loss(self.strategy.model, _on(batch, device), total_weight=weight)
+                loss += share.detach().double()
+                self.strategy.backward(share)
+        if self.strategy.world_size == 1:
+            self._leave_if_asked()
         value, asked = reduce_sum([float(loss), float(self.stop.requested)], device)
         with self._between_steps:
             rate = self.strategy.learning_rate()
@@ -159,26 +169,30 @@ class Loop:
             norm = self.strategy.gradient_norm()
             self._require_finite_gradient(norm)
             self.strategy.step()
-            self.state.step += 1
-            self.state.num_tokens += int(tokens)
-            self._recent.append(value)
-            self.state.recent_losses = list(self._recent)
+            self._advance(value, int(tokens))
             self._record(value, rate, norm, tokens=int(tokens), began=began, waited=waited)
         self._asked = asked > 0
         self._check_explosion()
 
-    def _end_of_step(self) -> bool:
-        """Checkpoint if due, leave if asked; whether early stopping ends the run.
+    def _advance(self, loss: float, tokens: int) -> None:
+        """Count the step. Validation follows the steps alone: one that followed the clock as well would make early stopping a
+        matter of speed."""
+        state = self.state
+        state.step += 1
+        state.num_tokens += tokens
+        self._recent.append(loss)
+        state.recent_losses = list(self._recent)
+        state.validation_due = state.step >= self.total_steps or state.step % self.spec.checkpoint.every_steps == 0
 
-        Validation follows the steps alone: one that followed the clock as well would make early stopping a matter of speed.
-        """
+    def _end_of_step(self) -> bool:
+        """Checkpoint if due, leave if asked; whether early stopping ends the run."""
+        self.saver.raise_failure()
         policy, state = self.spec.checkpoint, self.state
         last = state.step >= self.total_steps
-        state.validation_due = last or state.step % policy.every_steps == 0
         elapsed = float(time.monotonic() - self._committed_at >= policy.every_s)
         due = state.validation_due or reduce_sum([elapsed], self.strategy.device)[0] > 0
         ended = due and (last or not self._asked) and self._checkpoint()
-        if not last and not ended and (self._asked or self._alone_and_asked()):
+        if not last and not ended and (self._asked or (self.strategy.world_size == 1 and self.stop.requested)):
             self._leave()
         return ended
 
@@ -189,15 +203,19 @@ class Loop:
         metrics, ended = dict(self._last), False
         if self.state.validation_due:
             asked: list[bool] = [False]
-            found = dict(self.objective.validate(self.strategy.model, stop=lambda: self._note_asked(asked)))
+            with precision.evaluation(self.spec, self.strategy.device):
+                found = dict(self.objective.validate(self.strategy.model, stop=lambda: self._note_asked(asked)))
             if asked[0]:
                 self._leave()
-            self.state.validation_due = False
             if "eval_loss" in found:
-                ended = self._judge(found["eval_loss"])
                 metrics |= found
                 self._append({"step": self.state.step, **found, "validation_s": round(time.monotonic() - began, 3), "time": time.time()})
         with self._between_steps:
+            if self.state.validation_due:
+                self.state.validation_due = False
+                ended = "eval_loss" in metrics and self._judge(float(metrics["eval_loss"]))
+            if self.spec.optimization.early_stopping:
+                metrics["best_step"] = self.state.best_step
             self.saver.save(self.state.to_dict() | {"last": self._last}, metrics)
         self.progress.committed_step = self.saver.committed_step
         self._committed_at = time.monotonic()
@@ -205,6 +223,7 @@ class Loop:
         return ended
 
     def _note_asked(self, asked: list[bool]) -> bool:
+        self.progress.touch()
         asked[0] = asked[0] or self._anybody_asked()
         return asked[0]
 
@@ -215,6 +234,8 @@ class Loop:
     def _judge(self, eval_loss: float) -> bool:
         """Whether validation has been without improvement for too long."""
         state, early = self.state, self.spec.optimization.early_stopping
+        if not math.isfinite(eval_loss):
+            raise Diverged(f"the validation loss after step {state.step} is {eval_loss:g}; lower learning_rate to a third", step=state.step)
         delta = early.min_delta if early else 0.0
         if state.best_eval_loss is None or eval_loss < state.best_eval_loss - delta:
             state.best_eval_loss, state.best_step, state.stale_validations = eval_loss, state.step, 0
@@ -223,7 +244,7 @@ class Loop:
         if early is None or state.stale_validations < early.patience or state.step >= self.total_steps:
             return False
         log.info("early stop at step %d: %d validations without improvement on %.4f", state.step, early.patience, state.best_eval_loss)
-        self.progress.ended_early = True
+        state.ended_early = True
         return True
 
     def _require_finite_loss(self, loss: float) -> None:
@@ -231,12 +252,13 @@ class Loop:
         if math.isfinite(loss):
             return
         self.strategy.drop_gradients()
-        self.objective.blame(self.strategy.model, self.order.step(self.state.step).tolist())
+        with precision.evaluation(self.spec, self.strategy.device):
+            self.objective.blame(self.strategy.model, self.order.step(self.state.step).tolist())
         raise self._not_finite(f"its loss is {loss:g}")
 
     def _require_finite_gradient(self, norm: float) -> None:
-        self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
-        if self._skipped > (MAX_SKIPPED_STEPS if self.spec.precision == "fp16" else 0):
+        self.state.skipped_steps = 0 if math.isfinite(norm) else self.state.skipped_steps + 1
+        if self.state.skipped_steps > (MAX_SKIPPED_STEPS if self.spec.precision == "fp16" else 0):
             raise self._not_finite(f"its gradient has norm {norm:g}")
 
     def _not_finite(self, what: str) -> Diverged:
@@ -296,12 +318,10 @@ class Loop:
         if self.strategy.rank == 0:
             self.metrics.append(line)
 
-    def _alone_and_asked(self) -> bool:
-        return self.strategy.world_size == 1 and self.stop.requested
-
-    def _leave_if_alone(self) -> None:
-        """Between micro-batches a single process need not finish the step: the last one is whole in memory."""
-        if self._alone_and_asked():
+    def _leave_if_asked(self) -> None:
+        """Between micro-batches the step need not be finished: the last one is whole in memory."""
+        if self._anybody_asked():
+            self.strategy.drop_gradients()
             self._leave()
 
     def _leave(self) -> None:
@@ -314,17 +334,18 @@ class Loop:
         raise Preempted(f"asked to stop; step {step} of {self.total_steps} is committed", committed_step=step)
 
     def _commit_meanwhile(self) -> int:
-        """Commit the last finished step from another thread while a step computes: a stop must not wait for a long one."""
-        with self._between_steps:
-            if self.state.step > 0:
-                self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
-            self.progress.committed_step = self.saver.committed_step
-            return self.state.step
+        """Commit the last finished step from another thread while a step computes: a stop must not wait for a long one.
 
-    def _precision(self) -> contextlib.AbstractContextManager[None]:
-        if self.spec.precision == "fp32" or self.spec.strategy.startswith("zero"):
-            return contextlib.nullcontext()
-        return torch.autocast(self.strategy.device.type, DTYPES[self.spec.precision])
+        Rank 0 holds everything and writes. The others stay until that is done: one that left would break the connections of rank 0.
+        """
+        with self._between_steps:
+            step = self.state.step
+            if step > 0 and self.strategy.rank == 0:
+                self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
+                self.progress.committed_step = self.saver.committed_step
+        if step > 0 and self.strategy.rank:
+            self.saver.await_committed(step)
+        return step
 
 
 def _on(batch: Batch, device: torch.device) -> Batch:

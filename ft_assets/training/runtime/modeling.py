@@ -10,9 +10,11 @@ from typing import Any, Self
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+from ft_assets.training.runtime import attention
 from ft_assets.training.runtime.endings import BadInput, Diverged
 from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
 
@@ -29,7 +31,10 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> t
     than a 256th of themselves. A frozen one is held in the spec's precision, or in 4 bits.
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
+    attention.prepare(spec.attention, device)
     options: dict[str, Any] = {}
+    if device.type == "cuda" and spec.strategy in ("single", "ddp"):
+        options = {"device_map": {"": device}}  # whole on each GPU: not by way of the machine's memory
     if spec.quantization is not None:
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
@@ -37,7 +42,7 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> t
             directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=spec.attention, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ImportError) as e:
+    except (OSError, ImportError, ValueError, SafetensorError) as e:
         raise BadInput(f"base model {spec.base_model} cannot be loaded from {directory}: {e}", code="base_model_unavailable") from e
     model.config.use_cache = False
     if spec.quantization is not None:

@@ -36,6 +36,12 @@ class Progress:
     first_step_s: float | None = None
     """Seconds from the start of the process to the end of its first step."""
     train_began_at: float | None = None
+    progress_at: float = field(default_factory=time.time)
+    """When the training thread last got anywhere: the heartbeat has a thread of its own and says nothing about it."""
+
+    def touch(self) -> None:
+        """The training thread got somewhere: a micro-batch, a validation window, a checkpoint."""
+        self.progress_at = time.time()
 
     @property
     def train_s(self) -> float:
@@ -58,11 +64,13 @@ class Heartbeat:
     def enter(self, phase: str) -> None:
         """Change the phase and say so at once."""
         self._progress.phase = phase
+        self._progress.touch()
         self.beat()
 
     def beat(self) -> None:
         p = self._progress
-        body = {"time": time.time(), "phase": p.phase, "step": p.step, "total_steps": p.total_steps, "attempt": self._attempt}
+        body = {"time": time.time(), "progress_at": p.progress_at, "phase": p.phase, "step": p.step}
+        body |= {"total_steps": p.total_steps, "attempt": self._attempt}
         with self._lock, contextlib.suppress(OSError):  # a disk that is full for a moment must not end the thread
             write_json(self._path, body)
 

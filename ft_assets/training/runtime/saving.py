@@ -38,6 +38,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.committed_step = 0
+        self.offered_step = 0
+        """The newest step that was given to :meth:`save`: the same on every rank, committed or not."""
         self.stall_s = 0.0
         """Seconds that steps have waited for checkpoints, over the run."""
         self.write_s = 0.0
@@ -45,12 +47,14 @@ class Saver:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (*self._strategy.checkpoint_parts, STATE)
+        """Patterns that each must match a file of a checkpoint."""
+        return checkpoints.checkpoint_parts(self._run.spec)
 
     def save(self, state: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """Copy the run as it is after ``state["step"]`` and have it committed; returns when training may go on."""
         began = time.monotonic()
         self.wait()
+        self.offered_step = int(state["step"])
         if self._strategy.saves_alone and self._strategy.rank:
             self.committed_step = int(state["step"])
             return
@@ -68,15 +72,26 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong with the last one, if it is known by now."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def save_now(self, state: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """:meth:`save`, and wait until it is committed."""
-        if int(state["step"]) > self.committed_step:
+        if int(state["step"]) > self.offered_step:
             self.save(state, metrics)
         self.wait()
+
+    def await_committed(self, step: int) -> None:
+        """Until rank 0 has committed `step`, or for as long as there is time anyway."""
+        target = self._directory / checkpoints.step_name(step)
+        deadline = time.monotonic() + PARTS_TIMEOUT_S
+        while not target.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _run_job(self, draft: Path, write: Callable[[], None], state: dict[str, Any], metrics: dict[str, Any]) -> None:
         began = time.monotonic()

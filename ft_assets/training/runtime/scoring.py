@@ -14,8 +14,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-MAX_LOGIT_BYTES = 2**28
-"""Logits at once, in float32; more is done in slices whose logits are built again in the backward pass."""
+MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
+"""Logits at once, in float32; more is done in slices whose logits are built again in the backward pass. A GPU gets 1,000 rows of a
+vocabulary of 128k: fewer leave its multipliers idle, and each slice adds a gradient of the whole layer where that is trained."""
 
 
 class Scores(TypedDict):
@@ -30,31 +31,38 @@ class Scores(TypedDict):
 def install(model: Any) -> None:
     """Teach `model` (the bare causal model, before or under PEFT) to answer ``model(..., score=labels)`` with :class:`Scores`.
 
-    `labels`: shape (rows, tokens), -100 where nothing is scored; shifted here.
+    `labels`: shape (rows, tokens), -100 where nothing is scored; shifted here. `scored`: :func:`scored_positions` of them, found
+    beforehand on the CPU: a GPU that searched for them would have to be waited for.
     """
     original = model.forward
 
-    def forward(self: Any, *args: Any, score: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, score: torch.Tensor | None = None, scored: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if score is None:
             return original(*args, **kwargs)
-        hidden = self.base_model(*args, **kwargs).last_hidden_state[:, :-1]
-        labels = score[:, 1:]
-        mask = labels != -100
+        hidden = self.base_model(*args, **kwargs).last_hidden_state.flatten(0, 1)
+        where = scored_positions(score) if scored is None else scored
+        labels = score.flatten().index_select(0, where + 1)
         head = self.get_output_embeddings()
         weight, bias = (p.full_tensor() if isinstance(p, DTensor) else p for p in (head.weight, head.bias))
-        return score_tokens(hidden[mask], weight, bias, labels[mask])
+        return score_tokens(hidden.index_select(0, where), weight, bias, labels)
 
     model.forward = types.MethodType(forward, model)
 
 
+def scored_positions(labels: torch.Tensor) -> torch.Tensor:
+    """Where in the flattened batch a token stands whose next one has a label."""
+    rows, columns = (labels[:, 1:] != -100).nonzero(as_tuple=True)
+    return rows * labels.shape[1] + columns
+
+
 def score_tokens(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor) -> Scores:
     """Scores of `labels` (n,) under the head, from `hidden` (n, width)."""
-    rows = max(1, MAX_LOGIT_BYTES // (4 * weight.shape[0]))
+    rows = max(1, MAX_LOGIT_BYTES[weight.device.type] // (4 * weight.shape[0]))
     if len(labels) <= rows:
         log_probs, correct = _slice(hidden, weight, bias, labels)
         return {"log_probs": log_probs, "correct": correct}
     slices = zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True)
-    parts: list[Any] = [checkpoint(_slice, h, weight, bias, t, use_reentrant=False) for h, t in slices]
+    parts: list[Any] = [checkpoint(_slice, h, weight, bias, t, use_reentrant=False, preserve_rng_state=False) for h, t in slices]
     return {"log_probs": torch.cat([p[0] for p in parts]), "correct": torch.stack([p[1] for p in parts]).sum()}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 DEADLINE_S = 25.0
 """A spot node is gone 30 s after its notice; evidence must be on disk before that."""
@@ -26,8 +29,15 @@ class StopRequest:
         self._requested_at: float | None = None
         self._deferred = False
         self._commit: Callable[[], int] | None = None
+        self._arrived: int | None = None
 
     def install(self) -> None:
+        """Handle SIGTERM and SIGINT. A handler in Python waits for the call into torch that the main thread is in, a backward pass
+        or a collective; the numbers of signals arrive in a pipe at once, and :meth:`enforce_deadline` reads it."""
+        self._arrived, arriving = os.pipe()
+        for end in (self._arrived, arriving):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(arriving, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
@@ -39,16 +49,32 @@ class StopRequest:
         """From now on the training loop answers. `commit` saves the last finished step from the thread that calls it, and says which."""
         self._deferred, self._commit = True, commit
 
-    def enforce_deadline(self) -> None:
+    def enforce_deadline(self, *, patience_s: float = PATIENCE_S) -> None:
         """Called by the heartbeat's thread: answer for a training loop that is in the middle of something long."""
+        self._note_arrived()
         if not self._deferred or self._requested_at is None:
             return
         waited = self._clock() - self._requested_at
         if waited > DEADLINE_S:
             self._leave(f"no checkpoint within {DEADLINE_S:.0f} s of SIGTERM")
-        elif waited > PATIENCE_S and self._commit is not None:
+        elif waited > patience_s and self._commit is not None:
             commit, self._commit = self._commit, None
             threading.Thread(target=self._commit_and_leave, args=(commit,), name="stop", daemon=True).start()
+
+    def _note_arrived(self) -> None:
+        if self._arrived is None or self._requested_at is not None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            if {signal.SIGTERM, signal.SIGINT} & set(os.read(self._arrived, 256)):
+                self._requested_at = self._clock()
+
+    def settle(self) -> NoReturn:
+        """The training loop cannot go on: give the thread that commits until the deadline, then leave."""
+        while self._requested_at is not None and self._clock() - self._requested_at <= DEADLINE_S:
+            self.enforce_deadline(patience_s=0.0)
+            time.sleep(0.1)
+        self._leave(f"no checkpoint within {DEADLINE_S:.0f} s of SIGTERM: another rank had left")
+        raise SystemExit  # `leave` does not return
 
     def _commit_and_leave(self, commit: Callable[[], int]) -> None:
         self._leave(f"asked to stop; step {commit()} was committed while the next one computed")

@@ -20,8 +20,9 @@ from transformers import set_seed
 
 from ft_assets.errors import IntegrityError
 from ft_assets.training import checkpoints, methods
-from ft_assets.training.runtime import parallel
+from ft_assets.training.runtime import parallel, precision
 from ft_assets.training.runtime.data import Pack
+from ft_assets.training.runtime.endings import BadInput
 from ft_assets.training.runtime.loop import Loop, RunState
 from ft_assets.training.runtime.modeling import load_base, require_finite, start_warm
 from ft_assets.training.runtime.objectives import Ingredients, Objective
@@ -47,7 +48,8 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
-    tested = objective.self_test(strategy.model)
+    with precision.evaluation(spec, strategy.device):
+        tested = objective.self_test(strategy.model)
     log.info("self-test: %s", ", ".join(f"{k} {v:.3g}" for k, v in tested.items()))
 
     saver = Saver(run_file, strategy)
@@ -94,6 +96,7 @@ def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Object
     given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=strategy.device)
     objective = cast(Objective, build(given))
     start_warm(objective.model, run_file)
+    precision.leave_casts_to_autocast(objective.model, spec, strategy.device)
     return objective
 
 
@@ -110,13 +113,20 @@ def deterministic(seed: int) -> None:
 
 
 def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> str | None:
-    """Load the newest checkpoint from which the run goes on exactly; its name, or None for a start from the beginning."""
+    """Load the newest checkpoint from which the run goes on exactly; its name, or None for a start from the beginning.
+
+    Every rank finds the same one. Newer ones, which are damaged or of another training, are removed: they would count as the newest.
+    """
+    directory = run_file.work_dir / "checkpoints"
     found = checkpoints.latest_valid(
-        run_file.work_dir / "checkpoints",
-        run_file.spec,
-        required=saver.parts,
-        on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why),
+        directory, run_file.spec, required=saver.parts, on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why)
     )
+    step = 0 if found is None else checkpoints.read_manifest(found).step
+    (total,) = parallel.reduce_sum([float(step)], strategy.device)
+    if total != step * strategy.world_size:
+        raise BadInput(f"ranks do not see the same checkpoints (this one: step {step}); {directory} must be shared by all of them")
+    if strategy.rank == 0:
+        checkpoints.set_aside_newer(directory, step)
     if found is None:
         return None
     state = _state(found)

@@ -203,6 +203,23 @@ def test_adapters_are_shown_with_what_serves_them_and_their_scores(ft: Ft, platf
     assert ft("adapters", "--json").json[0]["observed"] == "loaded"
 
 
+@pytest.mark.parametrize(
+    ("scores", "shown"),
+    [
+        ({"validation/preference_accuracy": 0.75, "holdout/exact_match": 0.1}, "preference accuracy 75.0 % (50.0 %)"),
+        ({"holdout/exact_match": 0.0, "validation/perplexity": 1.5}, "perplexity 1.50 (3.00)"),
+    ],
+)
+def test_an_adapter_is_shown_with_what_its_method_is_judged_by(
+    ft: Ft, platform: Platform, tenant: Tenant, scores: dict[str, float], shown: str
+) -> None:
+    base = {"base/validation/preference_accuracy": 0.5, "base/holdout/exact_match": 0.0, "base/validation/perplexity": 3.0}
+    name = f"ft:{MODEL}:{tenant.id}:judged:{len(scores)}{shown[:4]}"
+    adapter_id = add_adapter(platform, tenant.id, name=name, stage="draft", loaded=False, metrics=base | scores)
+    (line,) = [row for row in ft("adapters", COLUMNS="240").out.splitlines() if adapter_id in row]
+    assert shown in line
+
+
 def test_a_waiting_job_says_where_it_stands_and_why(ft: Ft, platform: Platform, job_id: str) -> None:
     move(platform, job_id, JobState.QUEUED)
     words = {"reason": "WaitingForQuota", "reason_detail": "2 of 2 GPUs are in use", "queue_position": 3}

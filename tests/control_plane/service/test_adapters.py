@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -205,6 +206,32 @@ def test_rollback_serves_the_adapter_before_and_withdraws_the_present_one(custom
     assert adapters.rollback(customer.platform, customer.id, second).serving["id"] == first
     assert adapters.promote(customer.platform, customer.id, second)["observed"] == "loaded"
     assert adapters.resolve_model(customer.platform, customer.id, lineage).model == two["name"]
+
+
+def test_a_whole_model_is_registered_and_never_served(customer: Customer, base: Path) -> None:
+    made = build_tiny_model(customer.scratch / "whole", seed=3)
+    asked = {"tenant": customer.id, "report": REPORT, "verdict": PASSED, "eval_report_key": "k"}
+    found = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
+    assert (found["type"], found["stage"], found["rank"], found["alpha"], found["modules"]) == ("full_model", Stage.DRAFT, None, None, [])
+    assert (found["desired"], found["observed"], found["refusals"]) == ("unloaded", "unloaded", [])
+    assert "server of its own" in found["detail"]
+    stored = sorted(o.key.rsplit("/", 1)[-1] for o in customer.platform.objects.list(found["object_prefix"]))
+    assert stored == ["config.json", "manifest.json", "model.safetensors"]
+    with pytest.raises(Conflict, match=r"needs_own_server.*ft export NAME --format merged"):
+        adapters.promote(customer.platform, customer.id, found["name"])
+    with pytest.raises(Conflict, match="is not served here"):
+        adapters.resolve_model(customer.platform, customer.id, found["name"])
+    assert adapters.deprecate(customer.platform, customer.id, found["id"])["stage"] == Stage.DEPRECATED
+
+
+def test_a_whole_model_that_is_none_of_its_base_is_quarantined(customer: Customer) -> None:
+    made = build_tiny_model(customer.scratch / "whole", seed=3)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    asked = {"tenant": customer.id, "report": REPORT, "verdict": PASSED, "eval_report_key": "k"}
+    found = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
+    assert (found["stage"], found["eval_passed"]) == (Stage.QUARANTINED, False)
+    assert "num_hidden_layers" in found["refusals"][0]
 
 
 def test_rollback_without_an_earlier_adapter_changes_nothing(customer: Customer) -> None:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from control_plane.jobs import JobState
 from control_plane.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.scheduler import Start, Wait
-from control_plane.service import attempts, files, jobs, scheduling, tenants
+from control_plane.service import attempts, files, jobs, past_attempts, retention, scheduling, tenants
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, mark_packed
@@ -248,5 +248,50 @@ def test_history_tells_progress_from_standing_still(queued: Callable[..., tuple[
     attempts.record_checkpoint(platform, first, step=5, prefix="p", manifest_sha256="m", metrics={})
     attempts.finish(platform, first, ending(lost, step=6))
     attempts.finish(platform, held_by(platform, tenant, job_id), replace(ending(lost), last_step=5))
-    told = [(p.code, p.committed_step, p.last_step) for p in attempts.history(platform, job_id)]
+    told = [(p.code, p.committed_step, p.last_step) for p in past_attempts.history(platform, job_id)]
     assert told == [("node_lost", 5, 6), ("node_lost", 5, 5)]
+
+
+def test_history_counts_what_was_given_up_and_not_the_rows_of_another_attempt(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    lost = failure("node_lost", Fault.PLATFORM, Retry.RESUME)
+    for _ in range(2):  # the second goes on from an earlier step, and commits this one again
+        held = held_by(platform, tenant, job_id)
+        attempts.record_checkpoint(platform, held, step=5, prefix="p", manifest_sha256="m", metrics={})
+        attempts.finish(platform, held, ending(lost, step=6))
+    held = held_by(platform, tenant, job_id)
+    retention.give_up_newer(platform, held, platform.settings.home / "none", 0)
+    assert attempts.committed(platform, job_id) == []
+    attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH), step=1))
+    attempts.finish(platform, held_by(platform, tenant, job_id), ending(lost, step=3))
+    told = [(p.code, p.committed_step, p.last_step) for p in past_attempts.history(platform, job_id)]
+    assert told == [("node_lost", 5, 6), ("node_lost", 5, 6), ("oom", 5, 1), ("node_lost", 0, 3)]
+
+
+@pytest.mark.parametrize(("method", "says"), [("sft", "goes on from the last verified checkpoint"), ("kto", "starts from the beginning")])
+def test_out_of_memory_while_pausing_halves_the_batch_too(queued: Callable[..., tuple[Platform, str, str]], method: str, says: str) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    held = replace(held, spec=replace(held.spec, method=method))
+    jobs.pause(platform, tenant, job_id)
+    assert attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH))) is JobState.PAUSED
+    assert f"resume {says} with micro-batches of 2 rows" in messages(platform, job_id)[-1]
+    jobs.resume(platform, tenant, job_id)
+    assert held_by(platform, tenant, job_id).spec.optimization.per_device_batch_size == 2
+
+
+@pytest.mark.parametrize(("method", "says"), [("sft", "goes on from the last verified checkpoint"), ("kto", "starts from the beginning")])
+def test_the_event_says_whether_a_smaller_batch_starts_anew(
+    queued: Callable[..., tuple[Platform, str, str]], method: str, says: str
+) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    held = replace(held, spec=replace(held.spec, method=method))
+    attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH)))
+    assert f"training {says} with micro-batches of 2 rows" in messages(platform, job_id)[-1]
+
+
+def messages(platform: Platform, job_id: str) -> list[str]:
+    with platform.engine.connect() as conn:
+        query = sa.select(job_events.c.message).where(job_events.c.job_id == job_id)
+        return list(conn.execute(query.order_by(job_events.c.seq)).scalars())

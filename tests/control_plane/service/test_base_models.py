@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import yaml
 
 from control_plane.jobs import JobState
 from control_plane.service import base_models, jobs, models, packing, preparation, training
@@ -26,6 +27,7 @@ from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest
+from ft_assets.operator_catalogue import catalogue_file, edited
 from resources.launcher import LocalLauncher
 from tests.model_hub import SHA, running_model_hub
 from tests.registered_adapter import add_adapter
@@ -220,3 +222,33 @@ def test_operators_keep_models_from_the_command_line(tiny: Path, tmp_path: Path)
     broken = ft("verify", MODEL)
     assert broken.returncode == 1
     assert "base_model_changed" in broken.stderr
+
+
+def test_an_entry_of_another_catalogue_keeps_its_files_when_it_is_deprecated_and_removed(platform: Platform, tmp_path: Path) -> None:
+    name, beside = "acme/beside", tmp_path / "beside"
+    model = build_tiny_model(beside / "m")
+    entry = {"id": name, "path": "m", "repo": "acme/m", "revision": "a" * 40, "license": "mit"}
+    (beside / "catalogue.yaml").write_text(yaml.safe_dump({"models": [entry]}))
+    settings = replace(platform.settings, home=tmp_path / "home", base_models=(beside / "catalogue.yaml",))
+    mine = replace(platform, settings=settings, models=base_models.catalogue_of(settings))
+    before = mine.models.get(name)
+    base_models.deprecate(settings, name, mine.clock().date())
+    assert mine.models.get(name).directory == before.directory == model
+    base_models.deprecate(settings, name, None)
+    assert mine.models.get(name) == before
+    assert base_models.remove(mine, name) is None
+    assert model.is_dir()
+
+
+@pytest.mark.parametrize("path", ["../precious", ".", "link"])
+def test_only_what_was_fetched_is_deleted(operated: Platform, tmp_path: Path, path: str) -> None:
+    models_dir = operated.settings.models_dir
+    precious = models_dir / "../precious"
+    models_dir.mkdir(parents=True)
+    precious.mkdir()
+    (models_dir / "link").symlink_to(precious.resolve())
+    with edited(catalogue_file(models_dir)) as entries:
+        entries["x"] = {"id": "x", "path": path}
+    assert base_models.remove(operated, "x") is None
+    assert precious.is_dir()
+    assert catalogue_file(models_dir).is_file()

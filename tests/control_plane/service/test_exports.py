@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
+from control_plane.cli.hub_upload import upload
 from control_plane.client import FtClient
 from control_plane.service import adapters, exports, tenants
 from control_plane.service.base_models import Given, add_local, catalogue_of
@@ -28,6 +32,7 @@ from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
+from resources.object_store import LocalObjectStore
 from tests.model_hub import TOKEN, ModelHub, running_model_hub
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
@@ -105,6 +110,9 @@ def test_an_export_is_asked_for_made_and_downloaded_and_the_second_is_free(
         assert {"model.safetensors", "config.json", "tokenizer.json", "manifest.json"} <= set(tar.getnames())
     stored = [o.key for o in operated.objects.list(f"tenants/{owner[0]}/exports/{adapter_id}")]
     assert len(stored) == 1
+    with FtClient(base_url=url, api_key=owner[1]) as client:
+        client.delete_export(name, asked["id"])
+        assert client.exports(adapter_id) == []
 
 
 def test_another_tenant_sees_nothing(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:
@@ -198,3 +206,126 @@ def test_the_command_line_takes_an_adapter_along_and_pushes_it(
         assert refused.returncode == 1
         assert "hub_push_refused" in refused.stderr
         assert "no_hub_token" in ft(url, owner[1], tmp_path, "export", adapter_id, "--push", "acme/mine", hub=hub).stderr
+
+
+class Watched(LocalObjectStore):
+    """A store whose uploads take as long as the test says."""
+
+    def __init__(self, root: Path, during: Callable[[], None]) -> None:
+        super().__init__(root)
+        self.during = during
+
+    def put_file(self, key: str, path: Path) -> None:
+        self.during()
+        super().put_file(key, path)
+
+
+def with_uploads(platform: Platform, during: Callable[[], None]) -> Platform:
+    assert isinstance(platform.objects, LocalObjectStore)
+    return replace(platform, objects=Watched(platform.objects.root, during))
+
+
+def test_a_maker_that_uploads_for_long_shows_that_it_lives(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:
+    row = exports.request(operated, owner[0], register(operated, owner[0], base, tmp_path), format="tokenizer")
+    beats: set[datetime] = set()
+
+    def upload() -> None:
+        until = time.monotonic() + 20
+        while len(beats) < 3 and time.monotonic() < until:
+            beats.add(exports.get(operated, owner[0], row["adapter_id"], row["id"])["beat_at"])
+            time.sleep(0.02)
+
+    assert exports.make(with_uploads(operated, upload), row["id"], beat_every_s=0.05) == "ready"
+    assert len(beats) == 3
+
+
+def test_a_maker_whose_order_was_taken_over_says_nothing_of_it(
+    operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path
+) -> None:
+    row = exports.request(operated, owner[0], register(operated, owner[0], base, tmp_path), format="tokenizer")
+
+    def taken_over() -> None:
+        with operated.engine.begin() as conn:
+            conn.execute(sa.update(exports_table).where(exports_table.c.id == row["id"]).values(claim="another"))
+
+    assert exports.make(with_uploads(operated, taken_over), row["id"]) is None
+    found = exports.get(operated, owner[0], row["adapter_id"], row["id"])
+    assert (found["status"], found["claim"]) == ("running", "another")
+    exports.delete(operated, owner[0], row["adapter_id"], row["id"])
+
+
+def test_an_export_that_is_deleted_is_gone_with_its_archive_also_while_it_is_made(
+    operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path
+) -> None:
+    adapter_id = register(operated, owner[0], base, tmp_path)
+    row = exports.request(operated, owner[0], adapter_id, format="tokenizer")
+    other, _ = tenants.create(operated, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    with pytest.raises(NotFound):
+        exports.delete(operated, other.id, adapter_id, row["id"])
+    delete = lambda: exports.delete(operated, owner[0], adapter_id, row["id"])  # noqa: E731
+    assert exports.make(with_uploads(operated, delete), row["id"]) is None
+    assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
+    again = exports.request(operated, owner[0], adapter_id, format="tokenizer")
+    assert exports.make(operated, again["id"]) == "ready"
+    exports.delete(operated, owner[0], adapter_id, again["id"])
+    assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
+    assert exports.list_exports(operated, owner[0], adapter_id) == []
+
+
+def test_an_export_is_kept_for_a_week_and_made_again_on_request(
+    operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path
+) -> None:
+    adapter_id = register(operated, owner[0], base, tmp_path)
+    row = exports.request(operated, owner[0], adapter_id, format="tokenizer")
+    assert exports.make(operated, row["id"]) == "ready"
+    exports.expire(replace(operated, clock=lambda: operated.clock() + exports.KEPT_FOR - timedelta(minutes=1)))
+    assert exports.get(operated, owner[0], adapter_id, row["id"])["status"] == "ready"
+    exports.expire(replace(operated, clock=lambda: operated.clock() + exports.KEPT_FOR + timedelta(minutes=1)))
+    assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
+    again = exports.request(operated, owner[0], adapter_id, format="tokenizer")
+    assert (again["id"] == row["id"], again["status"]) == (False, "queued")
+    exports.delete(operated, owner[0], adapter_id, again["id"])
+
+
+def test_of_many_requests_at_once_as_many_enter_as_there_is_room_for(
+    operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path
+) -> None:
+    known = [register(operated, owner[0], base, tmp_path, seed=seed) for seed in range(exports.MAX_PENDING + 4)]
+
+    def entered(adapter_id: str) -> bool:
+        try:
+            return bool(exports.request(operated, owner[0], adapter_id, format="adapter"))
+        except QuotaExceeded:
+            return False
+
+    with ThreadPoolExecutor(len(known)) as pool:
+        assert sum(pool.map(entered, known)) == exports.MAX_PENDING
+    with operated.engine.begin() as conn:
+        conn.execute(sa.delete(exports_table).where(exports_table.c.tenant_id == owner[0]))
+
+
+def test_what_the_machine_has_no_memory_for_is_refused_when_it_is_asked_for(
+    operated: Platform, owner: tuple[str, str], tmp_path: Path
+) -> None:
+    own = build_tiny_model(tmp_path / "own", seed=5)
+    settings = replace(operated.settings, home=tmp_path / "home")
+    add_local(settings, MODEL, own, Given())
+    mine = replace(operated, settings=settings, models=catalogue_of(settings))
+    adapter_id = register(mine, owner[0], own, tmp_path)
+    os.truncate(own / "model.safetensors", 1 << 42)  # without a block of it
+    with pytest.raises(InvalidRequest, match="12292 GiB of memory") as refused:
+        exports.request(mine, owner[0], adapter_id, format="merged")
+    assert refused.value.code == "export_too_large"
+    row = exports.request(mine, owner[0], adapter_id, format="tokenizer")
+    exports.delete(mine, owner[0], adapter_id, row["id"])
+
+
+def test_nothing_is_pushed_into_a_repository_that_everybody_reads_unless_that_is_said(base: Path) -> None:
+    with running_model_hub() as hub:
+        hub.repos["acme/open"] = {}
+        request = {"endpoint": hub.endpoint, "token": TOKEN, "repo": "acme/open", "directory": base, "message": "m"}
+        assert upload({**request, "private": True}) == {"error": "public", "detail": ""}
+        assert hub.repos["acme/open"] == {}
+        assert "url" in upload({**request, "private": False})
+        slow = upload({**request, "private": False}, timeout_s=0.01)
+        assert (slow["error"], slow["detail"]) == ("unreachable", "the upload did not end within 0.01 s")

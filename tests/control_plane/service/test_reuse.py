@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import files, jobs, tenants
+from control_plane.service import files, jobs, results, tenants
 from control_plane.service.idempotency import Attempt
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -153,6 +153,9 @@ def test_a_prepared_job_with_the_spec_of_a_finished_one_ends_with_its_adapter(pl
     assert (found.state, found.adapter_id, found.reused_job_id, found.trained_tokens) == ("succeeded", adapter_id, first, 0)
     assert found.fine_tuned_model == row(platform, first).fine_tuned_model
     assert found.spec_sha256 == row(platform, first).spec_sha256
+    stored = results.store(platform, tenant.id, first)
+    assert [v.result_files for v in jobs.list_jobs(platform, tenant.id).items] == [[stored], [stored]]
+    assert jobs.measured_by(platform, tenant.id, second) == first
     told = jobs.list_events(platform, tenant.id, second).items[0]
     assert told["code"] == "job_reused"
     assert first in told["message"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.service.transition import transition
 from control_plane.sweeps import SweepStatus
+from control_plane.tables import idempotency_keys, sweep_trials
 from control_plane.tables import jobs as jobs_table
 from control_plane.tables import sweeps as sweeps_table
 from control_plane.tenants import Tenant
+from ft_assets import provenance
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from tests.finished_job import finish
+from resources.database.engine import make_engine
+from tests.finished_job import COMMIT, finish
 
 Create = Callable[..., sweeps.SweepView]
 RATES = [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4, 7e-4, 8e-4]
@@ -31,9 +36,11 @@ ROOM = 5
 
 @pytest.fixture
 def create(platform: Platform, tenant: Tenant, training_file: str) -> Create:
-    def make(key: str | None = None, body: dict[str, Any] | None = None, **sweep: Any) -> sweeps.SweepView:
+    def make(
+        key: str | None = None, body: dict[str, Any] | None = None, on: Platform = platform, **sweep: Any
+    ) -> sweeps.SweepView:  # fmt: skip
         given = {"model": "tiny-base", "training_file": training_file, "sweep": {"parameters": {"learning_rate": RATES}, **sweep}}
-        return sweeps.create(platform, tenant.id, given | (body or {}), key=key)
+        return sweeps.create(on, tenant.id, given | (body or {}), key=key)
 
     return make
 
@@ -125,10 +132,8 @@ def test_ticks_at_the_same_time_submit_each_trial_once(platform: Platform, tenan
 def test_a_tick_that_died_after_a_submission_finds_its_job_again(platform: Platform, tenant: Tenant, create: Create) -> None:
     sweep_id = create(parameters={"rank": [8, 16]}).row["id"]
     before = [j.id for j in jobs_of(platform, tenant)]
-    from control_plane.tables import sweep_trials
-
-    with platform.engine.begin() as conn:  # as it would be, had the process been killed before it recorded the jobs
-        conn.execute(sa.update(sweep_trials).where(sweep_trials.c.sweep_id == sweep_id).values(job_id=None))
+    forget_jobs(platform, sweep_id)
+    with platform.engine.begin() as conn:
         conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == sweep_id).values(submitted_at=None))
     assert sweeps.advance(platform) == before
     assert [j.id for j in jobs_of(platform, tenant)] == before
@@ -155,6 +160,8 @@ def test_the_best_is_the_succeeded_trial_with_the_lowest_validation_loss(platfor
     finish(platform, tenant.id, second, eval_loss=0.6)
     fail(platform, third)
     view = sweeps.get(platform, tenant.id, sweep_id)
+    (listed,) = sweeps.list_sweeps(platform, tenant.id).items
+    assert (listed.status, listed.best) == (SweepStatus.SUCCEEDED, None), "a list measures nothing"
     assert view.best is not None
     assert (view.status, view.best.row["job_id"], view.best.value) == (SweepStatus.SUCCEEDED, second, 0.6)
     found = sweeps.compare(platform, tenant.id, sweep_id)
@@ -250,3 +257,116 @@ def test_sweeps_that_wait_are_few(platform: Platform, tenant: Tenant, create: Cr
 def test_a_body_of_odd_shapes_is_refused_and_breaks_nothing(create: Create, body: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         create(body=body)
+
+
+def forget_jobs(platform: Platform, sweep_id: str) -> None:
+    """As it would be, had the process been killed before it wrote the jobs to their trials."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(sweep_trials).where(sweep_trials.c.sweep_id == sweep_id).values(job_id=None))
+
+
+def test_jobs_that_were_not_written_to_their_trials_yet_are_cancelled_with_the_sweep(
+    platform: Platform, tenant: Tenant, create: Create
+) -> None:
+    sweep_id = create().row["id"]
+    forget_jobs(platform, sweep_id)
+    view = sweeps.cancel(platform, tenant.id, sweep_id)
+    assert sum(t.job is not None for t in view.trials) == ROOM
+    assert {j.state for j in jobs_of(platform, tenant)} == {"cancelled"}
+
+
+def test_a_job_that_appears_after_the_sweep_was_cancelled_is_cancelled_by_the_next_round(
+    platform: Platform, tenant: Tenant, create: Create
+) -> None:
+    sweep_id = create(parameters={"rank": [8]}).row["id"]
+    forget_jobs(platform, sweep_id)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == sweep_id).values(cancelled_at=platform.clock()))
+    sweeps.advance(platform)
+    assert [j.state for j in jobs_of(platform, tenant)] == ["cancelled"]
+
+
+def test_one_connection_is_enough_for_a_sweep(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    engine = make_engine(platform.engine.url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
+    narrow = replace(platform, engine=engine)
+    body = {"model": "tiny-base", "training_file": training_file, "sweep": {"parameters": {"rank": [8, 16]}}}
+    view = sweeps.create(narrow, tenant.id, body)
+    assert [t.job is not None for t in view.trials] == [True, True]
+    assert sweeps.cancel(narrow, tenant.id, view.row["id"]).status is SweepStatus.CANCELLED
+    assert {j.state for j in jobs_of(platform, tenant)} == {"cancelled"}
+    engine.dispose()
+
+
+def test_a_sweep_that_is_stored_is_the_answer_whatever_breaks_then(platform: Platform, tenant: Tenant, create: Create) -> None:
+    def clock() -> datetime:
+        if sweeps.list_sweeps(platform, tenant.id).items:
+            raise RuntimeError("the clock stands still")
+        return platform.clock()
+
+    view = create(on=replace(platform, clock=clock))
+    assert view.status is SweepStatus.RUNNING
+    assert jobs_of(platform, tenant) == []
+    assert len(sweeps.advance(platform)) == ROOM
+
+
+def test_what_breaks_in_one_sweep_stops_no_other(
+    platform: Platform, tenant: Tenant, create: Create, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, whole = (create(parameters={"rank": [r]}).row["id"] for r in (8, 16))
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(sweep_trials).values(job_id=None))
+        conn.execute(sa.delete(idempotency_keys))
+        conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id.in_((broken, whole))).values(submitted_at=None))
+        conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == broken).values(settings={}))
+    (made,) = sweeps.advance(platform)
+    assert sweeps.get(platform, tenant.id, whole).trials[0].row["job_id"] == made
+    assert f"the trials of {broken} wait" in caplog.text
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == broken).values(submitted_at=platform.clock()))
+
+
+def test_sweeps_of_a_tenant_without_room_cost_a_round_nothing(platform: Platform, create: Create) -> None:
+    def statements() -> int:
+        seen: list[str] = []
+        listen = lambda *given: seen.append(given[2])  # noqa: E731
+        sa.event.listen(platform.engine, "before_cursor_execute", listen)
+        assert sweeps.advance(platform) == []
+        sa.event.remove(platform.engine, "before_cursor_execute", listen)
+        return len(seen)
+
+    create()
+    one = statements()
+    for _ in range(3):
+        create()
+    assert statements() == one < 6
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_a_sweep_with_few_jobs_by_now_can_be_compared(platform: Platform, tenant: Tenant, create: Create, num: int) -> None:
+    create(parameters={"learning_rate": RATES[: ROOM - num]})
+    sweep_id = create(parameters={"learning_rate": RATES[:2]}).row["id"]
+    assert len(sweeps.compare(platform, tenant.id, sweep_id).jobs) == num
+
+
+def test_a_key_has_all_the_characters_that_a_jobs_key_has(platform: Platform, tenant: Tenant, create: Create) -> None:
+    first = create(key="k" * 255, parameters={"rank": [8]})
+    assert create(key="k" * 255, parameters={"rank": [8]}).row["id"] == first.row["id"]
+    with pytest.raises(InvalidRequest, match="1 to 255"):
+        create(key="", parameters={"rank": [8]})
+
+
+def test_a_trial_that_a_job_of_its_tenant_has_answered_since_is_reused(
+    platform: Platform, tenant: Tenant, create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FT_COMMIT", COMMIT)
+    provenance.commit.cache_clear()
+    view = create()
+    for job in jobs_of(platform, tenant):
+        fail(platform, job.id)
+    body = sweeps.trial_body(view.row["request"], view.row["settings"]["seed"], {"learning_rate": RATES[ROOM]})
+    own = str(jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job["id"])
+    finish(platform, tenant.id, own)
+    sweeps.advance(platform)
+    trial = sweeps.get(platform, tenant.id, view.row["id"]).trials[ROOM]
+    assert (trial.row["job_id"], trial.row["reused"], trial.cost_micros) == (own, True, 0)
+    provenance.commit.cache_clear()

@@ -33,7 +33,7 @@ from control_plane.tables import jobs as jobs_table
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.errors import Fault, NotAdmitted, Unavailable
-from ft_assets.training.checkpoints import MANIFEST, commit, committed, read_manifest
+from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, committed, read_manifest
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
 from resources.launcher import LocalLauncher
 from resources.object_store import LocalObjectStore
@@ -367,9 +367,9 @@ def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable
 
 
 def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)))
+    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=1)))
     job.train(Scenario(steps=9, every=1, best_step=1, step_s=0.6, end_at={"step": 6, "outcome": "kill"}))
-    assert job.steps() == [6, 5, 4, 3, 2, 1]
+    assert job.steps() == [6, 5, 4, 1]
     elsewhere = job.on_another_machine(tmp_path / "other")
     elsewhere.train(Scenario(steps=9, every=100))
     assert [p.name for p in committed(elsewhere.work_dir / "checkpoints")] == ["step-00000001", "step-00000006"]
@@ -452,3 +452,46 @@ def test_checkpoints_of_an_ended_job_go_after_a_week_and_with_them_what_was_neve
     assert [r.final for r in attempts.committed(job.platform, job.id)] == [True]
     assert list(job.platform.objects.list(f"{prefix}/checkpoints")) == []
     assert job.weights() == plain_weights(6)
+
+
+def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..., Job]) -> None:
+    job = new_job(
+        optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)), checkpoint=CheckpointPolicy(keep_last=9)
+    )
+    job.train(Scenario(steps=9, every=1, best_step=2, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
+    assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_a_smaller_micro_batch_that_starts_anew_is_not_crowded_out_by_what_the_old_one_left(new_job: Callable[..., Job]) -> None:
+    job = new_job(method="kto")
+    ending, state = job.train(Scenario(steps=9, step_s=0.3, end_at={"step": 8, "outcome": "oom", "attempt": 1}))
+    assert (ending.outcome, state, job.steps()[0]) == ("oom", JobState.QUEUED, 8)
+    job.train(Scenario(steps=9, step_s=0.3, end_at={"step": 5, "outcome": "kill", "attempt": 2}))
+    assert job.from_steps() == [0, 0]
+    assert job.steps() == [4, 2]
+    assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004"]
+    assert "another training" in job.events("checkpoint_skipped")[0].message
+    assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
+    assert job.from_steps() == [0, 0, 4]
+
+
+def test_no_step_is_announced_that_the_strategy_cannot_go_on_from(new_job: Callable[..., Job]) -> None:
+    job = new_job(adapter="full", lora=None, strategy="zero2")
+    held = job.claim()
+
+    def fill(directory: Path) -> None:
+        for name in RESUMABLE:
+            (directory / name.replace("*", "")).write_text(name)
+
+    commit(job.work_dir / "checkpoints" / "step-00000004", fill, spec=held.spec, step=4, attempt=1, created_at=0.0)
+    assert restore(job.platform, held, job.work_dir) == 0
+    assert "zero/*model_states.pt is not part of the manifest" in job.events("checkpoint_skipped")[0].message
+
+
+def test_a_workload_that_beats_and_gets_nowhere_is_ended_and_resumed(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    ending, state = job.train(Scenario(steps=9, hold_at=3, still_s=700.0))
+    assert (ending.outcome, state) == ("stalled", JobState.QUEUED)
+    assert ending.failure is not None and "no progress for 70" in ending.failure.message
+    assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
+    assert job.weights() == plain_weights(9)

@@ -200,3 +200,53 @@ def test_a_base_model_alone_starts_from_nothing(platform: Platform, submit: Subm
         row = conn.execute(sa.select(jobs_table.c.warm_start).where(jobs_table.c.id == job_id)).one()
     assert row.warm_start is None
     assert warm_starts.spec_of(row.warm_start) is None
+
+
+def test_another_tenants_job_and_its_bytes_do_not_exist(
+    platform: Platform, trained: dict[str, str], submit: Submit, tenant: Tenant
+) -> None:
+    other, _ = tenants.create(platform, f"o-{uuid.uuid4().hex[:8]}", tier="standard")
+    for reference in (trained["job"], submit()["id"]):
+        with pytest.raises(NotFound) as hidden:
+            warm_starts.find(platform, other.id, reference, param="warm_start")
+        assert hidden.value.message.replace(reference, "X") == not_found(platform, tenant.id)
+    for reference in ("adapter", "checkpoint"):
+        start = warm_starts.spec_of(submit(warm_start=trained[reference])["warm_start"])
+        assert start is not None
+        with pytest.raises(NotFound, match="does not exist any more"):
+            warm_starts.fetch(platform, other.id, start)
+
+
+def not_found(platform: Platform, tenant: str) -> str:
+    """What is said of a job that nobody has, its name left out."""
+    with pytest.raises(NotFound) as absent:
+        warm_starts.find(platform, tenant, "ftjob-nobodys", param="warm_start")
+    return absent.value.message.replace("ftjob-nobodys", "X")
+
+
+@pytest.mark.parametrize("reference", ["adapter", "checkpoint"])
+def test_bytes_that_were_deleted_since_are_not_looked_for(
+    platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], reference: str
+) -> None:
+    start = warm_starts.spec_of(submit(warm_start=trained[reference])["warm_start"])
+    assert start is not None
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(adapters).where(adapters.c.id == trained["adapter"]).values(stage="archived"))
+        conn.execute(sa.update(checkpoints).where(checkpoints.c.id == trained["checkpoint"]).values(removed_at=platform.clock()))
+    with pytest.raises(NotFound) as gone:
+        warm_starts.fetch(platform, tenant.id, start)
+    assert gone.value.code == "warm_start_not_found"
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "manifest.json"])
+def test_files_that_changed_on_this_machine_are_fetched_again(
+    platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], name: str
+) -> None:
+    start = warm_starts.spec_of(submit(warm_start=trained["adapter"])["warm_start"])
+    assert start is not None
+    file = warm_starts.fetch(platform, tenant.id, start) / name
+    content = file.read_bytes()
+    file.write_bytes(b"other")
+    assert (warm_starts.fetch(platform, tenant.id, start) / name).read_bytes() == content
+    file.unlink()
+    assert (warm_starts.fetch(platform, tenant.id, start) / name).read_bytes() == content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,15 +11,14 @@ import sqlalchemy as sa
 
 from control_plane.events import metrics_event
 from control_plane.protocols import RunLog, TrackedRun, WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, files, jobs, scheduling, tenants, watching
+from control_plane.service import attempts, jobs, scheduling, uploads, watching
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
-from control_plane.service.submission import JobRequest
 from control_plane.tables import health_verdicts, job_events
 from control_plane.tables import jobs as jobs_table
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
+from tests.started_job import start_job
 from tests.training_specs import SPEC
 
 
@@ -28,18 +26,6 @@ from tests.training_specs import SPEC
 def held(fresh_platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
     """A started attempt of a new job."""
     return start_job(fresh_platform, write_chat_rows)
-
-
-def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
-    owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
-    with write_chat_rows().open("rb") as rows:
-        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
-    mark_packed(platform, owner.id, job["id"], spec=SPEC, total_steps=1000, expected_s=60.0)
-    scheduling.place(platform)
-    claim = attempts.claim(platform, owner.id, job["id"])
-    attempts.mark_started(platform, claim, from_step=0, started_at=1000.0)
-    return claim
 
 
 def steps(first: int, last: int, *, pace: float = 1000.0, loss: float = 1.0) -> list[dict[str, Any]]:
@@ -178,13 +164,60 @@ def test_the_tracker_is_given_the_run_and_every_line(fresh_platform: Platform, h
     assert tracker.flushed
 
 
-def test_a_tracker_that_fails_is_told_of_once(fresh_platform: Platform, held: Claim) -> None:
-    watch = watching.begin(replace(fresh_platform, tracker=MemoryTracker(broken="connection refused")), held)
+def test_a_tracker_that_fails_is_told_of_once(fresh_platform: Platform, held: Claim, caplog: pytest.LogCaptureFixture) -> None:
+    refused = "OperationalError: postgresql://mlflow:hunter2@db/mlflow refused"
+    watch = watching.begin(replace(fresh_platform, tracker=MemoryTracker(broken=refused)), held)
     for _ in range(3):
         watch.heard(silence_s=0.0, running=True)
     (event,) = events(fresh_platform, held.job_id)
     assert (event.code, event.level) == ("tracking_failed", "warn")
-    assert "connection refused" in event.message
+    assert "refused" not in event.message, "what the tracker said is logged"
+    assert "db/mlflow refused" in caplog.text and "hunter2" not in caplog.text
+    assert "tracking_failed" not in shown(fresh_platform, held)
+
+
+def shown(platform: Platform, held: Claim) -> list[str]:
+    """Codes of the events that the tenant is shown, which are the same in the list and in the stream."""
+    listed = [e["code"] for e in jobs.list_events(platform, held.tenant, held.job_id, limit=100).items]
+    streamed = [e["code"] for e in jobs.events_since(platform, held.tenant, held.job_id, 0)[0]]
+    assert listed[::-1] == streamed
+    return streamed
+
+
+def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform: Platform, held: Claim) -> None:
+    watch = watching.begin(fresh_platform, held)
+    watch.heard(silence_s=60.0, running=True)
+    watch.heard(silence_s=0.0, running=True)
+    watch.saw(steps(1, 40), [])
+    watch.saw(steps(41, 60, loss=5.0), [])
+    attempts.tell(fresh_platform, held, uploads.upload_failed("the checkpoint of step 7", 7, OSError("s3://key:hunter2@store refused")))
+    assert [e.code for e in events(fresh_platform, held.job_id)][:2] == ["heartbeat_missed", "health_recovered"]
+    told = shown(fresh_platform, held)
+    assert told[-2:] == ["loss_exploding", "checkpoint_upload_failed"]
+    assert not {"heartbeat_missed", "health_recovered"} & set(told)
+    newest = jobs.list_events(fresh_platform, held.tenant, held.job_id, limit=1).items[0]
+    assert "hunter2" not in newest["message"] and "refused" not in newest["message"]
+
+
+def test_an_end_that_comes_late_leaves_the_verdicts_of_the_next_attempt(fresh_platform: Platform, held: Claim) -> None:
+    late = watching.begin(fresh_platform, held)
+    values = {"id": "verdict-2", "job_id": held.job_id, "attempt": 2, "code": "data_starved", "audience": "operator", "level": "warn"}
+    with fresh_platform.engine.begin() as conn:
+        conn.execute(sa.insert(health_verdicts).values(**values, message="m", data={}, raised_at=fresh_platform.clock()))
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
+    late.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status))
+    assert [v.code for v in watching.open_verdicts(fresh_platform)] == ["data_starved"]
+
+
+def test_a_plateau_is_told_once_an_attempt(fresh_platform: Platform, held: Claim) -> None:
+    watch = watching.begin(fresh_platform, held)
+    watch.saw(steps(1, 450), [])
+    watch.saw(steps(451, 600, loss=0.5), [])
+    watch.saw(steps(601, 780), [])
+    codes = ["loss_plateau", "health_recovered"]
+    assert [e.code for e in events(fresh_platform, held.job_id)] == codes
+    watching.begin(fresh_platform, held).saw(steps(601, 785), [])
+    assert [e.code for e in events(fresh_platform, held.job_id)] == codes
 
 
 def test_an_error_of_the_watch_does_not_reach_the_follower(fresh_platform: Platform, held: Claim) -> None:

@@ -257,8 +257,16 @@ def test_an_adapter_names_its_bases_repository_and_the_tokenizer_comes_alone(bas
 
 def test_a_full_model_is_taken_over_as_it_is(base: Path, tmp_path: Path) -> None:
     full = build_tiny_model(tmp_path / "full", seed=5)
-    _, files = made(order(base, full, Format.MERGED), tmp_path / "a")
-    assert (files / "model.safetensors").read_bytes() == (full / "model.safetensors").read_bytes()
+    config = {**json.loads((full / "config.json").read_text()), "dtype": "float32"}
+    (full / "config.json").write_text(json.dumps(config))
+    for form in (Format.MERGED, Format.ADAPTER):
+        _, files = made(order(base, full, form), tmp_path / form)
+        assert (files / "model.safetensors").read_bytes() == (full / "model.safetensors").read_bytes()
+        assert json.loads((files / "config.json").read_text()) == config, "its own: the base may be stored in another type"
+        assert "The weights of a fine-tuning job." in (files / "README.md").read_text()
+    built, files = made(order(base, full, Format.GGUF, Precision.F32), tmp_path / "gguf")
+    assert (files / "model-f32.gguf").is_file()
+    assert built.manifest["proof"]["mean_difference"] < 1e-3
 
 
 def test_rows_of_a_head_are_put_side_by_side() -> None:

@@ -19,6 +19,8 @@ import pytest
 
 from ft_assets.evals import report, run_file, runner, suites
 from ft_assets.evals.run_file import EvalRun
+from ft_assets.training import methods
+from tests.ft_assets.training.preference_packs import build_preferences
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
 
@@ -120,7 +122,7 @@ def test_the_adapter_is_proven_to_be_applied(evaluated: dict[str, Any]) -> None:
 
 
 def test_a_report_can_be_built_from_the_result(evaluated: dict[str, Any]) -> None:
-    made = report.build(evaluated, holdout_items(), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    made = report.build(evaluated, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
     assert [s.metric for s in made.scores] == ["exact_match", "accuracy", "json_valid", "coherent", "perplexity"]
     assert made.score("validation", "perplexity").n == 6  # type: ignore[union-attr]
 
@@ -159,7 +161,49 @@ def test_an_idle_adapter_is_not_scored_and_cached_base_answers_are_used(place: P
     assert result["error"]["code"] == "adapter_not_applied"
     assert result["adapter"] is None
     assert result["base"]["seconds"] == -1.0
-    assert not report.build(result, holdout_items(), base_model="m", base_digest="b", adapter_manifest_sha256="a").adapter_applied
+    assert not report.build(
+        result, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
+    ).adapter_applied
+
+
+def test_a_whole_model_is_judged_in_place_of_its_base(place: Path, evaluated: dict[str, Any]) -> None:
+    build_tiny_model(place / "whole", seed=5)
+    common: dict[str, Any] = {"base_model_dir": place / "base", "holdout": place / "holdout.jsonl", "golden": False}
+    common |= {"validation_pack_dir": place / "pack", "max_new_tokens": 12}
+    code, result = evaluate(
+        EvalRun(**common, adapter_dir=place / "whole", previous_adapter_dir=place / "adapter", out_dir=place / "whole-out")
+    )
+    assert code == run_file.EXIT_OK
+    assert result["applied"]["applied"] is True
+    assert result["adapter"]["holdout"] != result["base"]["holdout"] == evaluated["base"]["holdout"]
+    assert result["previous"]["holdout"] == evaluated["adapter"]["holdout"]
+    _, alone = evaluate(EvalRun(**{**common, "base_model_dir": place / "whole"}, adapter_dir=None, out_dir=place / "alone-out"))
+    assert result["adapter"]["validation"] == alone["base"]["validation"]
+    _, same = evaluate(EvalRun(**common, adapter_dir=build_tiny_model(place / "same"), out_dir=place / "same-out"))
+    assert same["error"]["code"] == "adapter_not_applied"
+
+
+def test_preferences_that_were_held_out_are_scored_on_both_sides(place: Path) -> None:
+    manifest = build_preferences(place / "pairs", place / "base")
+    assert manifest.validation is not None
+    run = EvalRun(
+        base_model_dir=place / "base",
+        adapter_dir=place / "adapter",
+        golden=False,
+        validation_pack_dir=place / "pairs",
+        out_dir=place / "po",
+    )
+    code, result = evaluate(run)
+    assert code == run_file.EXIT_OK
+    assert result["preferences"] == "pairs"
+    made = report.build(result, [], method=methods.get("dpo"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    score = made.score("validation", "preference_accuracy")
+    assert score is not None and score.n == manifest.validation["num_windows"]
+    margins = [
+        (b - a) - (d - c)
+        for a, b, c, d in zip(*(result[s][side]["nll"] for side in ("validation", "unwanted") for s in ("adapter", "base")), strict=True)
+    ]
+    assert score.adapter == pytest.approx(sum(m > 0 for m in margins) / len(margins))
 
 
 def test_an_adapter_of_another_base_is_refused_with_a_reason(place: Path) -> None:

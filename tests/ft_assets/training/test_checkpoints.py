@@ -131,6 +131,8 @@ def test_a_process_killed_while_it_commits_leaves_the_step_whole_or_as_it_was(tm
         assert found is not None or not exists
         assert found is None or verify(found, required=RESUMABLE).attempt in (1, 2)
         checkpoints.sweep(tmp_path)
+        assert found is None or latest_valid(tmp_path, SPEC) == found
+        found = latest_valid(tmp_path, SPEC)  # maybe a draft that was whole
         assert len(list(tmp_path.iterdir())) == (found is not None)
     assert 3 < killed < 7
 
@@ -254,3 +256,56 @@ def test_a_disk_that_fills_with_the_last_byte_is_found_when_the_manifest_is_writ
     with pytest.raises(DiskFull):
         save(small, 10, write=exactly)
     assert list(small.iterdir()) == []
+
+
+def test_checkpoints_newer_than_where_a_run_goes_on_never_crowd_out_what_it_writes(tmp_path: Path) -> None:
+    for step in (300, 400, 500):
+        save(tmp_path, step, spec=OTHER)
+    assert latest_valid(tmp_path, SPEC) is None
+    assert [p.name for p in checkpoints.set_aside_newer(tmp_path, 0)] == [step_name(n) for n in (300, 400, 500)]
+    for step in (100, 200):
+        save(tmp_path, step, attempt=2)
+        assert retain(tmp_path, 3) == []
+    assert latest_valid(tmp_path, SPEC) == tmp_path / step_name(200)
+    assert checkpoints.set_aside_newer(tmp_path, 100) == [tmp_path / step_name(200)]
+    assert checkpoints.set_aside_newer(tmp_path, 100) == []
+    assert [p.name for p in tmp_path.iterdir()] == [step_name(100)]
+    assert checkpoints.set_aside_newer(tmp_path / "absent", 0) == []
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the new one", "the old one"])
+def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path: Path, lost: str) -> None:
+    """Where two names cannot be exchanged in one step."""
+    code = f"""if True:
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+        from pathlib import Path
+        from ft_assets.training import checkpoints
+        from tests.training_specs import SPEC
+        checkpoints.ctypes = type("NoLibrary", (), {{"CDLL": staticmethod(lambda *_, **__: object())}})
+        def trace(event, args):
+            if event == "os.rename" and str(args[1]).endswith("/step-00000010"):
+                os._exit(9)
+        def fill(directory):
+            for name in {PARTS!r}:
+                (directory / name).write_text(name * 50)
+        sys.addaudithook(trace)
+        checkpoints.commit(Path({str(tmp_path)!r}) / "step-00000010", fill, spec=SPEC, step=10, attempt=2, created_at=0.0)
+    """
+    save(tmp_path, 10, attempt=1)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert checkpoints.committed(tmp_path) == []
+    (replaced,) = tmp_path.glob(".tmp-*-replaced-*")
+    (draft,) = (p for p in tmp_path.iterdir() if p != replaced)
+    if lost != "nothing":
+        ((draft if lost == "the new one" else replaced) / "optimizer.pt").unlink()
+    assert checkpoints.recover(tmp_path) == [tmp_path / step_name(10)]
+    assert verify(tmp_path / step_name(10), required=RESUMABLE).attempt == (1 if lost == "the new one" else 2)
+    checkpoints.sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [step_name(10)]
+
+
+def test_what_was_given_up_is_not_recovered(tmp_path: Path) -> None:
+    save(tmp_path, 10).rename(tmp_path / f".tmp-1-gone-{step_name(10)}")
+    checkpoints.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,20 +21,27 @@ from ft_assets.training.failures import (
     Retry,
     StopReason,
     classify,
+    failures_without_progress,
     with_half_batch,
 )
-from tests.ft_assets.training.attempts import SPEC
+from ft_assets.training.spec import TrainingSpec
+from tests.training_specs import SPEC
 
 
 def ended(outcome: Outcome, **detail: object) -> ExitEvidence:
     return ExitEvidence(outcome=outcome, step=5, total_steps=10, message=f"it ended as {outcome}", detail=detail)
 
 
+def of_rows(per_device: int, accumulation: int, *, method: str = "sft") -> TrainingSpec:
+    optimization = replace(SPEC.optimization, per_device_batch_size=per_device, accumulation_steps=accumulation)
+    return replace(SPEC, method=method, optimization=optimization)
+
+
 CASES = [
     ("diverged", Evidence(phase="exited", exit=ended(Outcome.DIVERGED)), "diverged", Fault.USER, Retry.NEVER),
     ("bad row", Evidence(phase="exited", exit=ended(Outcome.BAD_EXAMPLE)), "bad_example", Fault.USER, Retry.NEVER),
-    ("oom", Evidence(phase="exited", exit=ended(Outcome.OOM, per_device_batch_size=4)), "oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH),
-    ("oom of one window", Evidence(phase="exited", exit=ended(Outcome.OOM, per_device_batch_size=1)), "oom", Fault.AMBIGUOUS, Retry.NEVER),
+    ("oom", Evidence(phase="exited", exit=ended(Outcome.OOM), spec=SPEC), "oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH),
+    ("oom of one window", Evidence(phase="exited", exit=ended(Outcome.OOM), spec=of_rows(1, 4)), "oom", Fault.AMBIGUOUS, Retry.NEVER),
     ("preempted", Evidence(phase="exited", exit=ended(Outcome.PREEMPTED)), "preempted", Fault.PLATFORM, Retry.RESUME),
     ("internal", Evidence(phase="exited", exit=ended(Outcome.INTERNAL)), "internal", Fault.PLATFORM, Retry.RESUME),
     ("disk full", Evidence(phase="exited", exit=ended(Outcome.DISK_FULL)), "disk_full", Fault.PLATFORM, Retry.RESUME),
@@ -100,8 +110,9 @@ def test_every_outcome_has_an_exit_code_of_its_own() -> None:
 
 def test_an_oom_is_retried_once_only() -> None:
     history = [PastAttempt(code="oom", committed_step=0, last_step=0)]
-    found = classify(Evidence(phase="exited", exit=ended(Outcome.OOM, per_device_batch_size=4), history=history))
+    found = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=SPEC, history=history))
     assert found is not None and found.retry is Retry.NEVER
+    assert "not fit with the smaller micro-batch either" in found.remedy and "retried" not in found.remedy
 
 
 def _repeat(code: str, exit_: ExitEvidence | None, past: list[PastAttempt], *, committed: int = 5, last: int = 5) -> tuple[str, Retry]:
@@ -128,13 +139,70 @@ def test_a_preemption_in_between_does_not_excuse_a_poison_job() -> None:
     assert _repeat("internal", ended(Outcome.INTERNAL), past) == ("dead_letter", Retry.NEVER)
 
 
-def test_lost_nodes_are_forgiven_more_often_and_preemptions_always() -> None:
+def test_lost_nodes_are_forgiven_more_often_and_preemptions_that_were_asked_for_always() -> None:
     lost = [PastAttempt(code="node_lost", committed_step=5, last_step=5)]
     limit = MAX_FAILURES_WITHOUT_PROGRESS["node_lost"]
     assert _repeat("node_lost", None, lost * (limit - 2)) == ("node_lost", Retry.RESUME)
     assert _repeat("node_lost", None, lost * (limit - 1)) == ("dead_letter", Retry.NEVER)
     preempted = [PastAttempt(code="preempted", committed_step=5, last_step=5)] * 50
-    assert _repeat("preempted", ended(Outcome.PREEMPTED), preempted) == ("preempted", Retry.RESUME)
+    asked = Evidence(phase="exited", exit=ended(Outcome.PREEMPTED), stop_reason=StopReason.PREEMPT, history=preempted, committed_step=5)
+    found = classify(asked)
+    assert found is not None and found.retry is Retry.RESUME
+    assert _repeat("preempted", ended(Outcome.PREEMPTED), preempted[:8]) == ("preempted", Retry.RESUME)
+    assert _repeat("preempted", ended(Outcome.PREEMPTED), preempted) == ("dead_letter", Retry.NEVER)
+
+
+def _attempts_until_given_up(code: str, exit_: ExitEvidence | None, steps: Iterator[tuple[int, int]]) -> int:
+    past: list[PastAttempt] = []
+    for committed, last in steps:
+        if _repeat(code, exit_, past, committed=committed, last=last)[0] == "dead_letter":
+            return len(past) + 1
+        past.append(PastAttempt(code=code, committed_step=committed, last_step=last))
+    raise AssertionError(f"never given up in {len(past)} attempts")
+
+
+def test_a_job_that_breaks_now_here_now_there_is_a_dead_letter() -> None:
+    internal = ended(Outcome.INTERNAL)
+    assert _attempts_until_given_up("internal", internal, ((0, (20, 5)[n % 2]) for n in range(50))) == 3
+    assert _attempts_until_given_up("internal", internal, ((0, (5, 20)[n % 2]) for n in range(50))) == 4
+    for seed in range(20):
+        drawn = random.Random(seed)
+        assert _attempts_until_given_up("node_lost", None, ((0, drawn.randrange(500)) for _ in range(500))) < 500
+
+
+def test_what_was_committed_is_progress_before_what_was_only_reached() -> None:
+    past = [PastAttempt(code="internal", committed_step=10, last_step=19)] * 2
+    assert _repeat("internal", ended(Outcome.INTERNAL), past, committed=12, last=13) == ("internal", Retry.RESUME)
+    past = [PastAttempt(code="internal", committed_step=10, last_step=11)] * 2
+    assert _repeat("internal", ended(Outcome.INTERNAL), past, committed=5, last=19) == ("dead_letter", Retry.NEVER)
+
+
+def test_a_smaller_micro_batch_counts_anew() -> None:
+    past = [PastAttempt(code=c, committed_step=9, last_step=9) for c in ("internal", "internal", "oom")]
+    assert failures_without_progress(past, code="internal", committed_step=0, last_step=3) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "before", "after"),
+    [
+        ("sft", (4, 2), (2, 4)), ("sft", (3, 2), (2, 3)), ("sft", (3, 1), (1, 3)), ("sft", (5, 3), (3, 5)), ("sft", (5, 1), (1, 5)),
+        ("sft", (1, 8), None), ("kto", (4, 1), (2, 2)), ("kto", (3, 2), (2, 3)), ("kto", (2, 4), None), ("kto", (3, 1), None),
+    ],
+)  # fmt: skip
+def test_the_micro_batch_shrinks_as_far_as_the_method_and_the_global_batch_allow(
+    method: str, before: tuple[int, int], after: tuple[int, int] | None
+) -> None:
+    spec = of_rows(*before, method=method)
+    halved = with_half_batch(spec)
+    found = halved and (halved.optimization.per_device_batch_size, halved.optimization.accumulation_steps)
+    assert found == after
+    end = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=spec))
+    assert end is not None and (end.retry is Retry.HALVE_BATCH) == (after is not None)
+    if after is None:
+        assert f"({before[0]} rows; {method} needs {2 if method == 'kto' else 1})" in end.remedy
+    else:
+        assert f"{after[0]} instead of {before[0]} rows" in end.remedy
+        assert ("from the beginning" if method == "kto" else "from its last checkpoint") in end.remedy
 
 
 def test_half_the_batch_is_the_same_global_batch() -> None:
@@ -142,7 +210,6 @@ def test_half_the_batch_is_the_same_global_batch() -> None:
     assert halved is not None
     before, after = SPEC.optimization, halved.optimization
     assert (after.per_device_batch_size, after.accumulation_steps) == (before.per_device_batch_size // 2, before.accumulation_steps * 2)
-    assert with_half_batch(halved) is None
 
 
 def test_evidence_is_read_back_and_a_torn_file_is_none(tmp_path: Path) -> None:
@@ -161,3 +228,42 @@ def test_the_rank_that_failed_speaks_for_a_leader_that_was_only_stopped(tmp_path
     (tmp_path / "exit-a1.rank1.json").write_text(json.dumps({**body, "outcome": "oom"}))
     found = ExitEvidence.read(tmp_path, 1)
     assert found is not None and found.outcome is Outcome.OOM
+
+
+def test_a_rank_that_lost_another_one_explains_nothing(tmp_path: Path) -> None:
+    """Killed with -9, the other one left no word; with a word, that is the one that counts."""
+    lost = {"outcome": "internal", "step": 4, "total_steps": 9, "message": "Connection reset by peer", "detail": {"communication": True}}
+    (tmp_path / "exit-a1.json").write_text(json.dumps(lost))
+    (tmp_path / "exit-a1.rank2.json").write_text(json.dumps(lost))
+    assert ExitEvidence.read(tmp_path, 1) is None
+    (tmp_path / "exit-a1.rank3.json").write_text(json.dumps(lost | {"outcome": "oom", "message": "no memory", "detail": {}}))
+    found = ExitEvidence.read(tmp_path, 1)
+    assert found is not None and found.message == "no memory"
+
+
+RANK_ENDS = [
+    ("oom behind a lost connection", [("internal", True), ("oom", False)], "oom"),
+    ("a full disk behind a stop", [("preempted", False), ("disk_full", False)], "disk_full"),
+    ("a bad row behind two lost connections", [("internal", True), ("internal", True), ("bad_example", False)], "bad_example"),
+    ("an oom before an error that it caused", [("internal", True), ("internal", False), ("oom", False)], "oom"),
+    ("a lost connection never outranks a stop", [("preempted", False), ("internal", True)], "preempted"),
+    ("a leader that explains itself", [("diverged", False), ("oom", False)], "diverged"),
+    ("lost connections alone", [("internal", True), ("internal", True)], "node_lost"),
+    ("a leader that was killed", [None, ("internal", True)], "node_lost"),
+    ("a leader that was killed, and an explanation", [None, ("internal", True), ("oom", False)], "oom"),
+]
+
+
+@pytest.mark.parametrize(("ends", "code"), [c[1:] for c in RANK_ENDS], ids=[c[0] for c in RANK_ENDS])
+def test_of_several_ranks_the_one_that_knows_speaks(tmp_path: Path, ends: list[tuple[str, bool] | None], code: str) -> None:
+    for rank, end in enumerate(ends):
+        if end is not None:
+            body = {"outcome": end[0], "step": 4, "total_steps": 9, "message": f"rank {rank}", "detail": {"communication": end[1]}}
+            (tmp_path / f"exit-a1{f'.rank{rank}' if rank else ''}.json").write_text(json.dumps(body))
+    found = classify(Evidence(phase="exited", exit=ExitEvidence.read(tmp_path, 1), exit_code=1, spec=SPEC))
+    assert found is not None and found.code == code
+
+
+def test_a_stall_says_what_was_seen() -> None:
+    found = classify(Evidence(phase="exited", stop_reason=StopReason.STALLED, stall="no progress for 700 s", last_step=4))
+    assert found is not None and found.code == "stalled" and "no progress for 700 s after step 4" in found.message

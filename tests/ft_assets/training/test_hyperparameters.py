@@ -8,7 +8,8 @@ import pytest
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, openai_hyperparameters, plan, resolve
+from ft_assets.training.frozen import openai_hyperparameters
+from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, plan, resolve
 from ft_assets.training.spec import EarlyStopping, Quantization, TrainingSpec, WarmStart
 
 DEMO = ModelFacts(id="demo-llama-3m", num_parameters=3_000_000, context_length=512, digest="d" * 64)
@@ -84,7 +85,7 @@ def test_the_global_batch_is_what_was_asked_for_whatever_fits(batch_size: int, w
     opt = found.optimization
     assert opt.per_device_batch_size * opt.accumulation_steps * world_size == batch_size
     assert opt.per_device_batch_size <= (fits or 1)
-    assert openai_hyperparameters(found, {})["batch_size"] == batch_size
+    assert openai_hyperparameters(found.to_dict(), {})["batch_size"] == batch_size
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 8, 32])
@@ -153,6 +154,7 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"quantization": "nf4"}, "adapter is lora"),
         ({"double_quantization": True}, "adapter is lora"),
         ({"attention": "flash_attention_2"}, "bf16 and fp16 only"),
+        ({"attention": "flex_attention"}, "no kernels for this hardware"),
         ({"learning_rate": 1e-3, "learning_rate_multiplier": 2}, "keep one"),
     ],
 )
@@ -337,10 +339,10 @@ def test_reference_and_warm_start_are_part_of_the_spec() -> None:
 
 def test_what_a_client_reads_back_is_what_was_resolved() -> None:
     asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5}
-    assert openai_hyperparameters(spec(asked), asked) == asked
+    assert openai_hyperparameters(spec(asked).to_dict(), asked) == asked
     given = {"learning_rate": 1.5e-3, "n_epochs": "auto"}
-    assert openai_hyperparameters(spec(given), given)["learning_rate_multiplier"] == pytest.approx(0.5)
-    assert openai_hyperparameters(spec({}, method="dpo"), {})["beta"] == 0.1
+    assert openai_hyperparameters(spec(given).to_dict(), given)["learning_rate_multiplier"] == pytest.approx(0.5)
+    assert openai_hyperparameters(spec({}, method="dpo").to_dict(), {})["beta"] == 0.1
 
 
 def test_the_batch_is_known_before_the_pack_is() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from ft_assets.training.runtime import scoring
+from ft_assets.training.runtime import attention, scoring
 from ft_assets.training.runtime.endings import BadExample
 from ft_assets.training.runtime.modeling import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients
@@ -64,6 +64,7 @@ class Tokens:
         self.model = model
         self._spec, self._device = given.spec, given.device
         self._joined = given.spec.attention == "flash_attention_2"
+        self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
         self._train = _Windows(given.pack.train)
         self._validation = None if given.pack.validation is None else _Windows(given.pack.validation)
         self._pad = given.tokenizer.pad_token_id or 0
@@ -116,7 +117,8 @@ class Tokens:
     def self_test(self, model: Any) -> Mapping[str, float]:
         """Prove on the first windows of several examples that packing is exact (see ``self_test.py``)."""
         windows = [self._train.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, self.num_rows))]
-        chosen = choose_windows(windows, count=max(SELF_TEST_WINDOWS, self._spec.optimization.per_device_batch_size))
+        count = self._spec.optimization.per_device_batch_size
+        chosen = choose_windows(windows, count=count if self._filled else max(SELF_TEST_WINDOWS, count))
         was_training = model.training
         model.eval()
         try:
@@ -142,16 +144,18 @@ class Tokens:
             raise BadExample(f"train window {bad[0]} alone gives a loss that is no number; remove its rows", split="train", row=bad[0])
 
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
-        return collate(windows, pad=self._pad, joined=self._joined)
+        return collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
 
     def _scores(self, model: Any, batch: Batch) -> scoring.Scores:
         inputs = {k: v for k, v in batch.items() if k in ("input_ids", "position_ids", "attention_mask")}
-        found: scoring.Scores = model(**self._to_device(inputs), score=batch["labels"].to(self._device), use_cache=False)
+        target = self._to_device({"score": batch["labels"], "scored": batch["scored"]})
+        found: scoring.Scores = model(**self._to_device(inputs), **target, use_cache=False)
         return found
 
     def _plain_loss(self, model: Any, ids: NDArray[np.int32]) -> float:
         tokens = torch.from_numpy(ids.astype(np.int64)).unsqueeze(0).to(self._device)
-        logits = model(input_ids=tokens, use_cache=False).logits.float()
+        with attention.without_compiling(self.model):
+            logits = model(input_ids=tokens, use_cache=False).logits.float()
         return float(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
 
     def _to_device(self, batch: Batch) -> Batch:
@@ -176,14 +180,14 @@ def _flat(table: pa.Table, name: str) -> tuple[NDArray[np.int32], NDArray[np.int
     return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
-def collate(windows: Sequence[Window], *, pad: int, joined: bool) -> Batch:
+def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | None = None) -> Batch:
     """Windows as one batch. Positions restart and the first label of each example is masked: nothing is predicted across a boundary.
 
     `joined`: one after another in a single row, as flash attention wants packed sequences; else a row each, the shorter ones
-    filled up with an unlabelled example of padding.
+    filled up with an unlabelled example of padding; all of them to `width` if it is given.
     """
     rows = [_join(windows)] if joined else list(windows)
-    width = max(len(w.input_ids) for w in rows)
+    width = width or max(len(w.input_ids) for w in rows)
     ids = np.full((len(rows), width), pad, np.int64)
     labels = np.full((len(rows), width), -100, np.int64)
     positions = np.zeros((len(rows), width), np.int64)
@@ -194,6 +198,7 @@ def collate(windows: Sequence[Window], *, pad: int, joined: bool) -> Batch:
         positions[i, :n] = np.arange(n) - np.repeat(starts, window.seq_lengths)
         positions[i, n:] = np.arange(width - n)
     batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels), "position_ids": torch.from_numpy(positions)}
+    batch["scored"] = scoring.scored_positions(batch["labels"])
     batch["num_tokens"] = sum(len(w.input_ids) for w in windows)
     return batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +21,6 @@ class Strategy(Protocol):
     device: torch.device
     rank: int
     world_size: int
-    checkpoint_parts: tuple[str, ...]
-    """Patterns that each must match a file of a checkpoint for a resume under this strategy."""
     saves_alone: bool
     """Rank 0 holds the whole state: it can save while the others compute."""
 
@@ -31,11 +30,12 @@ class Strategy(Protocol):
     def wrap(self, model: Any, *, total_steps: int) -> None:
         """Wrap `model` and make optimizer and schedule."""
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of a share of the step's loss, as ``Objective.loss`` gives it; `last`: of the step, so ranks exchange them now.
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch; ranks exchange gradients within the last of a step."""
 
-        Where ranks average gradients, the share is multiplied by their number first.
-        """
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of a share of the step's loss, as ``Objective.loss`` gives it. Where ranks average gradients, the share is
+        multiplied by their number first."""
 
     def gradient_norm(self) -> float:
         """Global norm of the step's gradients, the same on every rank; they are clipped to ``max_grad_norm``. NaN and inf come through."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ft_assets.training.runtime.endings import BadInput, BadSpec
 from ft_assets.training.runtime.modeling import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.parallel import optimizer_state
-from ft_assets.training.runtime.parallel.replicated import copied, groups, local_device
+from ft_assets.training.runtime.parallel.replicated import copied, groups, local_device, set_rates
 from ft_assets.training.spec import TrainingSpec
 
 DISTRIBUTED = "distributed"
@@ -45,9 +46,6 @@ class Fsdp2:
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
         self.device = local_device()
         self.model: Any = None
-        self.checkpoint_parts: tuple[str, ...] = (f"{DISTRIBUTED}/.metadata", f"{DISTRIBUTED}/*.distcp", "schedule.pt")
-        if spec.lora is not None:
-            self.checkpoint_parts = ("adapter_model.safetensors", "optimizer.pt", "schedule.pt")
 
     def start(self) -> None:
         if not dist.is_initialized():
@@ -66,9 +64,12 @@ class Fsdp2:
         self.optimizer = make_optimizer(model, self._spec.optimization)
         self.schedule = make_schedule(self.optimizer, self._spec.optimization, total_steps=total_steps)
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         # Micro-batches that are not reduced leave whole float32 gradients on every rank: of full parameters, as much again as the model.
         self.model.set_requires_gradient_sync(last or self._spec.adapter == "full")
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
         share: Any = loss * self.world_size
         share.backward()
 
@@ -113,6 +114,7 @@ class Fsdp2:
             state: Any = {"model": weights, "optimizer": optimizer}
             state_dict_loader.load(state, checkpoint_id=directory / DISTRIBUTED)
             set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+            set_rates(self.optimizer, self.schedule)
             return
         self._load_adapter(directory / ADAPTER_WEIGHTS)
         saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)

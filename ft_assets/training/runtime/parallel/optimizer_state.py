@@ -30,8 +30,20 @@ def by_name(optimizer: Any, model: Any, whole: Callable[[torch.Tensor], torch.Te
 def restore(optimizer: Any, model: Any, state: dict[str, dict[str, Any]], place: Convert) -> None:
     """Fill `optimizer` from :func:`by_name`'s form; `place` turns a whole tensor into what the parameter's own are."""
     names = trained_names(model)
+    if not state:  # every step so far was skipped by loss scaling
+        return
     if set(names.values()) != set(state):
         odd = sorted(set(names.values()) ^ set(state))
         raise BadInput(f"the optimizer's state does not fit the model: {odd[0]} and {len(odd) - 1} more are missing or unknown")
+    on_device = {id(p) for group in optimizer.param_groups if group.get("fused") or group.get("capturable") for p in group["params"]}
     for p, name in names.items():
-        optimizer.state[p] = {k: place(v, p) if isinstance(v, torch.Tensor) and v.ndim else v for k, v in state[name].items()}
+        optimizer.state[p] = {k: _placed(v, p, place, counts_on_device=id(p) in on_device) for k, v in state[name].items()}
+
+
+def _placed(value: Any, parameter: Any, place: Convert, *, counts_on_device: bool) -> Any:
+    """A count without dimensions stays on the CPU, but for fused kernels, which read it where the parameter is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.ndim:
+        return place(value, parameter)
+    return value.to(parameter.device) if counts_on_device else value

@@ -21,7 +21,6 @@ INITIAL_LOSS_SCALE = 2.0**16
 
 
 class Replicated:
-    checkpoint_parts: tuple[str, ...] = ("*model*.safetensors", "optimizer.pt", "schedule.pt")
     saves_alone = True
 
     def __init__(self, spec: TrainingSpec) -> None:
@@ -44,11 +43,15 @@ class Replicated:
             ids = [self.device.index] if self.device.type == "cuda" else None
             self.model = DistributedDataParallel(self._bare, device_ids=ids, gradient_as_bucket_view=True)
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        quiet = contextlib.nullcontext() if last or self.model is self._bare else self.model.no_sync()
-        with quiet:
-            scaled: Any = self.scaler.scale(loss * self.world_size if self.world_size > 1 else loss)
-            scaled.backward()
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        if last or self.model is self._bare:
+            return contextlib.nullcontext()
+        quiet: contextlib.AbstractContextManager[None] = self.model.no_sync()  # around the forward pass: there the exchange is prepared
+        return quiet
+
+    def backward(self, loss: torch.Tensor) -> None:
+        scaled: Any = self.scaler.scale(loss * self.world_size if self.world_size > 1 else loss)
+        scaled.backward()
 
     def gradient_norm(self) -> float:
         self.scaler.unscale_(self.optimizer)
@@ -56,9 +59,11 @@ class Replicated:
         return float(torch.nn.utils.clip_grad_norm_(trained, self._spec.optimization.max_grad_norm))
 
     def step(self) -> None:
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.schedule.step()
+        if self.scaler.get_scale() >= scale:  # else the step was skipped, and the optimizer's count with it
+            self.schedule.step()
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
@@ -106,6 +111,12 @@ class Replicated:
 def groups(optimizer: Any) -> list[dict[str, Any]]:
     """Settings of the optimizer's groups, the present rate among them."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def set_rates(optimizer: Any, schedule: Any) -> None:
+    """A schedule that was loaded knows its rates, and tells the optimizer only with its next step."""
+    for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate
 
 
 def local_device() -> torch.device:

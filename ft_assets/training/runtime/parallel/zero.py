@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_fp32_param, safe_set_full_optimizer_state
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -23,14 +24,12 @@ from ft_assets.training.runtime.endings import BadInput, BadSpec
 from ft_assets.training.runtime.modeling import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.parallel import optimizer_state
-from ft_assets.training.runtime.parallel.replicated import copied, local_device
+from ft_assets.training.runtime.parallel.replicated import copied, local_device, set_rates
 from ft_assets.training.spec import TrainingSpec
 
 TAG = "zero"
 """Directory of DeepSpeed's parts within a checkpoint of full parameters."""
 ADAM_STATE = ("exp_avg", "exp_avg_sq")
-ZERO_INIT_ABOVE = 13e9
-"""Parameters above which a rank cannot hold the whole base while it loads: then weights are split as they are read."""
 
 
 class Zero:
@@ -48,9 +47,6 @@ class Zero:
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
         self.device = local_device()
         self.model: Any = None
-        self.checkpoint_parts: tuple[str, ...] = (f"{TAG}/*optim_states.pt", f"{TAG}/*model_states.pt", "schedule.pt")
-        if spec.lora is not None:
-            self.checkpoint_parts = ("adapter_model.safetensors", "optimizer.pt", "schedule.pt")
 
     def start(self) -> None:
         deepspeed.init_distributed(dist_backend="nccl" if self.device.type == "cuda" else "gloo")
@@ -66,8 +62,11 @@ class Zero:
         self._base_optimizer = optimizer
         self._trained = [p for p in model.parameters() if p.requires_grad]
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         self.model.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
         self.model.backward(loss * self.world_size, scale_wrt_gas=False)
 
     def gradient_norm(self) -> float:
@@ -114,8 +113,9 @@ class Zero:
                     f"{directory.name} was written by {wrote} ranks of ZeRO-{self.stage}, this run has {self.world_size}; use as many"
                 )
             self.model.load_checkpoint(str(directory), tag=TAG)
-            return
-        self._load_adapter(directory)
+        else:
+            self._load_adapter(directory)
+        set_rates(self._base_optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:
         if isinstance(self._bare, PeftModel):
@@ -171,13 +171,38 @@ class Zero:
         names = optimizer_state.trained_names(self._bare)
         if {saved_adapter_name(n) for n in names.values()} != set(found) or set(saved["state"]) != set(names.values()):
             raise BadInput(f"the adapter in {directory} does not fit this model: names of its tensors differ")
+        self._make_state(next(iter(saved["state"].values()))["step"])
+        for group, values in zip(self._base_optimizer.param_groups, saved["groups"], strict=True):
+            group.update(values)
         for p, name in names.items():
-            safe_set_full_fp32_param(p, found[saved_adapter_name(name)].to(self.device))
+            value = found[saved_adapter_name(name)].to(self.device)
+            self._fill(p, None, value)
             for key in ADAM_STATE:
-                safe_set_full_optimizer_state(p, saved["state"][name][key].to(self.device), key)
-        step = next(iter(saved["state"].values()))["step"]
-        for values in self.optimizer.optimizer.state.values():
-            values["step"] = step.clone()
+                self._fill(p, key, saved["state"][name][key].to(self.device))
+
+    def _make_state(self, step: torch.Tensor) -> None:
+        """Optimizer state as its first step would make it: before one there is none to fill."""
+        flat = self.optimizer.fp32_partitioned_groups_flat if self.stage == 3 else self.optimizer.single_partition_of_fp32_groups
+        fused = bool(self._base_optimizer.param_groups[0].get("fused"))
+        for part in flat:
+            count = step.to(part.device if fused else "cpu", copy=True)
+            self.optimizer.optimizer.state[part] = {"step": count} | {key: torch.zeros_like(part) for key in ADAM_STATE}
+        if self.stage < 3:
+            self.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _fill(self, parameter: Any, key: str | None, value: torch.Tensor) -> None:
+        """Put a whole tensor into this rank's part of a parameter's weights (`key` None) or of its optimizer state."""
+        with torch.no_grad():
+            if self.stage < 3:
+                parameter.set_full_hp_param(value, key)
+                if key is None:
+                    parameter.data.copy_(value)
+                return
+            part, _ = self.optimizer._get_fp32_opt_state_partition(parameter, release_swap_buffers=False, optim_state_key=key)
+            targets = [part.data] if key else [part.data, parameter.ds_tensor.data]
+            for target in targets:
+                mine = value.flatten()[self.rank * target.numel() : (self.rank + 1) * target.numel()]
+                target[: mine.numel()].copy_(mine)  # the last rank's part is padded
 
     def _optimizer_steps(self) -> int:
         state: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})

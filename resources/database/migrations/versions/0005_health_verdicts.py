@@ -29,8 +29,8 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_health_verdicts_job_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_health_verdicts")),
     )
-    raised = {"unique": True, "postgresql_where": sa.text("cleared_at IS NULL")}
-    op.create_index("uq_health_verdicts_raised", "health_verdicts", ["job_id", "code"], **raised)
+    raised = sa.text("cleared_at IS NULL")
+    op.create_index("uq_health_verdicts_raised", "health_verdicts", ["job_id", "code"], unique=True, postgresql_where=raised)
     op.create_index("ix_job_events_alerts", "job_events", ["code"], postgresql_where=sa.text("level <> 'info'"))
 
 

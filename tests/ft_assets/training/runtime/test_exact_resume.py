@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch", reason="needs the training environment")
 from ft_assets.training.spec import EarlyStopping, Quantization, RunFile, TrainingSpec  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
+from tests.ft_assets.training.runtime.objectives.preference_runs import Site  # noqa: E402
 from tests.tiny_model import build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too
@@ -64,18 +66,56 @@ def assert_exact(reference: Training, interrupted: Training) -> None:
     assert interrupted.final() == reference.final()
 
 
-@pytest.mark.parametrize("spec", WINDOWS.values(), ids=WINDOWS.keys())
-@pytest.mark.parametrize("every", [29, pytest.param(7, marks=pytest.mark.slow)])
-def test_interrupted_at_any_step_is_never_interrupted(spec: TrainingSpec, every: int, files: tuple[Path, Path], tmp_path: Path) -> None:
-    reference = training(spec, files, tmp_path / "reference")
+EVERY = [29, pytest.param(7, marks=pytest.mark.slow)]
+"""Looks of the loop between two interruptions that are tried: the smaller one tries every step, at another place of it each time."""
+
+
+def assert_exact_when_interrupted(start: Callable[[str], Training], *, every: int) -> None:
+    reference = start("reference")
     assert reference.attempt()
-    steps = sum("loss" in line for line in reference.lines())
+    spec, steps = reference.run_file.spec, sum("loss" in line for line in reference.lines())
     polls = 3 * steps if spec.optimization.accumulation_steps == 1 else 4 * steps
-    for number, poll in enumerate(range(5, polls, every)):
-        interrupted = training(spec, files, tmp_path / str(number))
+    interruptions = 0
+    for poll in range(5, polls, every):
+        interrupted = start(str(poll))
         if not interrupted.attempt(stop_at_poll=poll):
+            interruptions += 1
             assert interrupted.attempt()
         assert_exact(reference, interrupted)
+    assert interruptions >= polls // every // 2
+
+
+@pytest.mark.parametrize("spec", WINDOWS.values(), ids=WINDOWS.keys())
+@pytest.mark.parametrize("every", EVERY)
+def test_interrupted_at_any_step_is_never_interrupted(spec: TrainingSpec, every: int, files: tuple[Path, Path], tmp_path: Path) -> None:
+    assert_exact_when_interrupted(lambda name: training(spec, files, tmp_path / name), every=every)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("site"))
+
+
+PREFERENCES = [("dpo", "lora"), ("orpo", "lora"), ("simpo", "lora"), ("kto", "lora")]
+PREFERENCES_SLOW = [(m, a) for m in ("dpo", "orpo", "simpo", "kto") for a in ("qlora", "full")]
+
+
+@pytest.mark.parametrize(("method", "adapter"), [*PREFERENCES, *(pytest.param(*case, marks=pytest.mark.slow) for case in PREFERENCES_SLOW)])
+@pytest.mark.parametrize("every", EVERY)
+def test_interrupted_preference_methods(method: str, adapter: Any, every: int, site: Site, tmp_path: Path) -> None:
+    given = site.run(method, adapter=adapter)
+    assert_exact_when_interrupted(lambda name: Training(run_file=replace(given, work_dir=tmp_path / name)), every=every)
+
+
+def test_a_kill_between_an_early_stop_and_the_final_weights_changes_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
+    stopped = training(WINDOWS["early stopping"], files, tmp_path / "work")
+    assert stopped.attempt()
+    before, trajectory = stopped.final(), stopped.trajectory()
+    assert stopped.details[-1]["ended_early"]
+    shutil.rmtree(tmp_path / "work" / "final")
+    assert stopped.attempt()
+    assert stopped.details[-1]["ended_early"]
+    assert (stopped.final(), stopped.trajectory()) == (before, trajectory)
 
 
 @pytest.mark.slow

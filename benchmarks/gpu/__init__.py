@@ -1,0 +1,1 @@
+"""Training on one GPU, by the training process itself: speed, memory against the estimate, packing, checkpoints and resume."""

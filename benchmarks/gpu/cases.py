@@ -1,0 +1,160 @@
+"""What is run: models of real shapes with random weights, and the spec of each case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ft_assets.training.memory import Case, estimate
+from ft_assets.training.shapes import NAMED, ModelShape
+from ft_assets.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, TrainingSpec
+
+NEVER = 1_000_000_000
+TINY = ModelShape(
+    num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=176, vocab=512, tied_embeddings=True,
+    context_length=512,
+)  # fmt: skip
+SHAPES: Mapping[str, ModelShape] = {**{n: NAMED[n] for n in ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-32b")}, "tiny": TINY}
+WARM_UP = 3
+"""First steps, which are not measured: kernels are chosen and memory is found in them."""
+FINGERPRINT = "pk_benchmark"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    metric: Literal["tokens_per_s", "mfu"]
+    at_least: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One case. ``speed`` is killed after its steps; ``checkpoints`` runs to its end; ``resume`` is interrupted and started again."""
+
+    name: str
+    model: str
+    adapter: Literal["lora", "qlora", "full"]
+    kind: Literal["speed", "checkpoints", "resume"] = "speed"
+    batch: int = 1
+    accumulation: int = 1
+    packed: bool = True
+    attention: Attention = "sdpa"
+    checkpointing: bool = False
+    optimizer: str = "adamw_torch"
+    max_seq_len: int = 4096
+    precision: Literal["fp32", "bf16"] = "bf16"
+    steps: int = 10
+    """Measured ones; of ``checkpoints`` and ``resume`` all there are."""
+    budget_s: float = 120.0
+    goal: Goal | None = None
+    needs: tuple[str, ...] = field(default=())
+    """Packages that must be importable."""
+
+    @property
+    def shape(self) -> ModelShape:
+        return SHAPES[self.model]
+
+    def spec(self) -> TrainingSpec:
+        """Steps, data and order depend on the case alone."""
+        speed = self.kind == "speed"
+        return TrainingSpec(
+            method="sft",
+            method_settings={},
+            adapter=self.adapter,
+            base_model=self.model,
+            base_digest="0" * 64,
+            pack_fingerprint=FINGERPRINT,
+            dataset_id="ds_benchmark",
+            reference=None,
+            warm_start=None,
+            max_seq_len=self.max_seq_len,
+            optimization=Optimization(
+                learning_rate=1e-5,
+                num_epochs=1e6,
+                per_device_batch_size=self.batch,
+                accumulation_steps=self.accumulation,
+                schedule="constant",
+                optimizer=self.optimizer,
+                max_steps=10_000 if speed else self.steps,
+            ),
+            lora=None if self.adapter == "full" else LoraSettings(rank=16, alpha=32, dropout=0.05),
+            quantization=Quantization() if self.adapter == "qlora" else None,
+            checkpoint=CheckpointPolicy(
+                every_steps=NEVER if speed else max(self.steps // (2 if self.kind == "checkpoints" else 3), 1), every_s=NEVER, keep_last=2
+            ),
+            precision=self.precision,
+            attention=self.attention,
+            gradient_checkpointing=self.checkpointing,
+            strategy="single",
+            world_size=1,
+            seed=7,
+            recipe="benchmark@1",
+            lock_sha256="0" * 64,
+            commit="0" * 40,
+            image="local",
+        )
+
+    def estimated_bytes(self, *, on_cpu: bool, overheads: bool) -> int:
+        case = Case(
+            shape=self.shape,
+            adapter=self.adapter,
+            precision=self.precision,
+            max_seq_len=self.max_seq_len,
+            per_device_batch_size=self.batch,
+            rank=16,
+            dropout=0.05,
+            optimizer=self.optimizer,
+            attention=self.attention,
+            gradient_checkpointing=self.checkpointing,
+            on_cpu=on_cpu,
+        )
+        return estimate(case, overheads=overheads).total_bytes
+
+
+SMALL, MIDDLE, LARGE = "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-32b"
+LORA_GOAL, FULL_GOAL = Goal(metric="tokens_per_s", at_least=10_000), Goal(metric="mfu", at_least=0.45)
+FLEX: dict[str, Any] = {"attention": "flex_attention", "needs": ("triton",)}
+FLASH: dict[str, Any] = {"attention": "flash_attention_2", "needs": ("flash_attn",)}
+BNB = ("bitsandbytes",)
+
+ON_GPU: tuple[Trial, ...] = (
+    Trial(name="lora-8b", model=MIDDLE, adapter="lora", batch=2, accumulation=2, budget_s=120, goal=LORA_GOAL),
+    Trial(name="lora-8b-flex", model=MIDDLE, adapter="lora", batch=2, accumulation=2, budget_s=180, goal=LORA_GOAL, **FLEX),
+    Trial(name="lora-8b-flash", model=MIDDLE, adapter="lora", batch=2, accumulation=2, budget_s=120, goal=LORA_GOAL, **FLASH),
+    Trial(name="lora-8b-recomputed", model=MIDDLE, adapter="lora", batch=4, checkpointing=True, budget_s=120),
+    Trial(
+        name="lora-8b-recomputed-padded", model=MIDDLE, adapter="lora", batch=8, accumulation=3, checkpointing=True, packed=False,
+        budget_s=120,
+    ),
+    Trial(name="checkpoints-lora-8b", model=MIDDLE, adapter="lora", kind="checkpoints", batch=2, steps=8, budget_s=120),
+    Trial(
+        name="full-8b", model=MIDDLE, adapter="full", batch=1, accumulation=8, checkpointing=True, steps=6, budget_s=180, goal=FULL_GOAL,
+        **FLEX,
+    ),
+    Trial(
+        name="full-8b-adam8bit", model=MIDDLE, adapter="full", batch=4, accumulation=4, checkpointing=True, steps=6, budget_s=180,
+        goal=FULL_GOAL, optimizer="adamw_8bit", attention="flex_attention", needs=("triton", *BNB),
+    ),
+    Trial(name="qlora-8b", model=MIDDLE, adapter="qlora", batch=2, accumulation=2, budget_s=150, needs=BNB),
+    Trial(name="lora-1b", model=SMALL, adapter="lora", batch=2, accumulation=4, budget_s=90),
+    Trial(name="lora-1b-flex", model=SMALL, adapter="lora", batch=2, accumulation=4, budget_s=150, **FLEX),
+    Trial(name="full-1b", model=SMALL, adapter="full", batch=2, accumulation=4, budget_s=90),
+    Trial(name="full-1b-flex", model=SMALL, adapter="full", batch=2, accumulation=4, budget_s=150, **FLEX),
+    Trial(name="resume-lora-1b", model=SMALL, adapter="lora", kind="resume", batch=1, accumulation=2, steps=15, budget_s=180),
+    Trial(name="resume-lora-1b-flex", model=SMALL, adapter="lora", kind="resume", accumulation=2, steps=15, budget_s=240, **FLEX),
+    Trial(name="checkpoints-full-1b", model=SMALL, adapter="full", kind="checkpoints", batch=2, accumulation=2, steps=8, budget_s=150),
+    Trial(name="qlora-32b", model=LARGE, adapter="qlora", batch=1, accumulation=2, checkpointing=True, steps=6, budget_s=420, needs=BNB),
+)  # fmt: skip
+"""Ordered by model, so that each is written once, and those with goals first: the total time may cut off the last ones."""
+
+_T: dict[str, Any] = {"model": "tiny", "max_seq_len": 256, "steps": 3, "budget_s": 90}
+ON_CPU: tuple[Trial, ...] = (
+    Trial(name="lora", adapter="lora", batch=2, accumulation=2, goal=Goal(metric="tokens_per_s", at_least=1.0), **_T),
+    Trial(name="lora-padded", adapter="lora", batch=4, accumulation=2, packed=False, **_T),
+    Trial(name="full-recomputed", adapter="full", batch=2, checkpointing=True, **_T),
+    Trial(name="qlora", adapter="qlora", batch=2, needs=BNB, **_T),
+    Trial(name="checkpoints-full", adapter="full", kind="checkpoints", **_T),
+    Trial(name="resume-lora", adapter="lora", kind="resume", batch=2, accumulation=2, **{**_T, "steps": 12}),
+    Trial(name="lora-flash", adapter="lora", **{**_T, **FLASH}),
+)
+"""The same ways through the program with a model of 0.1M parameters: numbers without a meaning, seconds each."""

@@ -1,0 +1,50 @@
+"""Frozen specs as they were stored, perhaps by an older platform: read for people, who are told what is there.
+
+Training needs a spec of today's format (:meth:`TrainingSpec.from_dict`); what has been trained is shown whatever its format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ft_assets.training.recipes import load_all
+
+FORMER_NAMES = {"windows_per_device": "per_device_batch_size"}
+
+
+def global_batch_size(spec: Mapping[str, Any]) -> int | None:
+    """Rows of an optimizer step; None where the spec does not tell."""
+    opt = _optimization(spec)
+    factors = (opt.get("per_device_batch_size"), opt.get("accumulation_steps"), spec.get("world_size"))
+    known = [f for f in factors if isinstance(f, int)]
+    return math.prod(known) if len(known) == len(factors) else None
+
+
+def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
+    """What OpenAI's job object shows, as it was resolved: three numbers, and the method's own settings."""
+    epochs = _optimization(spec).get("num_epochs")
+    shown = {
+        "n_epochs": int(epochs) if isinstance(epochs, float) and epochs == int(epochs) else epochs,
+        "batch_size": global_batch_size(spec),
+        "learning_rate_multiplier": _multiplier(spec, requested),
+    }
+    return {k: v for k, v in shown.items() if v is not None} | dict(spec.get("method_settings") or {})
+
+
+def _optimization(spec: Mapping[str, Any]) -> dict[str, Any]:
+    found = spec.get("optimization") or {}
+    return {FORMER_NAMES.get(name, name): value for name, value in found.items()}
+
+
+def _multiplier(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float:
+    """Asked for, else the rate over that of the recipe (1 if the recipe is no more)."""
+    asked = requested.get("learning_rate_multiplier")
+    if isinstance(asked, (int, float)):
+        return float(asked)
+    rate, method = _optimization(spec).get("learning_rate"), spec.get("method")
+    recipe = load_all().get(str(spec.get("recipe")).partition("@")[0])
+    if recipe is None or rate is None or method is None or not isinstance(requested.get("learning_rate"), (int, float)):
+        return 1.0
+    return float(rate) / float(recipe.learning_rate(method).value)

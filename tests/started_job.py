@@ -1,0 +1,27 @@
+"""A job whose training has begun, for tests that train nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from control_plane.service import attempts, files, jobs, scheduling, tenants
+from control_plane.service.attempts import Claim
+from control_plane.service.platform import Platform
+from control_plane.service.preparation import mark_packed
+from control_plane.service.submission import JobRequest
+from tests.training_specs import SPEC
+
+
+def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
+    """The first attempt of a new job of a new tenant."""
+    owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+    mark_packed(platform, owner.id, job["id"], spec=SPEC, total_steps=1000, expected_s=60.0)
+    scheduling.place(platform)
+    claim = attempts.claim(platform, owner.id, job["id"])
+    attempts.mark_started(platform, claim, from_step=0, started_at=1000.0)
+    return claim
