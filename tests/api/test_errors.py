@@ -93,7 +93,7 @@ def test_a_refused_file_makes_no_job_and_says_what_is_wrong_with_it(client: open
         ({"suffix": "a:b"}, "invalid_suffix", "suffix"),
         ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"),
         ({"metadata": {str(i): "" for i in range(17)}}, "invalid_metadata", "metadata"),
-        ({"method": "dpo"}, "unsupported_method", "method"),
+        ({"method": "rlhf"}, "unsupported_method", "method"),
         ({"method": {"type": "reinforcement"}}, "unsupported_method", "method"),
         ({"method": {"type": "supervised", "dpo": {}}}, "unknown_parameter", "method.dpo"),
         ({"method": {"supervised": {}}}, "missing_required_parameter", "method.type"),

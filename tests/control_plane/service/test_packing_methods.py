@@ -253,4 +253,4 @@ def test_rows_are_refused_with_the_methods_that_take_them(format: str, method: s
         check_format(format, method, "file-1", param="training_file")
     assert (refused.value.code, refused.value.param) == ("preference_rows", "training_file")
     assert methods.get(method).row_help in refused.value.message
-    assert any(f"{name}" in refused.value.message.split("choose ")[1] for name in methods.registered())
+    assert any(name in refused.value.message.split("use method ")[1] for name in methods.registered())
