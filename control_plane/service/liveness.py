@@ -21,8 +21,8 @@ STUCK_AFTER_S = 600.0
 STUCK_AFTER_STEPS = 20
 """The same in usual steps, where they are slow."""
 LOADING_S = 1800.0
-"""The same before the first phase that reports progress: a big base model loads, and nothing counts it."""
-PATIENCE_S = {"setup": LOADING_S, "self_test": STUCK_AFTER_S, "train": STUCK_AFTER_S, "save": STUCK_AFTER_S}
+"""The same where a big model is read or written, and nothing counts it."""
+PATIENCE_S = {"setup": LOADING_S, "self_test": STUCK_AFTER_S, "train": STUCK_AFTER_S, "save": LOADING_S}
 KEPT_STEPS = 50
 
 

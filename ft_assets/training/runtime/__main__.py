@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -36,12 +37,23 @@ class Attempt:
         self.run = run
         self.rank = int(os.environ.get("RANK", "0"))
         self.progress = Progress()
-        self.stop = StopRequest(leave=lambda why: self.leave(Outcome.PREEMPTED, why, {}))
+        self._lock = threading.RLock()
+        self._leaver: int | None = None
+        """Thread that writes the evidence: the first one that wants to."""
+        self.stop = StopRequest(leave=self._preempted)
         path = run.work_dir / ("heartbeat.json" if self.rank == 0 else f".heartbeat.rank{self.rank}.json")
         self.heartbeat = Heartbeat(path, self.progress, attempt=run.attempt, on_beat=self.stop.enforce_deadline)
 
+    def _preempted(self, why: str) -> None:
+        if self._leaver != threading.get_ident():  # else a signal has come while this very thread leaves
+            self.leave(Outcome.PREEMPTED, why, {})
+
     def leave(self, outcome: Outcome, message: str, detail: Mapping[str, Any]) -> NoReturn:
         """Write the evidence and end the process at once: no teardown may hang or overrule the exit code."""
+        with self._lock:
+            self._leaver = self._leaver or threading.get_ident()
+        while self._leaver != threading.get_ident():
+            time.sleep(1.0)  # another thread writes the evidence, and ends this process
         opt = self.run.spec.optimization
         facts = {"per_device_batch_size": opt.per_device_batch_size, "accumulation_steps": opt.accumulation_steps, **detail}
         try:

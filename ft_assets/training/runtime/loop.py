@@ -8,12 +8,13 @@ report      metrics line, then a checkpoint if one is due, then the stop if one 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +100,10 @@ class Loop:
         self._recent: deque[float] = deque(maxlen=EXPLODED_STEPS)
         self._between_steps = threading.RLock()
         self._last: dict[str, Any] = {}
+        self._torn = False
+        """A step is being applied: nothing may be saved."""
+        self._applied: Any = None
+        """On a GPU, the moment after the last step in its queue of work."""
         self._flops = vitals.flops_per_token(objective.model)
         self._peak = vitals.peak_flops(strategy.device)
         self._utilization: tuple[float, float | None] = (-math.inf, None)
@@ -119,11 +124,13 @@ class Loop:
         self._committed_at = time.monotonic()
         self.stop.defer(self._commit_meanwhile if self.strategy.saves_alone else None)
         self.heartbeat.enter("train")
+        self._note_applied()
         self.strategy.model.train()
         ended = self.state.ended_early or (self.state.validation_due and self._checkpoint())
         if not ended:
             self._train()
         p.ended_early = self.state.ended_early
+        self.stop.defer(None)  # the last checkpoint is offered, and what is left to do takes seconds
         self.saver.wait()
         p.committed_step = self.saver.committed_step
 
@@ -163,14 +170,18 @@ class Loop:
         if self.strategy.world_size == 1:
             self._leave_if_asked()
         value, asked = reduce_sum([float(loss), float(self.stop.requested)], device)
+        measured = self.objective.metrics()  # ranks exchange them: never while the lock is held
         with self._between_steps:
             rate = self.strategy.learning_rate()
             self._require_finite_loss(value)
+            self._torn = True
             norm = self.strategy.gradient_norm()
             self._require_finite_gradient(norm)
             self.strategy.step()
             self._advance(value, int(tokens))
-            self._record(value, rate, norm, tokens=int(tokens), began=began, waited=waited)
+            self._record(value, rate, norm, measured, tokens=int(tokens), began=began, waited=waited)
+            self._torn = False
+            self._note_applied()
         self._asked = asked > 0
         self._check_explosion()
 
@@ -208,6 +219,7 @@ class Loop:
             if asked[0]:
                 self._leave()
             if "eval_loss" in found:
+                found["eval_loss"] = self._of_rank_0(found["eval_loss"])  # an early stop must not depend on a rank's rounding
                 metrics |= found
                 self._append({"step": self.state.step, **found, "validation_s": round(time.monotonic() - began, 3), "time": time.time()})
         with self._between_steps:
@@ -221,6 +233,9 @@ class Loop:
         self._committed_at = time.monotonic()
         self.heartbeat.enter("train")
         return ended
+
+    def _of_rank_0(self, value: float) -> float:
+        return reduce_sum([value if self.strategy.rank == 0 else 0.0], self.strategy.device)[0]
 
     def _note_asked(self, asked: list[bool]) -> bool:
         self.progress.touch()
@@ -278,7 +293,9 @@ class Loop:
                 step=self.state.step,
             )
 
-    def _record(self, loss: float, rate: float, norm: float, *, tokens: int, began: float, waited: float) -> None:
+    def _record(
+        self, loss: float, rate: float, norm: float, measured: Mapping[str, float], *, tokens: int, began: float, waited: float
+    ) -> None:
         state, p, now = self.state, self.progress, time.monotonic()
         seconds = max(now - began, 1e-9)
         device = self.strategy.device
@@ -291,7 +308,7 @@ class Loop:
             "grad_norm": norm,
             "epoch": round(self.order.epoch(state.step), 6),
             "num_tokens": state.num_tokens,
-            **self.objective.metrics(),
+            **measured,
             "tokens_per_s": round(speed, 1),
             "steps_per_s": round(1 / seconds, 4),
             "step_s": round(seconds, 4),
@@ -333,14 +350,32 @@ class Loop:
             self.progress.committed_step = self.saver.committed_step
         raise Preempted(f"asked to stop; step {step} of {self.total_steps} is committed", committed_step=step)
 
+    def _note_applied(self) -> None:
+        if self.strategy.device.type == "cuda":
+            event: Any = torch.cuda.Event
+            self._applied = event()
+            self._applied.record()
+
+    @contextlib.contextmanager
+    def _after_last_step(self) -> Iterator[None]:
+        """Work on the GPU that waits for the last step and for nothing after it, such as an exchange with a rank that is gone."""
+        if self._applied is None:
+            yield
+            return
+        stream: Any = torch.cuda.Stream
+        aside = stream(self.strategy.device)
+        aside.wait_event(self._applied)
+        with torch.cuda.stream(aside):
+            yield
+
     def _commit_meanwhile(self) -> int:
         """Commit the last finished step from another thread while a step computes: a stop must not wait for a long one.
 
         Rank 0 holds everything and writes. The others stay until that is done: one that left would break the connections of rank 0.
         """
-        with self._between_steps:
+        with self._between_steps, self._after_last_step():
             step = self.state.step
-            if step > 0 and self.strategy.rank == 0:
+            if step > 0 and self.strategy.rank == 0 and not self._torn:
                 self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
                 self.progress.committed_step = self.saver.committed_step
         if step > 0 and self.strategy.rank:

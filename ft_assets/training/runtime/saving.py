@@ -24,14 +24,17 @@ log = logging.getLogger(__name__)
 
 PARTS_TIMEOUT_S = 600.0
 """How long rank 0 waits for the parts of the others: they write at the same time as it does."""
+MAX_WRITE_S = 1800.0
+"""Longer than any checkpoint takes: waiting for one that hangs is no progress after this."""
 STATE = "trainer_state.json"
 
 
 class Saver:
     """Commits checkpoints of one run; at most one is being written."""
 
-    def __init__(self, run: RunFile, strategy: Strategy) -> None:
-        self._run, self._strategy = run, strategy
+    def __init__(self, run: RunFile, strategy: Strategy, *, touch: Callable[[], None] = lambda: None) -> None:
+        """`touch` is called while a step waits for a checkpoint that is being written."""
+        self._run, self._strategy, self._touch = run, strategy, touch
         self._directory = run.work_dir / "checkpoints"
         if strategy.rank == 0:
             checkpoints.sweep(self._directory)  # of attempts that were killed; no rank saves before all have made a step together
@@ -69,8 +72,13 @@ class Saver:
 
     def wait(self) -> None:
         """Until nothing is being written; raises what went wrong with it."""
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            deadline = time.monotonic() + MAX_WRITE_S
+            while thread.is_alive() and time.monotonic() < deadline:
+                self._touch()  # a large checkpoint on a slow disk is progress
+                thread.join(5.0)
+            thread.join()
             self._thread = None
         self.raise_failure()
 
@@ -83,6 +91,10 @@ class Saver:
     def save_now(self, state: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """:meth:`save`, and wait until it is committed."""
         if int(state["step"]) > self.offered_step:
+            try:
+                self.wait()
+            except Exception as e:  # of an older checkpoint: this one is newer, and still to be tried
+                log.warning("the checkpoint before could not be written: %s", e)
             self.save(state, metrics)
         self.wait()
 
@@ -100,7 +112,7 @@ class Saver:
                 write()
             self._seal(draft, state, metrics)
         except BaseException as e:  # told to the training thread by wait()
-            self._failure = e
+            self._failure, self.offered_step = e, self.committed_step
             if self._strategy.rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -10,6 +11,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S = 25.0
 """A spot node is gone 30 s after its notice; evidence must be on disk before that."""
@@ -52,10 +55,13 @@ class StopRequest:
     def enforce_deadline(self, *, patience_s: float = PATIENCE_S) -> None:
         """Called by the heartbeat's thread: answer for a training loop that is in the middle of something long."""
         self._note_arrived()
-        if not self._deferred or self._requested_at is None:
+        if self._requested_at is None:
             return
         waited = self._clock() - self._requested_at
-        if waited > DEADLINE_S:
+        if not self._deferred:
+            if waited > patience_s:  # the handler waits for a call into torch that does not return
+                self._leave("asked to stop before the first step")
+        elif waited > DEADLINE_S:
             self._leave(f"no checkpoint within {DEADLINE_S:.0f} s of SIGTERM")
         elif waited > patience_s and self._commit is not None:
             commit, self._commit = self._commit, None
@@ -77,7 +83,12 @@ class StopRequest:
         raise SystemExit  # `leave` does not return
 
     def _commit_and_leave(self, commit: Callable[[], int]) -> None:
-        self._leave(f"asked to stop; step {commit()} was committed while the next one computed")
+        try:
+            step = commit()
+        except Exception:
+            log.exception("the last finished step could not be committed; the training loop tries again")
+            return
+        self._leave(f"asked to stop; step {step} was committed while the next one computed")
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         if self._requested_at is None:

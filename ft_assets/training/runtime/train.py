@@ -52,7 +52,8 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
         tested = objective.self_test(strategy.model)
     log.info("self-test: %s", ", ".join(f"{k} {v:.3g}" for k, v in tested.items()))
 
-    saver = Saver(run_file, strategy)
+    heartbeat.enter("setup")  # reading a large checkpoint takes as long as loading a large model
+    saver = Saver(run_file, strategy, touch=progress.touch)
     metrics = MetricsLog(run_file.work_dir / "metrics.jsonl")
     loop = Loop(
         spec,

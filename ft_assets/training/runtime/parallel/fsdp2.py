@@ -27,7 +27,7 @@ from ft_assets.training.runtime.endings import BadInput, BadSpec
 from ft_assets.training.runtime.modeling import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.parallel import optimizer_state
-from ft_assets.training.runtime.parallel.replicated import copied, groups, local_device, set_rates
+from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, groups, local_device, set_rates
 from ft_assets.training.spec import TrainingSpec
 
 DISTRIBUTED = "distributed"
@@ -49,7 +49,7 @@ class Fsdp2:
 
     def start(self) -> None:
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         mesh = init_device_mesh(self.device.type, (self.world_size,))
@@ -98,11 +98,12 @@ class Fsdp2:
             return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
         adapter = self._whole_adapter(base_model)
         state = optimizer_state.by_name(self.optimizer, self.model, _whole)
+        settings = groups(self.optimizer)  # now: the rate moves on while the rest is written
 
         def write() -> None:
             if self.rank == 0:
                 adapter.write(directory)
-                torch.save({"state": state, "groups": groups(self.optimizer)}, directory / "optimizer.pt")
+                torch.save({"state": state, "groups": settings}, directory / "optimizer.pt")
                 torch.save({"schedule": schedule}, directory / "schedule.pt")
 
         return write
@@ -121,6 +122,7 @@ class Fsdp2:
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             group.update(values)
         optimizer_state.restore(self.optimizer, self.model, saved["state"], _sharded_like)
+        set_rates(self.optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:
         if isinstance(self.model, PeftModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ft_assets.training.runtime.parallel import optimizer_state
 from ft_assets.training.spec import TrainingSpec
 
 INITIAL_LOSS_SCALE = 2.0**16
+COLLECTIVE_TIMEOUT = timedelta(minutes=40)
+"""Longer than one rank may write or read a large checkpoint while the others wait for it; a hang is found by the follower."""
 
 
 class Replicated:
@@ -31,7 +34,7 @@ class Replicated:
 
     def start(self) -> None:
         if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         self._bare = model.to(self.device) if self._spec.quantization is None else model
@@ -94,6 +97,7 @@ class Replicated:
         state = torch.load(directory / "schedule.pt", weights_only=True)
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state.get("scaler", {}) if self.scaler.is_enabled() else {})
+        set_rates(self.optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:
         WeightsCopy.of(self._bare, base_model=base_model, precision=self._spec.precision).write(directory)

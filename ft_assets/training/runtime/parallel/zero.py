@@ -93,13 +93,13 @@ class Zero:
         adapter = WeightsCopy.of_adapter(self._whole_adapter(), self._bare, base_model=base_model)
         names = optimizer_state.trained_names(self._bare)
         state = {names[p]: {k: _whole(safe_get_full_optimizer_state(p, k)) for k in ADAM_STATE} for p in names}
-        steps = self._optimizer_steps()
+        steps, settings = self._optimizer_steps(), self._groups()
 
         def write() -> None:
             if self.rank == 0:
                 adapter.write(directory)
                 body = {name: {"step": torch.tensor(float(steps)), **values} for name, values in state.items()}
-                torch.save({"state": body, "groups": self._groups()}, directory / "optimizer.pt")
+                torch.save({"state": body, "groups": settings}, directory / "optimizer.pt")
                 torch.save({"schedule": schedule}, directory / "schedule.pt")
 
         return write
