@@ -81,6 +81,7 @@ datasets = sa.Table(
     sa.Column("review", sa.Text, nullable=False, server_default="none"),  # none | pending | approved
     _time("approved_at", nullable=True),
     sa.Column("approved_by", sa.Text),  # id of the key that approved it
+    _time("cooled_at", nullable=True),  # moved to cold storage
     _time("created_at"),
     sa.UniqueConstraint("tenant_id", "name", "version"),
 )  # fmt: skip
@@ -131,6 +132,7 @@ jobs = sa.Table(
     sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
     sa.Column("tokens_per_s", sa.Float),
     sa.Column("trained_tokens", sa.BigInteger),
+    sa.Column("evaluation", JSONB),  # progress while it is evaluated: subject, suite, done, total
     sa.Column("checkpointing", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("stop_requested", sa.Text),  # cancel | pause | preempt
     sa.Column("adapter_id", sa.Text),
@@ -283,7 +285,10 @@ adapters = sa.Table(
     sa.Column("stage", sa.Text, nullable=False),
     sa.Column("parent_adapter_id", sa.Text),  # of a warm start
     sa.Column("parent_checkpoint_id", sa.Text),
+    sa.Column("approval", sa.Text, nullable=False, server_default="none"),  # none | pending | approved | rejected
+    sa.Column("approved_by", sa.Text), _time("approved_at", nullable=True),  # id of the key that approved or rejected it
     _time("created_at"), _time("promoted_at", nullable=True),
+    _time("deprecated_at", nullable=True), _time("archived_at", nullable=True),  # archived: its files are deleted
     sa.Index("ix_adapters_tenant_created", "tenant_id", "created_at", "id"),
 )  # fmt: skip
 
@@ -295,6 +300,57 @@ deployments = sa.Table(
     sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
     sa.Column("detail", sa.Text),
     _time("updated_at"),
+    _time("desired_at", nullable=True),  # when `desired` was last written: an unload waits for the requests under way
+)  # fmt: skip
+
+replica_adapters = sa.Table(
+    "replica_adapters", metadata,
+    sa.Column("replica", sa.Text, primary_key=True),  # URL of the inference server
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
+    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
+    sa.Column("detail", sa.Text),
+    _time("updated_at"),
+)  # fmt: skip
+
+model_routes = sa.Table(
+    "model_routes", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),  # what callers put into `model`
+    sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "weight"}]
+    _time("created_at"), _time("updated_at"),
+)  # fmt: skip
+
+evaluations = sa.Table(
+    "evaluations", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # ev-...
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("base_digest", sa.Text, nullable=False),  # of the bytes that the adapter is judged on
+    sa.Column("kind", sa.Text, nullable=False),  # gate | base_update | monitor | manual
+    sa.Column("state", sa.Text, nullable=False),  # queued | running | succeeded | failed
+    sa.Column("outcome", sa.Text),  # passed | quarantined, once it has succeeded
+    sa.Column("reasons", JSONB),  # reason codes of what blocks
+    sa.Column("report_key", sa.Text),
+    sa.Column("error", JSONB),
+    sa.Column("runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs that were started for it
+    _time("created_at"), _time("started_at", nullable=True), _time("finished_at", nullable=True),
+    sa.Index("ix_evaluations_adapter", "adapter_id", "base_digest"),
+    sa.Index("ix_evaluations_open", "created_at", postgresql_where=sa.text("state IN ('queued', 'running')")),
+)  # fmt: skip
+
+deletions = sa.Table(
+    "deletions", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # del-...
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+    sa.Column("subject_kind", sa.Text, nullable=False),  # adapter | dataset | tenant
+    sa.Column("subject_id", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("proof", JSONB, nullable=False),  # every object with its size and sha256, and that it was looked for afterwards
+    sa.Column("sha256", sa.Text, nullable=False),  # of the proof and of the previous deletion's: a chain
+    sa.Column("previous_sha256", sa.Text),
+    _time("requested_at"), _time("done_at"),
 )  # fmt: skip
 
 exports = sa.Table(
@@ -317,8 +373,8 @@ exports = sa.Table(
 
 eval_scores = sa.Table(
     "eval_scores", metadata,
-    sa.Column("subject_digest", sa.Text, primary_key=True),  # base model or adapter manifest
-    sa.Column("suite_digest", sa.Text, primary_key=True),  # items and decoding settings
-    sa.Column("scores", JSONB, nullable=False),
+    sa.Column("subject_digest", sa.Text, primary_key=True),  # base model, or base model and adapter manifest
+    sa.Column("suite_digest", sa.Text, primary_key=True),  # one suite's items and decoding settings
+    sa.Column("scores", JSONB, nullable=False),  # its answers, as the runner leaves them
     _time("created_at"),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.service import adapters
+from control_plane.service import fleet
 from ft_assets.errors import Unavailable
 from resources.dagster_platform import PlatformResource
 
@@ -11,6 +11,6 @@ from resources.dagster_platform import PlatformResource
 def rollout(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
     """One round of reconciliation; what could not be done is tried again on the next tick."""
     try:
-        return dg.SkipReason(str(adapters.reconcile(platform.get())))
+        return dg.SkipReason(str(fleet.reconcile(platform.get())))
     except Unavailable as error:
         return dg.SkipReason(f"the fleet does not answer: {error.message}")

@@ -16,7 +16,8 @@ from typing import Any
 
 from examples.demo import phrases
 from examples.demo.tickets import KEYS, SYSTEM_PROMPT, Ticket, make_split
-from ft_assets.datasets.packs.build import BUILDERS, PackManifest, PackSettings
+from ft_assets.datasets.packs.build import PackManifest, PackSettings
+from ft_assets.datasets.packs.build import build_pack as build
 from ft_assets.datasets.schema import Format
 from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
@@ -116,4 +117,4 @@ def build_pack(method: str, cases: Sequence[Case], base: Path, max_seq_len: int,
         examples.append(example)
     kind, out = methods.get(method).pack, root / f"pack-{fmt}"
     settings = PackSettings(max_seq_len=max_seq_len)
-    return out, BUILDERS[kind](examples, ChatTokenizer.load(base), settings, out, dataset_id=f"ds_effects_{fmt}")
+    return out, build(examples, ChatTokenizer.load(base), settings, out, dataset_id=f"ds_effects_{fmt}", kind=kind)

@@ -29,10 +29,10 @@ from ft_assets.base_models import BaseModel
 from ft_assets.datasets.checks.quality import train_validation_overlap
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.packs.build import (
-    BUILDERS,
     PackManifest,
     PackProgress,
     PackSettings,
+    build_pack,
     pack_fingerprint,
     suitable_workers,
 )
@@ -209,12 +209,13 @@ def _stored_pack(
             if (found := _stored(platform, tenant, fingerprint)) is not None:
                 return found, True
             own = settings.validation_dataset_id
-            manifest = BUILDERS[method.pack](
+            manifest = build_pack(
                 rows_file(platform, tenant, job.dataset_id),
                 tokenizer,
                 settings,
                 directory,
                 dataset_id=job.dataset_id,
+                kind=method.pack,
                 validation=rows_file(platform, tenant, own) if own else (),
                 workers=suitable_workers(_dataset_of(platform, tenant, job.training_file).row_count),
                 model_dir=model.directory,

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
-from control_plane.service import adapters, files, reuse
+from control_plane.service import adapters, files, promotions, reuse
 from control_plane.service.datasets import check_enough_to_train, check_reviewed
 from control_plane.service.fleet import FAILED
 from control_plane.service.isolation import CRASHED
@@ -142,7 +142,7 @@ def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingS
                 total_steps=total_steps,
             )
     if found is not None and found.promoted is not None and (found.unserved or not waits):
-        adapters.undo_promotion(platform, found.before, found.promoted)  # cancelled meanwhile, or no server takes it
+        promotions.undo_promotion(platform, found.before, found.promoted)  # cancelled meanwhile, or no server takes it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +170,7 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
     if (job["request"] or {}).get("auto_promote", True) and spec.adapter != "full":
         if before["stage"] != Stage.PRODUCTION or before["observed"] == FAILED:
             try:
-                now = adapters.promote(platform, tenant, before["id"])
+                now = promotions.promote(platform, tenant, before["id"])
             except Conflict:
                 return None  # it can no longer be served
             promoted = None if before["stage"] == Stage.PRODUCTION else now

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.service import adapters as registry
-from control_plane.service import fleet
+from control_plane.service import fleet, promotions
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import adapters, checkpoints, jobs
@@ -154,7 +154,7 @@ def _newest(platform: Platform, tenant: str, reference: str, param: str) -> regi
     """The newest production adapter of a lineage that is named without its last part."""
     if reference.startswith("ft:"):
         try:
-            resolved = registry.resolve_model(platform, tenant, reference)
+            resolved = promotions.resolve_model(platform, tenant, reference)
         except (NotFound, Conflict):
             resolved = None
         if resolved is not None and resolved.adapter is not None:

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.service import evaluation
+from control_plane.service import conclusion, evaluation
 from ft_assets.partitions import JOBS, parse
 from resources.dagster_platform import PlatformResource, owned_by
 
@@ -13,7 +13,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
-        record = evaluation.conclude(opened, tenant, job_id)
+        record = conclusion.conclude(opened, tenant, job_id)
     lineage = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
     return dg.MaterializeResult(
         data_version=dg.DataVersion(record["manifest_sha256"]),

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from control_plane.api import render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
-from control_plane.service import adapters
+from control_plane.service import adapters, promotions
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 
@@ -23,20 +23,20 @@ def list_adapters(
 @router.post("/{adapter_id:path}/promote")
 def promote(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.Adapter:
     """Put an adapter that passed its gates into production and serve it."""
-    return render.adapter(adapters.promote(platform, tenant, adapter_id))
+    return render.adapter(promotions.promote(platform, tenant, adapter_id))
 
 
 @router.post("/{adapter_id:path}/rollback")
 def rollback(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.RolledBack:
     """Serve the one that was in production before it, and withdraw it."""
-    done = adapters.rollback(platform, tenant, adapter_id)
+    done = promotions.rollback(platform, tenant, adapter_id)
     return schemas.RolledBack(withdrawn=render.adapter(done.withdrawn), serving=render.adapter(done.serving))
 
 
 @router.post("/{adapter_id:path}/deprecate")
 def deprecate(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.Adapter:
     """Stop serving an adapter; its files stay for the days of grace."""
-    return render.adapter(adapters.deprecate(platform, tenant, adapter_id))
+    return render.adapter(promotions.deprecate(platform, tenant, adapter_id))
 
 
 @router.get("/{adapter_id:path}")

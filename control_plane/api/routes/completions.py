@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from control_plane.api import gateway
 from control_plane.api.deps import PlatformDep, Reader
-from control_plane.service import adapters
+from control_plane.service import promotions
 from control_plane.service.platform import Platform
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable import check_storable
@@ -36,5 +36,5 @@ async def _complete(request: Request, platform: Platform, tenant: str, path: str
         raise InvalidRequest(
             "model is missing; list what you can use with GET /v1/models", code="missing_required_parameter", param="model"
         )
-    resolved = await run_in_threadpool(adapters.resolve_model, platform, tenant, model)
+    resolved = await run_in_threadpool(promotions.resolve_model, platform, tenant, model)
     return await gateway.forward(request.app.state.inference, platform.settings.inference_urls, path, {**body, "model": resolved.model})

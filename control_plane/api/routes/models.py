@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from control_plane.api import render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
-from control_plane.service import adapters, models
+from control_plane.service import models, promotions
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -20,7 +20,7 @@ def list_models(platform: PlatformDep, tenant: Reader) -> schemas.ListOf[schemas
 @router.post("/{model:path}/deploy")
 def deploy(platform: PlatformDep, tenant: Writer, model: str) -> schemas.Adapter:
     """Serve an adapter by its model name: the same as promoting it."""
-    return render.adapter(adapters.promote(platform, tenant, model))
+    return render.adapter(promotions.promote(platform, tenant, model))
 
 
 @router.get("/{model:path}")

@@ -12,9 +12,10 @@ finished token shards are used and at most one per worker is done again.
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ft_assets.datasets.packs.judged import write_judged_files
@@ -41,6 +42,7 @@ def build_pack(
     out_dir: Path,
     *,
     dataset_id: str,
+    kind: PackKind = "windows",
     validation: Source = (),
     workers: int = 1,
     model_dir: Path | None = None,
@@ -48,90 +50,13 @@ def build_pack(
 ) -> PackManifest:
     """The pack of `source` in `out_dir`; one that is there already under the same fingerprint is returned as it is.
 
-    `validation` is the tenant's own validation file; without it `settings.validation_fraction` is held out. More than one of
-    `workers` needs `model_dir`, the directory that `tokenizer` was loaded from. Raises ``InvalidDataset`` when a policy refuses an
-    example or nothing is left to train on.
+    `kind`: ``windows`` of packed examples, ``pairs`` of a prompt with a chosen and a rejected answer, or single answers ``judged``
+    good or bad, refused where the training part holds one label only. `validation` is the tenant's own validation file; without
+    it `settings.validation_fraction` is held out. More than one of `workers` needs `model_dir`, the directory that `tokenizer` was
+    loaded from. Raises ``InvalidDataset`` when a policy refuses an example or nothing is left to train on.
     """
-    return _build("windows", source, tokenizer, settings, out_dir, dataset_id, validation, workers, model_dir, progress)
-
-
-def build_preference_pack(
-    source: Source,
-    tokenizer: ChatTokenizer,
-    settings: PackSettings,
-    out_dir: Path,
-    *,
-    dataset_id: str,
-    validation: Source = (),
-    workers: int = 1,
-    model_dir: Path | None = None,
-    progress: ProgressCallback | None = None,
-) -> PackManifest:
-    """:func:`build_pack` for preferences: rows of a prompt with a chosen and a rejected answer, by the same rules."""
-    _check_answers(settings)
-    return _build("pairs", source, tokenizer, settings, out_dir, dataset_id, validation, workers, model_dir, progress)
-
-
-def build_judged_pack(
-    source: Source,
-    tokenizer: ChatTokenizer,
-    settings: PackSettings,
-    out_dir: Path,
-    *,
-    dataset_id: str,
-    validation: Source = (),
-    workers: int = 1,
-    model_dir: Path | None = None,
-    progress: ProgressCallback | None = None,
-) -> PackManifest:
-    """:func:`build_pack` for single answers that are called good or bad; refused where the training part holds one label only."""
-    _check_answers(settings)
-    return _build("judged", source, tokenizer, settings, out_dir, dataset_id, validation, workers, model_dir, progress)
-
-
-BUILDERS: Mapping[PackKind, Callable[..., PackManifest]] = {
-    "windows": build_pack,
-    "pairs": build_preference_pack,
-    "judged": build_judged_pack,
-}
-"""By kind of pack, all with the same arguments."""
-
-
-def _check_answers(settings: PackSettings) -> None:
-    """Refuse what has a meaning for conversations only."""
-    if settings.safety_share:
-        raise InvalidRequest("safety_share mixes conversations, and preferences are judged answers; set it to 0", param="safety_share")
-    if settings.loss_on_inputs:
-        raise InvalidRequest(
-            "train_on_inputs teaches prompts, and a preference method compares answers alone; leave it out", param="train_on_inputs"
-        )
-
-
-def _check_labels(part: PartManifest, tally: Tally) -> None:
-    """Refuse answers that are all good or all bad: there is nothing to tell apart."""
-    if part.num_desirable is None or (part.num_desirable and part.num_undesirable):
-        return
-    label, other = ("good", "bad") if part.num_desirable else ("bad", "good")
-    dropped = f" ({_spell(tally)})" if tally.dropped else ""
-    raise InvalidDataset(
-        f"all {part.num_examples} answers for training are {label}{dropped}; a method that learns from judgements needs both: add {other} "
-        "answers (label true is good, false is bad), or train on the good ones as conversations with method sft",
-        code="one_label",
-    )
-
-
-def _build(
-    kind: PackKind,
-    source: Source,
-    tokenizer: ChatTokenizer,
-    settings: PackSettings,
-    out_dir: Path,
-    dataset_id: str,
-    validation: Source,
-    workers: int,
-    model_dir: Path | None,
-    progress: ProgressCallback | None,
-) -> PackManifest:
+    if kind != "windows":
+        _check_answers(settings)
     if workers > 1 and model_dir is None:
         raise ValueError(f"{workers} workers need model_dir, from which each loads the tokenizer")
     fingerprint = pack_fingerprint(dataset_id, tokenizer.tokenizer_digest, tokenizer.template_digest, settings, kind=kind)
@@ -155,6 +80,33 @@ def _build(
     manifest.write(out_dir)
     shutil.rmtree(tokens_dir, ignore_errors=True)
     return manifest
+
+
+build_preference_pack = functools.partial(build_pack, kind="pairs")
+build_judged_pack = functools.partial(build_pack, kind="judged")
+
+
+def _check_answers(settings: PackSettings) -> None:
+    """Refuse what has a meaning for conversations only."""
+    if settings.safety_share:
+        raise InvalidRequest("safety_share mixes conversations, and preferences are judged answers; set it to 0", param="safety_share")
+    if settings.loss_on_inputs:
+        raise InvalidRequest(
+            "train_on_inputs teaches prompts, and a preference method compares answers alone; leave it out", param="train_on_inputs"
+        )
+
+
+def _check_labels(part: PartManifest, tally: Tally) -> None:
+    """Refuse answers that are all good or all bad: there is nothing to tell apart."""
+    if part.num_desirable is None or (part.num_desirable and part.num_undesirable):
+        return
+    label, other = ("good", "bad") if part.num_desirable else ("bad", "good")
+    dropped = f" ({_spell(tally)})" if tally.dropped else ""
+    raise InvalidDataset(
+        f"all {part.num_examples} answers for training are {label}{dropped}; a method that learns from judgements needs both: add {other} "
+        "answers (label true is good, false is bad), or train on the good ones as conversations with method sft",
+        code="one_label",
+    )
 
 
 def _finished(out_dir: Path, fingerprint: str) -> PackManifest | None:
@@ -247,7 +199,6 @@ def _manifest(
 
 
 __all__ = [
-    "BUILDERS",
     "PackManifest",
     "PackProgress",
     "PackSettings",

@@ -380,7 +380,7 @@ class Loop:
                 self.progress.committed_step = self.saver.committed_step
         if step > 0 and self.strategy.rank:
             self.saver.await_committed(step)
-        return step
+        return self.saver.committed_step
 
 
 def _on(batch: Batch, device: torch.device) -> Batch:

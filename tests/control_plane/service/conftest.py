@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from control_plane.service import files, jobs
+from control_plane.service import files, jobs, tenants
 from control_plane.service.platform import Platform
+from control_plane.service.preparation import mark_packed
 from control_plane.service.submission import JobRequest
 from control_plane.tenants import Tenant
+from tests.followed_jobs import Job, Scripted, store_pack
+from tests.training_specs import SPEC
 
 
 @pytest.fixture
@@ -27,3 +33,28 @@ def job_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
     """Id of a job that was just submitted."""
     request = JobRequest.from_body({"model": "tiny-base", "training_file": training_file})
     return str(jobs.submit(platform, tenant.id, request).job["id"])
+
+
+@pytest.fixture
+def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Iterator[Callable[..., Job]]:
+    """Makes a packed job on a platform of its own; `objects` replaces its store."""
+    made: list[Job] = []
+
+    def make(objects: Any = None, **changes: Any) -> Job:
+        platform = new_platform()
+        if objects is not None:
+            platform = replace(platform, objects=objects)
+        owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+        with write_chat_rows().open("rb") as rows:
+            file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+        spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
+        store_pack(platform, owner.id, spec.pack_fingerprint)
+        mark_packed(platform, owner.id, job["id"], spec=spec, total_steps=6, expected_s=60.0)
+        made.append(Job(platform, owner.id, job["id"], Scripted(platform.settings.work_dir / "launcher")))
+        return made[-1]
+
+    yield make
+    for job in made:
+        for name in job.launcher.names:
+            job.launcher.stop(name, grace_s=0.1)

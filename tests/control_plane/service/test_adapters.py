@@ -15,7 +15,8 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import adapters, tenants
+from control_plane.service import adapters, promotions, tenants
+from control_plane.service.fleet import reconcile
 from control_plane.service.platform import Platform
 from control_plane.tables import deployments, files, jobs
 from ft_assets.adapters.package import WEIGHTS
@@ -170,42 +171,42 @@ def test_a_failed_gate_and_an_unservable_adapter_are_quarantined_and_not_promote
     failed, dora = customer.adapter(verdict=FAILED), customer.adapter(use_dora=True)
     assert set(stages(customer).values()) == {"quarantined"}
     with pytest.raises(Conflict, match=r"stage: .*gate_failed: ") as refused:
-        adapters.promote(customer.platform, customer.id, failed)
+        promotions.promote(customer.platform, customer.id, failed)
     assert refused.value.code == "promotion_refused"
     with pytest.raises(Conflict, match="unsupported_feature: use_dora"):
-        adapters.promote(customer.platform, customer.id, dora)
+        promotions.promote(customer.platform, customer.id, dora)
 
 
 def test_a_promoted_adapter_answers_as_soon_as_its_promotion_returns(customer: Customer, server: str) -> None:
     id_, told = customer.adapter(seed=1), Told(server)
-    promoted = adapters.promote(replace(customer.platform, fleet=told), customer.id, id_)
+    promoted = promotions.promote(replace(customer.platform, fleet=told), customer.id, id_)
     said = answer(server, promoted["name"])
     told.close()
     assert told.calls == [("load", promoted["name"]), ("probe", promoted["name"])], "one load, and one token to be sure"
     assert said != answer(server, "tiny")
     assert (promoted["stage"], promoted["desired"], promoted["observed"], promoted["detail"]) == ("production", "loaded", "loaded", None)
-    again = adapters.promote(customer.platform, customer.id, promoted["name"])
+    again = promotions.promote(customer.platform, customer.id, promoted["name"])
     assert again["promoted_at"] == promoted["promoted_at"]
 
 
 def test_rollback_serves_the_adapter_before_and_withdraws_the_present_one(customer: Customer, server: str) -> None:
     first, second = customer.adapter(seed=1), customer.adapter(seed=2)
     other = customer.adapter(seed=3, suffix="other")
-    one, _, two = (adapters.promote(customer.platform, customer.id, id_) for id_ in (first, other, second))
+    one, _, two = (promotions.promote(customer.platform, customer.id, id_) for id_ in (first, other, second))
     lineage = one["name"].rsplit(":", 1)[0]
-    assert adapters.resolve_model(customer.platform, customer.id, lineage).model == two["name"]
+    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two["name"]
     before, told = answer(server, one["name"]), Told(server)
-    done = adapters.rollback(replace(customer.platform, fleet=told), customer.id, second)
+    done = promotions.rollback(replace(customer.platform, fleet=told), customer.id, second)
     told.close()
     assert told.calls == [("load", one["name"]), ("probe", one["name"]), ("unload", two["name"])], "never without one that serves"
     assert (done.serving["id"], done.withdrawn["id"], done.withdrawn["stage"]) == (first, second, "staging")
     assert answer(server, one["name"]) == before
     with pytest.raises(openai.NotFoundError):
         answer(server, two["name"])
-    assert adapters.resolve_model(customer.platform, customer.id, lineage).model == one["name"]
-    assert adapters.rollback(customer.platform, customer.id, second).serving["id"] == first
-    assert adapters.promote(customer.platform, customer.id, second)["observed"] == "loaded"
-    assert adapters.resolve_model(customer.platform, customer.id, lineage).model == two["name"]
+    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == one["name"]
+    assert promotions.rollback(customer.platform, customer.id, second).serving["id"] == first
+    assert promotions.promote(customer.platform, customer.id, second)["observed"] == "loaded"
+    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two["name"]
 
 
 def test_a_whole_model_is_registered_and_never_served(customer: Customer, base: Path) -> None:
@@ -218,10 +219,10 @@ def test_a_whole_model_is_registered_and_never_served(customer: Customer, base: 
     stored = sorted(o.key.rsplit("/", 1)[-1] for o in customer.platform.objects.list(found["object_prefix"]))
     assert stored == ["config.json", "manifest.json", "model.safetensors"]
     with pytest.raises(Conflict, match=r"needs_own_server.*ft export NAME --format merged"):
-        adapters.promote(customer.platform, customer.id, found["name"])
+        promotions.promote(customer.platform, customer.id, found["name"])
     with pytest.raises(Conflict, match="is not served here"):
-        adapters.resolve_model(customer.platform, customer.id, found["name"])
-    assert adapters.deprecate(customer.platform, customer.id, found["id"])["stage"] == Stage.DEPRECATED
+        promotions.resolve_model(customer.platform, customer.id, found["name"])
+    assert promotions.deprecate(customer.platform, customer.id, found["id"])["stage"] == Stage.DEPRECATED
 
 
 def test_a_whole_model_that_is_none_of_its_base_is_quarantined(customer: Customer) -> None:
@@ -237,10 +238,10 @@ def test_a_whole_model_that_is_none_of_its_base_is_quarantined(customer: Custome
 def test_rollback_without_an_earlier_adapter_changes_nothing(customer: Customer) -> None:
     only = customer.adapter()
     with pytest.raises(Conflict, match="only a production adapter"):
-        adapters.rollback(customer.platform, customer.id, only)
-    adapters.promote(customer.platform, customer.id, only)
+        promotions.rollback(customer.platform, customer.id, only)
+    promotions.promote(customer.platform, customer.id, only)
     with pytest.raises(Conflict, match="no earlier production adapter") as refused:
-        adapters.rollback(customer.platform, customer.id, only)
+        promotions.rollback(customer.platform, customer.id, only)
     assert refused.value.code == "no_previous_adapter"
     assert adapters.get_adapter(customer.platform, customer.id, only)["observed"] == "loaded"
 
@@ -257,59 +258,59 @@ def test_an_adapter_names_the_one_that_its_training_started_from(customer: Custo
 
 def test_a_deprecated_adapter_is_no_longer_served_and_can_come_back(customer: Customer, server: str) -> None:
     id_ = customer.adapter()
-    name = adapters.promote(customer.platform, customer.id, id_)["name"]
-    assert adapters.deprecate(customer.platform, customer.id, id_)["stage"] == "deprecated"
-    assert adapters.deprecate(customer.platform, customer.id, id_)["observed"] == "unloaded"
+    name = promotions.promote(customer.platform, customer.id, id_)["name"]
+    assert promotions.deprecate(customer.platform, customer.id, id_)["stage"] == "deprecated"
+    assert promotions.deprecate(customer.platform, customer.id, id_)["observed"] == "unloaded"
     with pytest.raises(openai.NotFoundError):
         answer(server, name)
     with pytest.raises(Conflict, match="deprecated and not served"):
-        adapters.resolve_model(customer.platform, customer.id, name)
-    assert adapters.promote(customer.platform, customer.id, id_)["observed"] == "loaded"
+        promotions.resolve_model(customer.platform, customer.id, name)
+    assert promotions.promote(customer.platform, customer.id, id_)["observed"] == "loaded"
 
 
 def test_another_tenants_adapter_looks_like_one_that_does_not_exist(customer: Customer) -> None:
-    record = adapters.promote(customer.platform, customer.id, customer.adapter())
+    record = promotions.promote(customer.platform, customer.id, customer.adapter())
     stranger, _ = tenants.create(customer.platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     calls: list[Callable[[str], object]] = [
         lambda ref: adapters.get_adapter(customer.platform, stranger.id, ref),
-        lambda ref: adapters.promote(customer.platform, stranger.id, ref),
-        lambda ref: adapters.rollback(customer.platform, stranger.id, ref),
-        lambda ref: adapters.deprecate(customer.platform, stranger.id, ref),
-        lambda ref: adapters.resolve_model(customer.platform, stranger.id, ref),
+        lambda ref: promotions.promote(customer.platform, stranger.id, ref),
+        lambda ref: promotions.rollback(customer.platform, stranger.id, ref),
+        lambda ref: promotions.deprecate(customer.platform, stranger.id, ref),
+        lambda ref: promotions.resolve_model(customer.platform, stranger.id, ref),
     ]
     for call in calls:
         for reference in (record["id"], record["name"]):
             with pytest.raises(NotFound):
                 call(reference)
     with pytest.raises(NotFound):
-        adapters.resolve_model(customer.platform, stranger.id, record["name"].rsplit(":", 1)[0])
-    assert adapters.resolve_model(customer.platform, stranger.id, "tiny").model == "tiny"
+        promotions.resolve_model(customer.platform, stranger.id, record["name"].rsplit(":", 1)[0])
+    assert promotions.resolve_model(customer.platform, stranger.id, "tiny").model == "tiny"
 
 
 def test_a_fleet_that_is_down_delays_serving_and_loses_nothing(customer: Customer, unserved: Platform, server: str) -> None:
-    promoted = adapters.promote(unserved, customer.id, customer.adapter(seed=4))
+    promoted = promotions.promote(unserved, customer.id, customer.adapter(seed=4))
     assert (promoted["stage"], promoted["desired"], promoted["observed"]) == ("production", "loaded", "unloaded")
     assert "did not answer" in promoted["detail"]
-    done = adapters.reconcile(customer.platform)
+    done = reconcile(customer.platform)
     assert [(r.action.kind, r.error) for r in done if r.action.name == promoted["name"]] == [("load", None)]
     assert answer(server, promoted["name"])
-    assert adapters.reconcile(customer.platform) == []
+    assert reconcile(customer.platform) == []
 
 
 def test_a_refusal_for_good_is_recorded_and_not_repeated(customer: Customer) -> None:
-    record = adapters.promote(replace(customer.platform, fleet=None), customer.id, customer.adapter())
+    record = promotions.promote(replace(customer.platform, fleet=None), customer.id, customer.adapter())
     assert (record["desired"], record["observed"]) == ("loaded", "unloaded")
     directory = customer.platform.settings.work_dir / "adapters" / record["id"]
     whole = (directory / WEIGHTS).read_bytes()
     (directory / WEIGHTS).write_bytes(whole[:-4])
-    (tried,) = adapters.reconcile(customer.platform)
+    (tried,) = reconcile(customer.platform)
     assert tried.error is not None
     assert "unreadable" in tried.error
     failed = adapters.get_adapter(customer.platform, customer.id, record["id"])
     assert failed["observed"] == "failed"
-    assert adapters.reconcile(customer.platform) == []
+    assert reconcile(customer.platform) == []
     (directory / WEIGHTS).write_bytes(whole)
-    assert adapters.promote(customer.platform, customer.id, record["id"])["observed"] == "loaded"
+    assert promotions.promote(customer.platform, customer.id, record["id"])["observed"] == "loaded"
 
 
 def test_files_that_are_not_the_registered_ones_are_never_served(customer: Customer) -> None:
@@ -319,14 +320,14 @@ def test_files_that_are_not_the_registered_ones_are_never_served(customer: Custo
     whole = customer.platform.objects.get_bytes(key)
     customer.platform.objects.put_bytes(key, whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(IntegrityError, match="not the file that was registered"):
-        adapters.promote(customer.platform, customer.id, id_)
+        promotions.promote(customer.platform, customer.id, id_)
     assert stages(customer) == {id_: Stage.DRAFT}
 
 
 def test_a_base_that_has_changed_since_training_blocks_promotion(customer: Customer) -> None:
     id_ = customer.adapter(job=customer.job(base_digest="0" * 64))
     with pytest.raises(Conflict, match="base_digest_mismatch: trained on tiny 0000"):
-        adapters.promote(customer.platform, customer.id, id_)
+        promotions.promote(customer.platform, customer.id, id_)
 
 
 def test_adapters_are_listed_in_pages_newest_first(customer: Customer) -> None:
@@ -346,16 +347,16 @@ def test_a_server_that_lost_everything_is_given_everything_again(
     own = replace(new_platform(), models=customer.platform.models, fleet=customer.platform.fleet)
     tenant, _ = tenants.create(own, "acme", tier="standard")
     mine = replace(customer, platform=own, id=tenant.id)
-    name = adapters.promote(own, tenant.id, mine.adapter(seed=6))["name"]
-    withdrawn = adapters.promote(own, tenant.id, mine.adapter(seed=7, suffix="b"))
+    name = promotions.promote(own, tenant.id, mine.adapter(seed=6))["name"]
+    withdrawn = promotions.promote(own, tenant.id, mine.adapter(seed=7, suffix="b"))
     before = answer(server, name)
-    adapters.deprecate(own, tenant.id, withdrawn["id"])
+    promotions.deprecate(own, tenant.id, withdrawn["id"])
     shutil.rmtree(own.settings.work_dir / "adapters")
     with inference_server(customer.base, port=free_port()) as url, fleet(url) as fresh:
         restarted = replace(own, fleet=fresh)
-        assert [(r.action.kind, r.action.name) for r in adapters.reconcile(restarted)] == [("load", name)]
+        assert [(r.action.kind, r.action.name) for r in reconcile(restarted)] == [("load", name)]
         assert answer(url, name) == before
-        assert adapters.reconcile(restarted) == []
+        assert reconcile(restarted) == []
     with own.engine.connect() as conn:
         rows = conn.execute(sa.select(deployments.c.name, deployments.c.desired, deployments.c.observed)).all()
     assert {tuple(row) for row in rows} == {(name, "loaded", "loaded"), (withdrawn["name"], "unloaded", "unloaded")}

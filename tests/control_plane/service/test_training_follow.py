@@ -2,181 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 import sqlalchemy as sa
 
 from control_plane.events import Event
 from control_plane.jobs import JobState
-from control_plane.protocols import Workload, WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, files, jobs, retention, scheduling, tenants, training, uploads
-from control_plane.service.attempts import Claim, Ending
-from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
+from control_plane.protocols import WorkloadPhase
+from control_plane.service import attempts, jobs, retention, training, uploads
 from control_plane.service.restoring import restore
-from control_plane.service.submission import JobRequest
-from control_plane.service.transfer import Patience, upload
-from control_plane.tables import attempts as attempts_table
 from control_plane.tables import checkpoints as checkpoints_table
-from control_plane.tables import job_events
 from control_plane.tables import jobs as jobs_table
 from ft_assets import layout
-from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.errors import Fault, NotAdmitted, Unavailable
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, committed, read_manifest
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
-from resources.launcher import LocalLauncher
 from resources.object_store import LocalObjectStore
+from tests.followed_jobs import SHORT, Job, plain_weights, until
 from tests.scripted_training import Scenario
 from tests.small_disk import small_disk
 from tests.training_specs import SPEC
-
-SHORT = Patience(first_s=0.05, most_s=0.1, give_up_s=1.0)
-
-
-class Scripted:
-    """The local launcher, but that every workload runs the scripted training without torchrun."""
-
-    def __init__(self, root: Path) -> None:
-        self.real = LocalLauncher(root)
-        self.names: list[str] = []
-
-    def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
-        self.names.append(workload.name)
-        return self.real.start_or_adopt(replace(workload, module="tests.scripted_training", torchrun=False))
-
-    def status(self, name: str) -> WorkloadStatus:
-        return self.real.status(name)
-
-    def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
-        return self.real.stop(name, grace_s=grace_s)
-
-    def read_log(self, name: str, *, offset: int = 0) -> bytes:
-        return self.real.read_log(name, offset=offset)
-
-
-@dataclass
-class Job:
-    platform: Platform
-    tenant: str
-    id: str
-    launcher: Scripted
-    said: list[str] = field(default_factory=list)
-
-    @property
-    def work_dir(self) -> Path:
-        return training.job_dir(self.platform, self.id)
-
-    def claim(self) -> Claim:
-        scheduling.place(self.platform)
-        return attempts.claim(self.platform, self.tenant, self.id)
-
-    def follow(self, held: Claim, **options: Any) -> Ending:
-        return training.follow(
-            self.platform, self.launcher, held, say=self.said.append, **{"patience": SHORT, "final_patience": SHORT, **options}
-        )
-
-    def train(self, scenario: Scenario, **options: Any) -> tuple[Ending, JobState]:
-        scenario.write(self.work_dir)
-        held = self.claim()
-        ending = self.follow(held, **options)
-        return ending, attempts.finish(self.platform, held, ending)
-
-    def following(self, scenario: Scenario) -> tuple[Claim, threading.Thread, list[Ending]]:
-        """Follow in a thread, as a step does, while the test does something to it."""
-        scenario.write(self.work_dir)
-        held, endings = self.claim(), list[Ending]()
-        thread = threading.Thread(target=lambda: endings.append(self.follow(held)), daemon=True)
-        thread.start()
-        return held, thread, endings
-
-    def on_another_machine(self, root: Path) -> Job:
-        """The same job where nothing of it is on the disk."""
-        settings = replace(self.platform.settings, home=root)
-        return Job(replace(self.platform, settings=settings), self.tenant, self.id, Scripted(root / "launcher"))
-
-    def steps(self) -> list[int]:
-        return [row.step for row in attempts.committed(self.platform, self.id)]
-
-    def events(self, *codes: str) -> list[Any]:
-        query = sa.select(job_events).where(job_events.c.job_id == self.id, job_events.c.code.in_(codes)).order_by(job_events.c.seq)
-        with self.platform.engine.connect() as conn:
-            return list(conn.execute(query).all())
-
-    def from_steps(self) -> list[int | None]:
-        query = sa.select(attempts_table.c.from_step).where(attempts_table.c.job_id == self.id).order_by(attempts_table.c.attempt)
-        with self.platform.engine.connect() as conn:
-            return list(conn.execute(query).scalars())
-
-    def stored(self) -> set[str]:
-        """Steps of which any object is in the store."""
-        prefix = f"{layout.job_prefix(self.tenant, self.id)}/checkpoints"
-        return {info.key.split("/")[-2] for info in self.platform.objects.list(prefix)}
-
-    def weights(self) -> bytes:
-        row = next(r for r in attempts.committed(self.platform, self.id) if r.final)
-        return self.platform.objects.get_bytes(f"{row.object_prefix}/adapter_model.safetensors")
-
-
-def until(condition: Callable[[], Any], *, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def _store_pack(platform: Platform, tenant: str, fingerprint: str) -> None:
-    """A pack of no rows: the scripted training reads none."""
-    fields: dict[str, Any] = dict.fromkeys(("num_examples", "num_windows", "num_tokens", "num_trained_tokens", "truncated"), 0)
-    fields |= {"shards": [], "settings": {}, "dropped": {}, "dropped_rows": {}, "lengths": {}, "rows": {}}
-    fields |= {"tokenizer_digest": "0", "template_digest": "0", "dataset_id": SPEC.dataset_id}
-    directory = platform.settings.home / "pack"
-    directory.mkdir()
-    PackManifest(fingerprint=fingerprint, max_seq_len=128, fill=1.0, validation=None, **fields).write(directory)
-    upload(platform.objects, directory, layout.pack_prefix(tenant, fingerprint))
-
-
-@pytest.fixture
-def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Iterator[Callable[..., Job]]:
-    """Makes a packed job on a platform of its own; `objects` replaces its store."""
-    made: list[Job] = []
-
-    def make(objects: Any = None, **changes: Any) -> Job:
-        platform = new_platform()
-        if objects is not None:
-            platform = replace(platform, objects=objects)
-        owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
-        with write_chat_rows().open("rb") as rows:
-            file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-        job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
-        spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
-        _store_pack(platform, owner.id, spec.pack_fingerprint)
-        mark_packed(platform, owner.id, job["id"], spec=spec, total_steps=6, expected_s=60.0)
-        made.append(Job(platform, owner.id, job["id"], Scripted(platform.settings.work_dir / "launcher")))
-        return made[-1]
-
-    yield make
-    for job in made:
-        for name in job.launcher.names:
-            job.launcher.stop(name, grace_s=0.1)
-
-
-def plain_weights(steps: int) -> bytes:
-    """What the scripted training ends with when nothing interrupts it."""
-    state = ""
-    for step in range(1, steps + 1):
-        state = hashlib.sha256(f"{state}{step}".encode()).hexdigest()
-    return (state * (Scenario.size // 64 + 1)).encode()
 
 
 def test_a_whole_run_commits_its_checkpoints_and_the_finished_model(new_job: Callable[..., Job]) -> None:

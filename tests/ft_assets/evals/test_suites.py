@@ -104,12 +104,17 @@ def test_a_run_file_survives_being_written_and_refuses_what_it_does_not_know(tmp
 @pytest.mark.parametrize(
     ("given", "param", "message"),
     [
-        ({"metric": "x"}, "metric", "unknown key 'metric'; known keys: golden_min_share"),
-        ({"task_metric": "bleu"}, "task_metric", "not one of auto"),
+        ({"metric": "x"}, "metric", "unknown key 'metric'; known keys: approval, block_regression"),
+        ({"task_metric": "blue"}, "task_metric", "not one of auto"),
         ({"min_relative_gain": "5%"}, "min_relative_gain", "not a number from 0 to 10"),
         ({"golden_min_share": 90}, "golden_min_share", "from 0 to 1"),
         ({"max_items": 2.5}, "max_items", "not a whole number"),
         ({"max_items": True}, "max_items", "not a whole number"),
+        ({"mode": "async"}, "mode", "not one of gate, monitor"),
+        ({"block_regression": 1}, "block_regression", "not one of True, False"),
+        ({"judge": "yes"}, "judge", "not one of True, False, null"),
+        ({"capability": "mmlu"}, "capability", "not a list of at most 16 suite names"),
+        ({"capability": ["../mmlu"]}, "capability", "not a list of at most 16 suite names"),
         ({"skip": ["adapter_applied"]}, "skip", "may only list golden, task, perplexity"),
     ],
 )

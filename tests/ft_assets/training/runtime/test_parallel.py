@@ -135,3 +135,18 @@ def test_two_ranks_that_were_stopped_are_two_that_never_were(strategy: str, adap
         assert losses(stopped) == losses(reference)
         name = "model.safetensors" if adapter == "full" else "adapter_model.safetensors"
         assert (stopped.work / "final" / name).read_bytes() == (reference.work / "final" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_full_parameters_in_parts_go_on_on_more_ranks(tmp_path: Path) -> None:
+    """What each rank of FSDP2 wrote of a whole model is cut anew for another number of them."""
+    with job(tmp_path / "reference", **FULL, optimization=LONG) as reference:
+        run_ranks(reference)
+    halves = shared("fsdp2", **FULL, optimization=replace(LONG, accumulation_steps=1))
+    with job(tmp_path / "grown", **halves) as grown:
+        step = stop_after(grown, 5)
+        quarters = replace(LONG, accumulation_steps=1, per_device_batch_size=1)
+        grown.spec = replace(grown.spec, world_size=4, optimization=quarters)
+        run_ranks(grown)
+        assert grown.exit()["detail"]["resumed_from"] == step_name(step)
+        assert losses(grown) == pytest.approx(losses(reference), abs=TOLERANCE)

@@ -1,0 +1,63 @@
+"""What a model under evaluation is asked, whatever suite asks it.
+
+A suite is turned into requests, the runner has each subject answer them and keeps every answer under the request's id; scores are
+computed from the answers afterwards. A request says everything that shapes its answer, so the digest of a suite's requests is the key
+under which answers are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generate:
+    """A greedy answer to a conversation, or to a plain text. Its answer: ``str``."""
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """Rendered by the model's own chat template; empty where `text` is given."""
+    text: str = ""
+    """Continued as it stands."""
+    max_new_tokens: int
+    stops: tuple[str, ...] = ()
+    """The answer ends before the first of these."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Likelihood:
+    """How likely `continuation` is after `context`. Its answer: ``[log-probability in nats, 1.0 if it is the greedy continuation]``."""
+
+    id: str
+    context: str
+    continuation: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """Negative log-likelihood of the labelled tokens. Its answer: ``[nats, labelled tokens]``."""
+
+    id: str
+    input_ids: tuple[int, ...]
+    labels: tuple[int, ...]
+    """-100 where no loss counts; ``labels[i]`` is predicted from ``input_ids[:i]``."""
+
+
+Request = Generate | Likelihood | Loss
+Answer = str | list[float] | dict[str, Any]
+"""A dict where a classifier added its verdict to a text: ``{"text", "refused", "by"}``."""
+Answers = Mapping[str, Answer]
+"""By id of the request."""
+
+
+def digest(suite: str, requests: Sequence[Request], *, protocol: int) -> str:
+    """Key of a suite's answers: covers every request in order, and `protocol`, which is raised when answering changes meaning."""
+    whole = hashlib.sha256(json.dumps([suite, protocol]).encode())
+    for request in requests:
+        body = {"kind": type(request).__name__, **asdict(request)}
+        whole.update(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    return whole.hexdigest()
