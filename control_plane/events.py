@@ -65,3 +65,17 @@ def progress_event(progress: Mapping[str, Any]) -> Event:
     """The event of a dataset that is being validated or packed: stage, rows, and the share where it is known."""
     share = f", {100 * progress['bytes'] / progress['total_bytes']:.0f} %" if progress["total_bytes"] else ""
     return Event(code="dataset_progress", message=f"Dataset: {progress['stage']}, {progress['rows']:,} rows{share}.", data=progress)
+
+
+def evaluation_event(milestone: Mapping[str, Any]) -> Event:
+    """The event of an evaluation that has begun, or of a suite that was answered: a milestone of ``ft_assets.evals.progress``."""
+    kind = milestone["kind"]
+    if kind == "planned":
+        suites = ", ".join(f"{suite} ({num})" for suite, num in milestone["suites"].items())
+        message = f"Evaluation: {' and '.join(milestone['subjects'])} answer {suites}."
+    elif kind == "judged":
+        message = f"A judge compared {milestone['num_items']} pairs of answers; {milestone['failed']} without a verdict."
+    else:
+        cost = "known from before" if milestone["cached"] else f"{milestone['seconds']:.1f} s"
+        message = f"{milestone['suite']}: {milestone['num_items']} items answered by {milestone['subject']} ({cost})."
+    return Event(code="evaluation_started" if kind == "planned" else "evaluation_progress", message=message, data=dict(milestone))

@@ -37,6 +37,12 @@ class ObjectStore(Protocol):
     def delete(self, key: str) -> None:
         """Remove `key`; absent is fine."""
 
+    def cool(self, prefix: str) -> int | None:
+        """Move the objects under `prefix` to cheaper storage, from which they are read as before; how many there are.
+
+        None where the store has no such storage. Calling it again goes on.
+        """
+
     def uri(self, key: str) -> str:
         """``file:///...`` or ``s3://bucket/...``: for people and for lineage."""
 
@@ -64,6 +70,8 @@ class Workload:
     """Ranks; more than one, or `torchrun` set, starts them under torchrun."""
     torchrun: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    """Names of variables of the caller's environment that it is given, where they are set; their values are written to no file."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,24 +98,39 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServedAdapter:
-    name: str
-    path: str
-    base: str
+class Replica:
+    """One inference server, as it described itself just now."""
+
+    url: str
+    ready: bool
+    base: str | None = None
+    """Name of the base model that it serves; of a server that does not answer, the last that it was heard to serve."""
+    base_digest: str | None = None
+    """Digest of the bytes of that base; None where the server does not tell."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Directory by name."""
+    error: str | None = None
+    """Why it is not ready."""
 
 
 class Fleet(Protocol):
-    """The multi-adapter inference servers of one pool, through vLLM's load and unload endpoints."""
+    """Multi-adapter inference servers, each by its URL, through vLLM's load and unload endpoints.
 
-    def served(self) -> Sequence[ServedAdapter]:
-        """Adapters that every replica serves now. ``Unavailable`` when a replica does not answer."""
+    Every call but :meth:`replicas` is about one server and raises ``Unavailable`` where asking again can help, and
+    ``Conflict`` where it cannot. All of them may be repeated.
+    """
 
-    def load(self, name: str, directory: Path) -> None:
-        """Load on every replica; a name that is loaded already from the same path is fine."""
+    def replicas(self) -> Sequence[Replica]:
+        """Every server, asked at once. One that does not answer is part of the answer, and keeps nobody waiting for long."""
 
-    def unload(self, name: str) -> None: ...
-    def probe(self, name: str) -> float:
-        """One greedy token from `name` on every replica; returns the slowest seconds."""
+    def load(self, url: str, name: str, directory: Path) -> None:
+        """Load an adapter; a name that is loaded already from the same directory is fine."""
+
+    def unload(self, url: str, name: str) -> None:
+        """Unload an adapter; a name that is not loaded is fine."""
+
+    def probe(self, url: str, name: str) -> float:
+        """One greedy token from `name`; returns the seconds that it took."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +160,38 @@ class RunLog(Protocol):
 
     def end(self, *, outcome: str) -> None:
         """Nothing follows. What is still on its way is written behind the caller's back; see :meth:`Tracker.flush`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisteredVersion:
+    """One adapter as a model registry shows it."""
+
+    model: str
+    """Logical name: tenant's lineage whose newest version is served."""
+    adapter_id: str
+    source: str
+    """URI of its files."""
+    description: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisteredModels:
+    """What a model registry is to show: versions, oldest first, and for each model the adapter that an alias names."""
+
+    versions: Sequence[RegisteredVersion]
+    aliases: Mapping[str, Mapping[str, str]]
+    """By model: adapter id by alias (``production``, ``staging``, ``previous``)."""
+
+
+class ModelRegistry(Protocol):
+    """Where models are looked at by people and found by other tools: a copy. What the platform itself needs is in its database."""
+
+    def mirror(self, models: RegisteredModels) -> int:
+        """Bring the registry to `models` and return the changes that took; what others registered beside it stays as it is.
+
+        ``Unavailable`` when it does not answer; calling it again goes on.
+        """
 
 
 class Tracker(Protocol):

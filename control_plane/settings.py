@@ -27,8 +27,13 @@ class Settings:
     """``FT_INFERENCE_PORT``: default 8001."""
     inference_urls: tuple[str, ...]
     """``FT_INFERENCE_URLS``: replicas, comma-separated. Default the local server."""
+    drain_s: float
+    """``FT_DRAIN_S``: seconds that a withdrawn adapter stays loaded, for requests that were on their way. Default 5."""
     base_models: tuple[Path, ...]
     """``FT_BASE_MODELS``: further catalogue files (YAML), separated by ``:``."""
+    cluster_file: Path | None
+    """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers. Default:
+    none, and none are rendered."""
     local_gpus: int
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
     hub_endpoint: str
@@ -43,9 +48,32 @@ class Settings:
     10M rows are validated."""
     toxicity_classifier: str
     """``FT_TOXICITY_CLASSIFIER``: ``builtin``, ``http(s)://host/v1/moderations[#model]`` or ``package.module:factory``."""
+    safety_classifier: str
+    """``FT_SAFETY_CLASSIFIER``: says which answers to the safety set refuse: ``builtin`` (a rule), ``http(s)://host/v1#model`` (a guard
+    model that answers safe or unsafe; key: ``FT_SAFETY_API_KEY``), ``package.module:factory``, or ``off`` (empty here): nobody is asked."""
+    judge_url: str
+    """``FT_JUDGE_URL``: ``http(s)://host/v1`` of the model that compares answers in pairs (key: ``FT_JUDGE_API_KEY``, read where it is used
+    and written nowhere). Default: none, and nothing is judged."""
+    judge_model: str
+    """``FT_JUDGE_MODEL``: what the judge is called there."""
+    judge_family: str
+    """``FT_JUDGE_FAMILY``: its family, where its name does not tell: a judge of the compared models' family is warned about."""
+    eval_task_dirs: tuple[Path, ...]
+    """``FT_EVAL_TASKS``: directories of further capability suites in lm-evaluation-harness's format, separated by ``:``. Python that they
+    name runs in the evaluation process: they are the operator's to trust."""
+    eval_data_dir: Path | None
+    """``FT_EVAL_DATA``: directory with the rows of MMLU, HellaSwag and ARC (docs/evaluations.md says which files). Default: none."""
+    eval_suites: tuple[str, ...]
+    """``FT_EVAL_SUITES``: capability suites of jobs that name none, comma-separated. Default: none."""
     mlflow_uri: str
     """``FT_MLFLOW_URI``: tracking store that every attempt is copied to: a database (``postgresql+psycopg2://...``), a server
     (``http://...``) or ``off``. Default ``sqlite:///<home>/mlflow.db``; empty here: off."""
+    cold_dir: Path | None
+    """``FT_COLD_DIR``: where a local object store moves datasets that nobody uses, e.g. a slower disk. Default: none, they stay."""
+    cold_storage_class: str
+    """``FT_COLD_STORAGE_CLASS``: the same in a bucket; must be readable at once. Default ``STANDARD_IA``; empty (``off``): they stay."""
+    cold_after_days: int
+    """``FT_COLD_AFTER_DAYS``: without a job. Default 90."""
     metrics_token: str = field(repr=False)
     """``FT_METRICS_TOKEN``: what a scraper of ``GET /metrics`` sends as its bearer token. Default: none, and only this machine is
     answered."""
@@ -93,16 +121,32 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         dagster_port=int(e.get("FT_DAGSTER_PORT") or 3000),
         inference_port=inference_port,
         inference_urls=tuple(u.strip().rstrip("/") for u in urls.split(",")),
+        drain_s=float(e.get("FT_DRAIN_S") or 5),
         base_models=tuple(Path(p) for p in (e.get("FT_BASE_MODELS") or "").split(":") if p),
+        cluster_file=Path(e["FT_CLUSTER"]) if e.get("FT_CLUSTER") else None,
         local_gpus=int(e.get("FT_LOCAL_GPUS") or 1),
         hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "").rstrip("/"),
         toxicity_classifier=e.get("FT_TOXICITY_CLASSIFIER") or "builtin",
         safety_file=Path(e["FT_SAFETY_EXAMPLES"]) if e.get("FT_SAFETY_EXAMPLES") else None,
         hub_token=e.get("FT_HUB_TOKEN") or "",
+        safety_classifier=_unless_off(e.get("FT_SAFETY_CLASSIFIER") or "builtin"),
+        judge_url=(e.get("FT_JUDGE_URL") or "").rstrip("/"),
+        judge_model=e.get("FT_JUDGE_MODEL") or "",
+        judge_family=(e.get("FT_JUDGE_FAMILY") or "").casefold(),
+        eval_task_dirs=tuple(Path(p).absolute() for p in (e.get("FT_EVAL_TASKS") or "").split(":") if p),
+        eval_data_dir=Path(e["FT_EVAL_DATA"]).absolute() if e.get("FT_EVAL_DATA") else None,
+        eval_suites=tuple(name for part in (e.get("FT_EVAL_SUITES") or "").split(",") if (name := part.strip())),
         mlflow_uri=_mlflow_uri(e.get("FT_MLFLOW_URI") or "", home),
+        cold_dir=Path(e["FT_COLD_DIR"]).absolute() if e.get("FT_COLD_DIR") else None,
+        cold_storage_class=_unless_off(e.get("FT_COLD_STORAGE_CLASS") or "STANDARD_IA"),
+        cold_after_days=int(e.get("FT_COLD_AFTER_DAYS") or 90),
         metrics_token=e.get("FT_METRICS_TOKEN") or "",
         validation_memory_bytes=int(float(e.get("FT_VALIDATION_MEMORY_GIB") or 3) * (1 << 30)),
     )
+
+
+def _unless_off(asked: str) -> str:
+    return "" if asked == "off" else asked
 
 
 def _mlflow_uri(asked: str, home: Path) -> str:

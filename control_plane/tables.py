@@ -273,7 +273,7 @@ adapters = sa.Table(
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, unique=True),
     sa.Column("dataset_id", sa.Text, nullable=False),
     sa.Column("pack_fingerprint", sa.Text, nullable=False),
-    sa.Column("spec_sha256", sa.Text, nullable=False),
+    sa.Column("spec_sha256", sa.Text, nullable=False),  # of the job's frozen spec; a trigger holds this and the above against the job
     sa.Column("lock_sha256", sa.Text, nullable=False),
     sa.Column("commit", sa.Text, nullable=False),
     sa.Column("metrics", JSONB, nullable=False),
@@ -283,14 +283,26 @@ adapters = sa.Table(
     sa.Column("object_prefix", sa.Text, nullable=False),
     sa.Column("manifest_sha256", sa.Text, nullable=False),
     sa.Column("stage", sa.Text, nullable=False),
-    sa.Column("parent_adapter_id", sa.Text),  # of a warm start
-    sa.Column("parent_checkpoint_id", sa.Text),
+    sa.Column("parent_adapter_id", sa.Text, sa.ForeignKey("adapters.id")),  # of a warm start
+    sa.Column("parent_checkpoint_id", sa.Text, sa.ForeignKey("checkpoints.id")),
     sa.Column("approval", sa.Text, nullable=False, server_default="none"),  # none | pending | approved | rejected
     sa.Column("approved_by", sa.Text), _time("approved_at", nullable=True),  # id of the key that approved or rejected it
+    sa.Column("approval_note", sa.Text),
     _time("created_at"), _time("promoted_at", nullable=True),
     _time("deprecated_at", nullable=True), _time("archived_at", nullable=True),  # archived: its files are deleted
+    sa.ForeignKeyConstraint(["tenant_id", "dataset_id"], ["datasets.tenant_id", "datasets.id"]),
     sa.Index("ix_adapters_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_adapters_pending", "tenant_id", "created_at", postgresql_where=sa.text("approval = 'pending'")),
+    sa.Index("ix_adapters_deprecated", "deprecated_at", postgresql_where=sa.text("stage = 'deprecated'")),
 )  # fmt: skip
+"""Checks and triggers of the migrations enforce the rest: what a record must hold, that it never changes, how its stage moves."""
+
+adapter_stage_moves = sa.Table(
+    "adapter_stage_moves", metadata,
+    sa.Column("from_stage", sa.Text, primary_key=True),
+    sa.Column("to_stage", sa.Text, primary_key=True),
+)  # fmt: skip
+"""``ft_assets.adapters.stages.TRANSITIONS``, for the trigger that refuses every other move."""
 
 deployments = sa.Table(
     "deployments", metadata,
@@ -309,6 +321,7 @@ replica_adapters = sa.Table(
     sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
     sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
     sa.Column("detail", sa.Text),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # loads that failed for now, since the last success
     _time("updated_at"),
 )  # fmt: skip
 
@@ -316,7 +329,7 @@ model_routes = sa.Table(
     "model_routes", metadata,
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),  # what callers put into `model`
-    sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "weight"}]
+    sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "base_model", "weight"}]; no adapter: the base itself
     _time("created_at"), _time("updated_at"),
 )  # fmt: skip
 
@@ -334,8 +347,9 @@ evaluations = sa.Table(
     sa.Column("reasons", JSONB),  # reason codes of what blocks
     sa.Column("report_key", sa.Text),
     sa.Column("error", JSONB),
+    sa.Column("eval_config", JSONB),  # rules of its own; null: those of the adapter's job
     sa.Column("runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs that were started for it
-    _time("created_at"), _time("started_at", nullable=True), _time("finished_at", nullable=True),
+    _time("created_at"), _time("started_at", nullable=True), _time("beat_at", nullable=True), _time("finished_at", nullable=True),
     sa.Index("ix_evaluations_adapter", "adapter_id", "base_digest"),
     sa.Index("ix_evaluations_open", "created_at", postgresql_where=sa.text("state IN ('queued', 'running')")),
 )  # fmt: skip
@@ -350,7 +364,44 @@ deletions = sa.Table(
     sa.Column("proof", JSONB, nullable=False),  # every object with its size and sha256, and that it was looked for afterwards
     sa.Column("sha256", sa.Text, nullable=False),  # of the proof and of the previous deletion's: a chain
     sa.Column("previous_sha256", sa.Text),
+    sa.Column("seq", sa.BigInteger, sa.Identity(), nullable=False, unique=True),  # order of the chain
     _time("requested_at"), _time("done_at"),
+)  # fmt: skip
+
+deletion_requests = sa.Table(
+    "deletion_requests", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # del-...: that of the proof that follows
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("subject_kind", sa.Text, nullable=False),  # adapter | tenant
+    sa.Column("subject_id", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("requested_by", sa.Text, nullable=False),  # id of a key, operator, or retention
+    sa.Column("waiting_for", sa.Text),  # why it is not done yet
+    sa.Column("removed", JSONB, nullable=False, server_default="[]"),  # directories of this platform's machines, with what they held
+    _time("requested_at"), _time("done_at", nullable=True),
+    sa.Index("ix_deletion_requests_tenant_id", "tenant_id"),
+    sa.Index(
+        "uq_deletion_requests_open", "subject_kind", "subject_id", unique=True, postgresql_where=sa.text("done_at IS NULL")
+    ),
+)  # fmt: skip
+
+deletion_objects = sa.Table(
+    "deletion_objects", metadata,
+    sa.Column("deletion_id", sa.Text, sa.ForeignKey("deletion_requests.id"), primary_key=True),
+    sa.Column("object_key", sa.Text, primary_key=True),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),  # read from the store before it was deleted
+    _time("deleted_at", nullable=True),
+)  # fmt: skip
+"""What a deletion has found and what of it is gone; moves into the proof at its end."""
+
+mirrors = sa.Table(
+    "mirrors", metadata,
+    sa.Column("name", sa.Text, primary_key=True),  # mlflow
+    sa.Column("digest", sa.Text, nullable=False),  # of what was mirrored last
+    _time("mirrored_at"),
+    sa.Column("error", sa.Text),  # why the last attempt did not arrive
+    _time("failed_at", nullable=True),
 )  # fmt: skip
 
 exports = sa.Table(
@@ -375,6 +426,9 @@ eval_scores = sa.Table(
     "eval_scores", metadata,
     sa.Column("subject_digest", sa.Text, primary_key=True),  # base model, or base model and adapter manifest
     sa.Column("suite_digest", sa.Text, primary_key=True),  # one suite's items and decoding settings
+    sa.Column("suite", sa.Text, nullable=False),  # its id
     sa.Column("scores", JSONB, nullable=False),  # its answers, as the runner leaves them
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), index=True),  # whose items they answer; null: the platform's own
     _time("created_at"),
+    sa.Index("ix_eval_scores_suite", "subject_digest", "suite", "created_at"),
 )  # fmt: skip

@@ -32,7 +32,9 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PINNED = ("repo", "revision", "digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
 """Fields that a model without files on this machine must state."""
 CARD = ("digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
-FIELDS = frozenset(("id", "path", "license", "deprecated_since", *PINNED))
+FIELDS = frozenset(("id", "path", "license", "deprecated_since", "next", "previous", "history", *PINNED))
+VERSION_FIELDS = ("path", "repo", "revision", "license", *CARD)
+"""What an entry says of the bytes that it stands for, and of those that an update staged (`next`) or replaced (`previous`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +116,13 @@ class Catalogue:
         return _resolve(*self.entry(model_id), fresh=fresh)
 
     def get_pinned(self, model_id: str, digest: str, *, fresh: bool = False) -> BaseModel:
-        """:meth:`get` for whoever was promised `digest`: other bytes are refused, however the catalogue came by them."""
+        """:meth:`get` for whoever was promised `digest`: other bytes are refused, however the catalogue came by them.
+
+        Bytes that an update has staged or replaced are found by their digest too, for as long as they are kept.
+        """
+        entry, root = self.entry(model_id)
+        if (other := _other_version(entry, digest)) is not None:
+            return _resolve(other, root, fresh=fresh)
         model = self.get(model_id, fresh=fresh)
         if model.digest != digest:
             raise IntegrityError(
@@ -149,6 +157,15 @@ class Catalogue:
                 param="model",
             )
         return model
+
+
+def _other_version(entry: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
+    """The entry as it would be with the staged or replaced bytes of that digest; None if it has none, or not their files any more."""
+    if entry.get("digest") in (None, digest):
+        return None
+    versions = [*([entry["next"]] if entry.get("next") else []), *entry.get("previous", ())]
+    found = next((v for v in versions if v["digest"] == digest and v.get("path")), None)
+    return None if found is None else {k: v for k, v in entry.items() if k not in VERSION_FIELDS} | found
 
 
 def _by_id(file: Path, root: Path) -> Entries:
@@ -204,7 +221,7 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
                 "restore the files, or add the new ones under a new id",
                 code=CHANGED,
             )
-    config = _json_object(directory / "config.json")
+    config = model_config(directory)
     context_length = entry.get("context_length") or config.get("max_position_embeddings")
     if not context_length:
         raise InvalidRequest(
@@ -314,6 +331,10 @@ _HASHING_LOCK = threading.Lock()
 
 def _digest_of(parts: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256("".join(f"{name}\0{sha}\n" for name, sha in sorted(parts)).encode()).hexdigest()
+
+
+def model_config(directory: Path) -> dict[str, Any]:
+    return _json_object(directory / "config.json")
 
 
 def _json_object(path: Path) -> dict[str, Any]:

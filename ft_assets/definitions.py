@@ -5,11 +5,13 @@ import dagster as dg
 from ft_assets.adapters import assets as adapter_assets
 from ft_assets.datasets import assets as dataset_assets
 from ft_assets.evals import assets as eval_assets
-from ft_assets.stages import EVALUATE, PREPARE, TRAIN
+from ft_assets.stages import EVALUATE, PREPARE, REEVALUATE, TRAIN
 from ft_assets.training import assets as training_assets
 from resources.dagster_platform import PlatformResource
 from sensors.admission import admission
+from sensors.evaluations import evaluations
 from sensors.failures import failures
+from sensors.model_registry import model_registry
 from sensors.retention import retention
 from sensors.rollout import rollout
 from sensors.scheduling import scheduling
@@ -18,7 +20,7 @@ from sensors.sweeps import sweeps
 
 defs = dg.Definitions(
     assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets]),
-    jobs=[PREPARE, TRAIN, EVALUATE, submit],
-    sensors=[admission, scheduling, failures, rollout, sweeps, retention],
+    jobs=[PREPARE, TRAIN, EVALUATE, REEVALUATE, submit],
+    sensors=[admission, scheduling, evaluations, failures, rollout, sweeps, retention, model_registry],
     resources={"platform": PlatformResource()},
 )

@@ -9,6 +9,7 @@
     tenants/<t>/jobs/<job>/final/a1/...                        the finished adapter of an attempt, until it is registered
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
+    tenants/<t>/adapters/<adapter_id>/evaluations/<id>/report.json   of the registered adapter, on any base
     tenants/<t>/exports/<adapter_id>/<key>.tar                 what a tenant takes along of an adapter
     tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's own evaluation suite
     tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are held against
@@ -93,6 +94,11 @@ def eval_prefix(tenant: str, job_id: str) -> str:
 
 def adapter_prefix(tenant: str, adapter_id: str) -> str:
     return f"{tenant_prefix(tenant)}/adapters/{checked_id(adapter_id)}"
+
+
+def evaluation_key(tenant: str, adapter_id: str, evaluation_id: str) -> str:
+    """Report of an evaluation of the registered adapter; its job's own lies under :func:`eval_prefix`."""
+    return f"{adapter_prefix(tenant, adapter_id)}/evaluations/{checked_id(evaluation_id)}/report.json"
 
 
 def export_key(tenant: str, adapter_id: str, key: str) -> str:

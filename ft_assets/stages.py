@@ -1,4 +1,4 @@
-"""The three Dagster jobs of a fine-tuning job, keyed by ``<tenant>:<job>``; the scheduler releases each."""
+"""The Dagster jobs of a fine-tuning job, keyed by ``<tenant>:<job>``: the scheduler releases the first three, an order the last."""
 
 import os
 
@@ -25,3 +25,5 @@ TRAIN = _stage("train", "checkpoint")
 """Only with a reservation."""
 EVALUATE = _stage("evaluate", "eval_report", "adapter")
 """On its own pool: a gang never holds GPUs while an evaluation runs."""
+REEVALUATE = _stage("reevaluate", "adapter_evaluation")
+"""A registered adapter once more: on other bytes of its base, or with other suites."""

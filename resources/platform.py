@@ -10,6 +10,7 @@ from control_plane.service.platform import Platform
 from control_plane.settings import Settings
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_engine
+from resources.model_registry import MlflowRegistry
 from resources.serving import HttpFleet
 from resources.tracking import MlflowTracker
 
@@ -27,9 +28,10 @@ def open_platform(settings: Settings) -> Platform:
 def _open(_pid: int, settings: Settings) -> Platform:
     return Platform(
         engine=shared_engine(control_plane_url(settings)),
-        objects=object_store.from_url(settings.object_store),
+        objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),
         models=catalogue_of(settings),
         fleet=HttpFleet(settings.inference_urls) if any(settings.inference_urls) else None,
         settings=settings,
         tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
+        registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
     )

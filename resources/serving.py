@@ -1,4 +1,4 @@
-"""The fleet over HTTP: the same adapter on every replica, through vLLM's load and unload endpoints.
+"""The fleet over HTTP: each replica on its own, through vLLM's load and unload endpoints.
 
 Answers are told apart by whether asking again can help: no connection, a time-out, 429, 502, 503 and 504 are
 ``Unavailable``; every other refusal is for good (``Conflict``). vLLM answers permanent refusals (rank, DoRA, ...) with a
@@ -8,98 +8,124 @@ plain 500, so a 500 of an engine that is still healthy counts as for good too.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from control_plane.protocols import ServedAdapter
+from control_plane.protocols import Replica
 from ft_assets.errors import Conflict, FtError, Unavailable
 
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})
 TIMEOUT = httpx.Timeout(30.0, connect=2.0)
 """A load reads a few hundred MB at most; a replica that does not accept in 2 s is down."""
+LISTING_TIMEOUT = httpx.Timeout(3.0, connect=1.0)
+"""A replica that hangs holds up a round over the others for no longer than this."""
+DIGEST_MARK = "@sha256:"
+"""A server tells which bytes its base is by a second served name: ``<base>@sha256:<digest>`` (vLLM: ``--served-model-name``)."""
 
 
 class HttpFleet:
-    """Replicas by URL. Calls go to each in turn; the first that fails ends the call, and a repeated call is harmless."""
+    """Replicas by URL; thread-safe."""
 
     def __init__(self, urls: Sequence[str], *, transport: httpx.BaseTransport | None = None) -> None:
-        self._replicas = [httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT, transport=transport) for url in urls]
+        # No environment proxies between the platform and its own servers.
+        self._clients = {
+            url: httpx.Client(base_url=url, timeout=TIMEOUT, transport=transport, trust_env=False)
+            for url in dict.fromkeys(u.rstrip("/") for u in urls)
+        }
+        self._bases: dict[str, str] = {}
 
     def close(self) -> None:
-        for replica in self._replicas:
-            replica.close()
+        for client in self._clients.values():
+            client.close()
 
-    def served(self) -> Sequence[ServedAdapter]:
-        """What every replica serves from the same directory; an adapter that one of them lacks is not served."""
-        common: set[tuple[str, str, str]] | None = None
-        for replica in self._replicas:
-            here = set(_adapters(replica))
-            common = here if common is None else common & here
-        return [ServedAdapter(name=name, path=path, base=base) for name, path, base in sorted(common or set())]
+    def replicas(self) -> Sequence[Replica]:
+        if len(self._clients) == 1:
+            return [self._describe(url) for url in self._clients]
+        with ThreadPoolExecutor(len(self._clients), thread_name_prefix="replicas") as pool:
+            return list(pool.map(self._describe, self._clients))
 
-    def load(self, name: str, directory: Path) -> None:
-        for replica in self._replicas:
-            path = str(directory)
-            here = {n: p for n, p, _ in _adapters(replica)}
-            if here.get(name) == path:
-                continue
-            if name in here:
+    def load(self, url: str, name: str, directory: Path) -> None:
+        client, path = self._clients[url], str(directory)
+        answer = _send(client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        if answer.status_code == 400 and "already been loaded" in answer.text:  # by another process in the meantime, perhaps
+            where = _cards(client).adapters.get(name)
+            if where == path:
+                return
+            if where is not None:
                 raise Conflict(
-                    f"{replica.base_url} serves {name} from {here[name]} already; a name stands for one directory: unload it first",
-                    code="adapter_refused",
+                    f"{url} serves {name} from {where} already; a name stands for one directory: unload it first", code="adapter_refused"
                 )
-            _check(replica, _post(replica, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}), f"load {name}")
+        _check(client, answer, f"load {name}")
 
-    def unload(self, name: str) -> None:
-        """Unload everywhere; a replica that does not have it is fine."""
-        for replica in self._replicas:
-            answer = _post(replica, "/v1/unload_lora_adapter", {"lora_name": name})
-            if answer.status_code != 404:
-                _check(replica, answer, f"unload {name}")
+    def unload(self, url: str, name: str) -> None:
+        answer = _send(self._clients[url], "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        if answer.status_code != 404:
+            _check(self._clients[url], answer, f"unload {name}")
 
-    def probe(self, name: str) -> float:
+    def probe(self, url: str, name: str) -> float:
         body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
-        slowest = 0.0
-        for replica in self._replicas:
-            started = time.monotonic()
-            _check(replica, _post(replica, "/v1/chat/completions", body), f"probe {name}")
-            slowest = max(slowest, time.monotonic() - started)
-        return slowest
+        started = time.monotonic()
+        _check(self._clients[url], _send(self._clients[url], "POST", "/v1/chat/completions", body), f"probe {name}")
+        return time.monotonic() - started
+
+    def _describe(self, url: str) -> Replica:
+        try:
+            found = _cards(self._clients[url])
+        except FtError as e:
+            return Replica(url=url, ready=False, base=self._bases.get(url), error=e.message)
+        if found.base is not None:
+            self._bases[url] = found.base
+        return found
 
 
-def _adapters(replica: httpx.Client) -> list[tuple[str, str, str]]:
-    answer = _send(replica, "GET", "/v1/models", None)
-    _check(replica, answer, "list models")
-    return [(m["id"], m["root"], m["parent"]) for m in answer.json()["data"] if m.get("parent")]
-
-
-def _post(replica: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
-    return _send(replica, "POST", path, body)
-
-
-def _send(replica: httpx.Client, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+def _cards(client: httpx.Client) -> Replica:
+    answer = _send(client, "GET", "/v1/models", None, timeout=LISTING_TIMEOUT)
+    _check(client, answer, "list models")
+    url = _url(client)
     try:
-        return replica.request(method, path, json=body)
+        return _read_cards(url, answer.json()["data"])
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise Conflict(f"{url} does not answer /v1/models as an inference server does ({e!r})", code="adapter_refused") from e
+
+
+def _read_cards(url: str, cards: Sequence[Mapping[str, Any]]) -> Replica:
+    adapters = {str(c["id"]): str(c["root"]) for c in cards if c.get("parent")}
+    roots = [c for c in cards if not c.get("parent")]
+    plain = next((c for c in roots if DIGEST_MARK not in c["id"]), None)
+    told = (str(c["id"]).partition(DIGEST_MARK)[2] for c in roots if plain and c["id"].startswith(f"{plain['id']}{DIGEST_MARK}"))
+    digest = (plain or {}).get("digest") or next(told, None)
+    return Replica(url=url, ready=plain is not None, base=plain["id"] if plain else None, base_digest=digest, adapters=adapters)
+
+
+def _url(client: httpx.Client) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+def _send(
+    client: httpx.Client, method: str, path: str, body: dict[str, Any] | None, *, timeout: httpx.Timeout = TIMEOUT
+) -> httpx.Response:  # fmt: skip
+    try:
+        return client.request(method, path, json=body, timeout=timeout)
     except httpx.HTTPError as e:
-        raise Unavailable(f"inference server {replica.base_url} did not answer {path}: {type(e).__name__}; is it running?") from e
+        raise Unavailable(f"inference server {_url(client)} did not answer {path}: {type(e).__name__}; is it running?") from e
 
 
-def _check(replica: httpx.Client, answer: httpx.Response, what: str) -> None:
+def _check(client: httpx.Client, answer: httpx.Response, what: str) -> None:
     if answer.is_success:
         return
-    said = _message(answer)
-    message = f"inference server {replica.base_url} refused to {what}: {answer.status_code} {said}"
-    if answer.status_code in TRANSIENT or (answer.status_code == 500 and not _healthy(replica)):
+    message = f"inference server {_url(client)} refused to {what}: {answer.status_code} {_message(answer)}"
+    if answer.status_code in TRANSIENT or (answer.status_code == 500 and not _healthy(client)):
         raise Unavailable(message)
     raise Conflict(message, code="adapter_refused")
 
 
-def _healthy(replica: httpx.Client) -> bool:
+def _healthy(client: httpx.Client) -> bool:
     try:
-        return _send(replica, "GET", "/health", None).is_success
+        return _send(client, "GET", "/health", None, timeout=LISTING_TIMEOUT).is_success
     except FtError:
         return False
 

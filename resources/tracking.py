@@ -170,9 +170,9 @@ def _open(uri: str, run: TrackedRun) -> tuple[MlflowClient, str]:
 
     for name in ("alembic", "mlflow.store.db.utils"):  # they report each look at the schema
         logging.getLogger(name).setLevel(logging.WARNING)
-    file = _file_of(uri)
+    file = file_of(uri)
     if file is not None:
-        _make_store(file)
+        make_store(file)
     client = MlflowClient(tracking_uri=uri)
     artifacts = None if file is None else (file.parent / "mlflow-artifacts" / run.tenant).as_uri()
     experiment = _experiment(client, run.tenant, artifacts)
@@ -195,12 +195,12 @@ def _open(uri: str, run: TrackedRun) -> tuple[MlflowClient, str]:
     return client, made
 
 
-def _file_of(uri: str) -> Path | None:
+def file_of(uri: str) -> Path | None:
     """The file of an SQLite store; None of any other."""
     return Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
 
 
-def _make_store(file: Path) -> None:
+def make_store(file: Path) -> None:
     """Make an SQLite store that is not there, once and whole.
 
     MLflow takes dozens of migrations for it and neither locks the file nor wraps them: two processes at once, or one that

@@ -1,16 +1,37 @@
-"""What ended jobs left behind goes when its time is over."""
+"""What ended jobs left behind goes when its time is over, deprecated adapters after their grace, and what a tenant wants gone."""
+
+from collections.abc import Callable, Mapping
 
 import dagster as dg
+from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane.service import cold_storage, data_deletion, deletion
+from control_plane.service.platform import Platform
 from control_plane.service.retention import retire_ended
-from ft_assets.errors import Unavailable
+from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource
+
+ROUND_S = 10.0
+"""Seconds of each kind of work in a round: all of them together have a minute."""
+ROUNDS: Mapping[str, Callable[[Platform], object]] = {
+    "deletions done": lambda platform: deletion.carry_out_all(platform, budget_s=2 * ROUND_S),
+    "adapters archived": data_deletion.archive_due,
+    "jobs whose checkpoints were removed": lambda platform: retire_ended(platform, budget_s=ROUND_S),
+    "datasets in cold storage": lambda platform: cold_storage.cool_unused(platform, budget_s=ROUND_S),
+}
 
 
 @dg.sensor(minimum_interval_seconds=600, default_status=dg.DefaultSensorStatus.RUNNING)
 def retention(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round over the jobs that ended a week ago; their finished models stay."""
-    try:
-        return dg.SkipReason(f"jobs whose checkpoints were removed: {retire_ended(platform.get())}")
-    except Unavailable as error:
-        return dg.SkipReason(f"the object store does not answer: {error.message}")
+    """One round over everything whose time is over; what fails is told, keeps nothing else from going, and is tried again."""
+    return dg.SkipReason(one_round(platform.get()))
+
+
+def one_round(platform: Platform) -> str:
+    told = []
+    for what, work in ROUNDS.items():
+        try:
+            told.append(f"{what}: {work(platform)}")
+        except (FtError, OSError, SQLAlchemyError) as error:
+            told.append(f"{what}: failed, {type(error).__name__}: {str(error)[:200]}")
+    return "; ".join(told)

@@ -9,8 +9,10 @@ from resources.dagster_platform import PlatformResource
 
 @dg.sensor(minimum_interval_seconds=5, default_status=dg.DefaultSensorStatus.RUNNING)
 def rollout(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round of reconciliation; what could not be done is tried again on the next tick."""
+    """One round of reconciliation; what could not be done is tried again on a later tick. The API does the same while it runs."""
     try:
-        return dg.SkipReason(str(fleet.reconcile(platform.get())))
+        done = fleet.reconcile(platform.get())
     except Unavailable as error:
         return dg.SkipReason(f"the fleet does not answer: {error.message}")
+    said = [f"{d.action.kind} {d.action.name} on {d.replica}: {d.error or 'done'}" for d in done]
+    return dg.SkipReason("; ".join(said) or "nothing to do")

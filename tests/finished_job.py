@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from control_plane.jobs import JobState
 from control_plane.service.platform import Platform
@@ -68,13 +69,31 @@ def finish(
         "id": adapter_id, "tenant_id": tenant, "name": name, "type": "lora_adapter", "base_model": spec.base_model,
         "base_digest": spec.base_digest, "job_id": job_id, "dataset_id": spec.dataset_id, "pack_fingerprint": spec.pack_fingerprint,
         "spec_sha256": spec.sha256, "lock_sha256": spec.lock_sha256, "commit": spec.commit, "metrics": dict(scores or {}),
-        "eval_report_key": "k", "eval_passed": True, "rank": spec.lora.rank, "alpha": spec.lora.alpha, "modules": ["q_proj"],
-        "object_prefix": layout.adapter_prefix(tenant, adapter_id), "manifest_sha256": digest, "stage": stage, "created_at": now,
+        "eval_report_key": "k", "eval_passed": stage != "quarantined", "rank": spec.lora.rank, "alpha": spec.lora.alpha,
+        "modules": ["q_proj"], "object_prefix": layout.adapter_prefix(tenant, adapter_id), "manifest_sha256": digest, "created_at": now,
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(sa.insert(adapters).values(**row))
+        enter(conn, row, stage=stage)
         transition(conn, job_id, JobState.SUCCEEDED, message="", adapter_id=adapter_id, fine_tuned_model=name)
     return adapter_id
+
+
+def enter(conn: Connection, row: Mapping[str, Any], *, stage: str) -> None:
+    """Register the adapter of `row` as the registry does, and bring it to `stage` by legal moves."""
+    conn.execute(sa.insert(adapters).values(**row, stage="quarantined" if stage == "quarantined" else "draft"))
+    now = row["created_at"]
+    dated: dict[str, dict[str, Any]] = {
+        "production": {"promoted_at": now}, "deprecated": {"deprecated_at": now}, "archived": {"archived_at": now},
+    }  # fmt: skip
+    if stage not in ("draft", "quarantined"):
+        conn.execute(sa.update(adapters).where(adapters.c.id == row["id"]).values(stage=stage, **dated.get(stage, {})))
+
+
+def rewrite(conn: Connection, which: sa.ColumnElement[bool], **columns: Any) -> None:
+    """Change registered adapters past every rule, for tests of those who meet such a record: nothing else can make one."""
+    conn.execute(sa.text("SET LOCAL session_replication_role = replica"))
+    dated = {"archived_at": sa.func.now()} if columns.get("stage") == "archived" else {}
+    conn.execute(sa.update(adapters).where(which).values(**columns, **dated))
 
 
 def put_checkpoint(

@@ -1,44 +1,71 @@
-"""Rows of a registered adapter, for tests of those who read them."""
+"""Rows of a registered adapter, for tests of those who read them: linked like real ones, without their objects."""
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
 
 from control_plane.service.platform import Platform
-from control_plane.tables import adapters, deployments, jobs
+from control_plane.tables import datasets, deployments, files, jobs
+from ft_assets import layout
+from tests.finished_job import COMMIT, enter
+
+BASE_DIGEST = hashlib.sha256(b"base").hexdigest()
 
 
-def add_adapter(platform: Platform, tenant: str, *, name: str, stage: str, loaded: bool, metrics: Mapping[str, float] | None = None) -> str:
-    """A registered adapter with all that its row needs, and its deployment if it is to be loaded."""
+def add_dataset(conn: Connection, tenant: str, dataset_id: str, *, now: datetime) -> None:
+    """The dataset version that a job names, once; its objects are not stored."""
+    row = {"id": dataset_id, "name": dataset_id, "version": 1, "format": "chat", "row_count": 1, "uri": "file:///rows", "report": {}}
+    digest = hashlib.sha256(dataset_id.encode()).hexdigest()
+    values = {**row, "tenant_id": tenant, "content_sha256": digest, "created_at": now}
+    conn.execute(insert(datasets).values(**values).on_conflict_do_nothing())
+
+
+def add_adapter(
+    platform: Platform,
+    tenant: str,
+    *,
+    name: str,
+    stage: str,
+    loaded: bool,
+    metrics: Mapping[str, float] | None = None,
+    base_model: str = "tiny-base",
+    base_digest: str = BASE_DIGEST,
+    eval_config: Mapping[str, Any] | None = None,
+) -> str:
+    """A registered adapter with the job, dataset and file that its row needs, and its deployment if it is to be loaded."""
     now, adapter_id = platform.clock(), f"adp-{uuid.uuid4().hex[:12]}"
+    file_id, job_id, dataset_id = f"file-{adapter_id}", f"ftjob-{adapter_id}", f"ds_{adapter_id}"
+    sha256 = hashlib.sha256(adapter_id.encode()).hexdigest()
+    file = {"id": file_id, "filename": "f", "purpose": "fine-tune", "bytes": 1, "sha256": sha256, "dataset_id": dataset_id}
+    links = {"base_digest": base_digest, "dataset_id": dataset_id, "pack_fingerprint": "pk_0", "spec_sha256": sha256}
+    job = {"id": job_id, "state": "succeeded", "tier": "standard", "model": base_model, "spec": {}, "training_file": file_id}
+    rest = {
+        "method": "sft",
+        "seed": 1,
+        "request": {"eval_config": dict(eval_config)} if eval_config else {},
+        "request_sha256": sha256,
+        "hyperparameters": {},
+    }
+    row = {
+        "id": adapter_id, "tenant_id": tenant, "name": name, "type": "lora_adapter", "base_model": base_model, "job_id": job_id, **links,
+        "lock_sha256": sha256, "commit": COMMIT, "eval_report_key": f"{layout.eval_prefix(tenant, job_id)}/report.json",
+        "manifest_sha256": sha256, "metrics": dict(metrics or {"loss": 1.0}), "eval_passed": stage != "quarantined", "rank": 8,
+        "alpha": 16.0, "modules": ["q"], "object_prefix": layout.adapter_prefix(tenant, adapter_id), "created_at": now,
+    }  # fmt: skip
     with platform.engine.begin() as conn:
-        file_id, job_id = f"file-{adapter_id}", f"ftjob-{adapter_id}"
-        file = {"id": file_id, "tenant_id": tenant, "filename": "f", "purpose": "fine-tune", "bytes": 1, "sha256": "0", "object_key": "k"}
-        conn.execute(
-            sa.insert(sa.table("files", *map(sa.column, [*file, "status", "created_at"]))).values(
-                **file, status="processed", created_at=now
-            )
-        )
-        job = {"id": job_id, "tenant_id": tenant, "state": "succeeded", "tier": "standard", "model": "tiny-base", "base_digest": "0"}
-        rest = {"method": "sft", "training_file": file_id, "seed": 1, "request": {}, "request_sha256": "0", "hyperparameters": {}}
-        conn.execute(sa.insert(jobs).values(**job, **rest, created_at=now))
-        lineage = dict.fromkeys(
-            ("dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "eval_report_key", "manifest_sha256"), "0"
-        )
-        row = {"id": adapter_id, "tenant_id": tenant, "name": name, "type": "lora_adapter", "base_model": "tiny-base", "base_digest": "0"}
-        more = {
-            "job_id": job_id,
-            "metrics": dict(metrics or {"loss": 1.0}),
-            "eval_passed": True,
-            "rank": 8,
-            "alpha": 16.0,
-            "modules": ["q"],
-            "object_prefix": "p",
-        }
-        conn.execute(sa.insert(adapters).values(**row, **lineage, **more, stage=stage, created_at=now))
+        key = layout.file_key(tenant, file_id, "f")
+        conn.execute(sa.insert(files).values(**file, tenant_id=tenant, object_key=key, status="processed", created_at=now))
+        add_dataset(conn, tenant, dataset_id, now=now)
+        conn.execute(sa.insert(jobs).values(**job, **links, **rest, tenant_id=tenant, created_at=now))
+        enter(conn, row, stage=stage)
         if loaded:
             state = {"desired": "loaded", "observed": "loaded", "updated_at": now}
             conn.execute(sa.insert(deployments).values(adapter_id=adapter_id, name=name, **state))

@@ -80,13 +80,14 @@ def test_the_asset_graph_is_the_documented_one() -> None:
     assert asset_graph() == {
         "assets": {
             "adapter": asset("adapters", "eval_report", "checkpoint"),
+            "adapter_evaluation": asset("adapters", "adapter"),
             "checkpoint": asset("training", "tokenized_pack"),
             "dataset": asset("datasets"),
-            "eval_report": asset("evals", "checkpoint", "dataset", checks=("gate",)),
+            "eval_report": asset("evals", "checkpoint", "dataset", checks=("gate",)) | {"code_version": "2"},
             "tokenized_pack": asset("datasets", "dataset"),
         },
-        "jobs": ["evaluate", "prepare", "submit", "train"],
-        "sensors": ["admission", "failures", "retention", "rollout", "scheduling", "sweeps"],
+        "jobs": ["evaluate", "prepare", "reevaluate", "submit", "train"],
+        "sensors": ["admission", "evaluations", "failures", "model_registry", "retention", "rollout", "scheduling", "sweeps"],
     }
 
 

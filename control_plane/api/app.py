@@ -11,16 +11,23 @@ from fastapi import Depends, FastAPI
 from control_plane.api import deps, errors, gateway
 from control_plane.api.exporting import ExportWorker
 from control_plane.api.middleware import RequestIds
+from control_plane.api.reconciling import ReconcileWorker
 from control_plane.api.routes import (
+    adapter_evaluations,
     adapters,
     api_keys,
+    capability_suites,
     completions,
     datasets,
+    deletions,
+    evaluations,
     exports,
     files,
     health,
     jobs,
+    manifests,
     metrics,
+    model_routes,
     models,
     recipes,
     suites,
@@ -42,11 +49,14 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker = ValidationWorker(platform)
         maker = ExportWorker(platform)
+        reconciler = ReconcileWorker(platform)
         worker.start()
         maker.start()
+        reconciler.start()
         async with gateway.client(transport) as client:
-            app.state.validation, app.state.exports, app.state.inference = worker, maker, client
+            app.state.validation, app.state.exports, app.state.inference = worker, maker, gateway.Gateway(client)
             yield
+        reconciler.stop()
         maker.stop()
         worker.stop()
 
@@ -63,8 +73,12 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.gauges = RecentGauges(platform=platform)
     for path in JOB_PATHS:
         app.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
+        app.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     app.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
-    for routes in (sweeps, files, datasets, suites, models, recipes, exports, adapters, completions, api_keys, health, metrics):
+    for routes in (
+        sweeps, files, datasets, suites, capability_suites, models, recipes, exports, manifests, adapter_evaluations,
+        adapters, model_routes, completions, api_keys, deletions, health, metrics,
+    ):  # fmt: skip
         app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(RequestIds)

@@ -54,3 +54,4 @@ Writer = Annotated[str, Depends(_tenant_with(Scope.WRITE))]
 Admin = Annotated[str, Depends(_tenant_with(Scope.ADMIN))]
 Approver = Annotated[Principal, Depends(_principal_with(Scope.WRITE))]
 """Who writes, with the key: for what is kept with a name under it."""
+AdminPrincipal = Annotated[Principal, Depends(_principal_with(Scope.ADMIN))]

@@ -1,22 +1,171 @@
-"""Completions, passed on to the inference servers: bytes in, bytes out, streamed or not."""
+"""Completions, passed on to the inference servers: bytes in, bytes out, streamed or not.
+
+A request goes to a server that was seen to answer with its model, the one with the fewest requests of ours under way. As
+long as no part of an answer has reached the caller it may be sent to another server, because a completion changes nothing
+but a bill, and only an answer that arrives is counted:
+
+1. A server that does not accept the connection, is overloaded, or does not have the model (any more): the next one.
+2. A server that breaks off before its first words: the next one, once. A request that takes down two servers is not given a
+   third.
+3. When no server is left, what is served where is looked up again, for up to two seconds.
+4. After the first words nothing is repeated: a stream that breaks off ends with an error event. What a server sends before
+   them (an empty event that names the role) is held back, and counts as nothing.
+
+A server that failed is left out for a second; then one request tries it before others follow.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from fastapi import Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ft_assets.errors import Unavailable
 
 TIMEOUT = httpx.Timeout(600.0, connect=2.0)
 """OpenAI's client waits 600 s for an answer; a replica that does not accept in 2 s is down."""
-LIMITS = httpx.Limits(max_connections=200, max_keepalive_connections=50)
-_turn = itertools.count()
+LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
+SKIP_S = 1.0
+"""How long a server that failed, or lacks a model, is left out."""
+PATIENCE_S = 2.0
+"""How long a request waits for a server that has its model: a restarted one is given its adapters again within that."""
+LOOK_AGAIN_S = 0.1
+MAX_RESENDS = 1
+MAX_HELD = 1 << 16
+"""Bytes of a stream that are held back at most."""
+OVERLOADED = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """What a request was resolved to."""
+
+    model: str
+    """What the servers call it."""
+    servers: Sequence[str]
+    """URLs that may have it."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """For the answer."""
+
+
+class Elsewhere(Exception):
+    """This server does not answer; another one may."""
+
+    def __init__(self, why: str, *, broke_off: bool = False) -> None:
+        super().__init__(why)
+        self.broke_off = broke_off
+
+
+@dataclass(kw_only=True, slots=True)
+class _Server:
+    under_way: int = 0
+    failed_at: float | None = None
+    lacks: dict[str, float] = field(default_factory=dict)
+    """Since when, by model."""
+
+
+class Gateway:
+    """The connections to the inference servers, and what is remembered of each; used from one event loop."""
+
+    def __init__(self, client: httpx.AsyncClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock = client, clock
+        self._servers: dict[str, _Server] = {}
+        self._turn = itertools.count()
+
+    def pick(self, target: Target, tried: set[str]) -> str | None:
+        """The server to try next: one that has the model and is well, with the fewest requests under way; None if all were tried."""
+        left = [url for url in target.servers if url not in tried]
+        if not left:
+            return None
+        first = next(self._turn) % len(left)
+        return min(left[first:] + left[:first], key=lambda url: self._reluctance(url, target.model))
+
+    def _reluctance(self, url: str, model: str) -> tuple[bool, bool, int]:
+        server, now = self._server(url), self._clock()
+        lacks = now - server.lacks.get(model, -SKIP_S) < SKIP_S
+        ill = server.failed_at is not None and (now - server.failed_at < SKIP_S or server.under_way > 0)
+        return lacks, ill, server.under_way
+
+    async def forward(self, path: str, body: Mapping[str, Any], resolve: Callable[[], Awaitable[Target]]) -> Response:
+        """The answer of one server to `body`, with the model that `resolve` names; ``Unavailable`` if there is none."""
+        target, tried, resends = await resolve(), set[str](), 0
+        until, why = self._clock() + PATIENCE_S, "no inference server was seen to answer with it"
+        while True:
+            url = self.pick(target, tried)
+            if url is None:
+                if self._clock() >= until:
+                    raise _unavailable(f"no inference server answers for {target.model} ({why})")
+                await asyncio.sleep(LOOK_AGAIN_S)
+                target, tried = await resolve(), set()
+                continue
+            tried.add(url)
+            try:
+                return await self._attempt(url, path, {**body, "model": target.model}, target.headers)
+            except Elsewhere as e:
+                why, resends = str(e), resends + e.broke_off
+                if resends > MAX_RESENDS:
+                    raise _unavailable(why) from e
+
+    def _server(self, url: str) -> _Server:
+        return self._servers.setdefault(url, _Server())
+
+    async def _attempt(self, url: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+        server = self._server(url)
+        request = self._client.build_request("POST", f"{url}{path}", json=body, headers={"accept-encoding": "identity"})
+        server.under_way += 1
+        streams = False
+        try:
+            answer = await self._client.send(request, stream=True)
+            try:
+                self._refused(server, answer, str(body["model"]))
+                made = await _relay(answer, headers, self._left(server))
+                streams = isinstance(made, _Stream)
+            finally:
+                if not streams:
+                    await answer.aclose()
+        except Elsewhere as e:
+            if e.broke_off:
+                server.failed_at = self._clock()
+            raise
+        except (httpx.ConnectError, httpx.ConnectTimeout) as e:
+            server.failed_at = self._clock()
+            raise Elsewhere(f"an inference server does not accept connections ({type(e).__name__})") from e
+        except httpx.ReadTimeout as e:
+            raise _unavailable("the inference server took too long") from e
+        except httpx.HTTPError as e:
+            server.failed_at = self._clock()
+            raise Elsewhere(f"the inference server broke off ({type(e).__name__})", broke_off=True) from e
+        finally:
+            if not streams:
+                server.under_way -= 1
+        server.failed_at = None
+        return made
+
+    def _refused(self, server: _Server, answer: httpx.Response, model: str) -> None:
+        if answer.status_code == 404:
+            server.lacks[model] = self._clock()
+            raise Elsewhere("the inference servers do not have it (any more)")
+        if answer.status_code in OVERLOADED:
+            server.failed_at = self._clock()
+            raise Elsewhere(f"the inference server takes no requests ({answer.status_code})")
+        if answer.status_code >= 500:
+            raise Elsewhere(f"the inference server failed ({answer.status_code})", broke_off=True)
+        server.lacks.pop(model, None)
+
+    def _left(self, server: _Server) -> Callable[[], None]:
+        def left() -> None:
+            server.under_way -= 1
+
+        return left
 
 
 def client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
@@ -24,48 +173,61 @@ def client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClie
     return httpx.AsyncClient(timeout=TIMEOUT, limits=LIMITS, transport=transport, trust_env=False)
 
 
-async def forward(client: httpx.AsyncClient, replicas: Sequence[str], path: str, body: Mapping[str, Any]) -> Response:
-    """Send `body` to the replicas in turn; one that does not accept the connection is passed over.
+class _Stream(StreamingResponse):
+    """An answer that is passed on as it comes; whoever ends it, the server's side is closed."""
 
-    A request that a replica has begun to answer is not sent again: a completion is paid for once.
-    """
-    start = next(_turn)
-    for i in range(len(replicas)):
-        replica = replicas[(start + i) % len(replicas)]
-        request = client.build_request("POST", f"{replica}{path}", json=body, headers={"accept-encoding": "identity"})
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes], answer: httpx.Response, left: Callable[[], None], **kinds: Any) -> None:
+        super().__init__(_chunks(first, rest), **kinds)
+        self._answer, self._left = answer, left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = await client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout):
-            continue
-        except httpx.HTTPError as error:
-            raise _unavailable(f"the inference server broke off ({type(error).__name__})") from error
-        return await _relay(answer)
-    raise _unavailable(f"none of {len(replicas)} inference servers accepts connections")
+            await super().__call__(scope, receive, send)
+        finally:
+            self._left()
+            await self._answer.aclose()  # a caller that hangs up ends the generation
 
 
-async def _relay(answer: httpx.Response) -> Response:
+async def _relay(answer: httpx.Response, headers: Mapping[str, str], left: Callable[[], None]) -> Response:
     media_type = answer.headers.get("content-type", "application/json")
     if media_type.startswith("text/event-stream"):
-        return StreamingResponse(_chunks(answer), status_code=answer.status_code, media_type=media_type)
-    try:
-        content = await answer.aread()
-    except httpx.HTTPError as error:
-        raise _unavailable(f"the inference server broke off ({type(error).__name__})") from error
-    finally:
-        await answer.aclose()
-    if answer.status_code >= 500:
-        raise _unavailable(f"the inference server failed ({answer.status_code})")
+        rest = answer.aiter_raw()
+        first = await _beginning(rest)
+        return _Stream(first, rest, answer, left, status_code=answer.status_code, media_type=media_type, headers=dict(headers))
+    content = await answer.aread()
     if answer.status_code >= 400:
         content = _in_openai_form(content)
-    return Response(content, status_code=answer.status_code, media_type=media_type)
+    return Response(content, status_code=answer.status_code, media_type=media_type, headers=dict(headers))
 
 
-async def _chunks(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _beginning(rest: AsyncIterator[bytes]) -> bytes:
+    """The stream up to the chunk that first shows something."""
+    held = b""
+    async for chunk in rest:
+        held += chunk
+        if len(held) > MAX_HELD or any(_shows(event) for event in held.split(b"\n\n")[:-1]):
+            break
+    return held
+
+
+def _shows(event: bytes) -> bool:
+    """Whether an event holds more than the beginning of an answer does; so does whatever cannot be read."""
     try:
-        async for chunk in answer.aiter_raw():
+        choices = json.loads(event.removeprefix(b"data: "))["choices"]
+        parts = [c.get("delta") or {"text": c.get("text")} for c in choices]
+        return any(c.get("finish_reason") for c in choices) or any(v for p in parts for k, v in p.items() if k != "role")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return True
+
+
+async def _chunks(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    try:
+        async for chunk in rest:
             yield chunk
-    finally:
-        await answer.aclose()  # a caller that hangs up ends the generation
+    except httpx.HTTPError as e:
+        error = {"message": f"the inference server broke off ({type(e).__name__}); send the request again", "type": "server_error"}
+        yield f"\n\ndata: {json.dumps({'error': {**error, 'param': None, 'code': 'inference_unavailable'}})}\n\n".encode()
 
 
 def _in_openai_form(content: bytes) -> bytes:

@@ -11,7 +11,7 @@ from sqlalchemy.engine import RowMapping
 
 from control_plane.api import schemas
 from control_plane.jobs import JobState, openai_status
-from control_plane.service import adapters, models, results
+from control_plane.service import adapters, models, results, routing
 from control_plane.service.file_progress import progress_of
 from control_plane.service.jobs import JobView
 from control_plane.service.submission import adapter_of
@@ -67,6 +67,7 @@ def job(view: JobView, *, reused: bool = False) -> schemas.Job:
         total_steps=row["total_steps"],
         loss=row["loss"],
         tokens_per_s=row["tokens_per_s"],
+        evaluation=schemas.EvaluationProgress(**row["evaluation"]) if row["evaluation"] and state is JobState.EVALUATING else None,
         cost_micros=view.cost_micros,
         attempt=row["attempt"],
         suffix=row["suffix"],
@@ -207,8 +208,43 @@ def model(found: models.Model) -> schemas.Model:
 
 
 def adapter(found: adapters.Adapter) -> schemas.Adapter:
-    times = {"created_at": _at(found["created_at"]), "promoted_at": seconds(found["promoted_at"])}
+    times = {name: seconds(found[name]) for name in ("created_at", "promoted_at", "deprecated_at", "archived_at", "approved_at")}
     return schemas.Adapter.model_validate({name: found[name] for name in schemas.Adapter.model_fields if name in found} | times)
+
+
+def lineage(found: Mapping[str, Any]) -> schemas.Lineage:
+    return schemas.Lineage.model_validate(_plain(found))
+
+
+def _plain(value: Any) -> Any:
+    """Times as seconds, whatever they lie in."""
+    if isinstance(value, datetime):
+        return _at(value)
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def deletion(row: Mapping[Any, Any]) -> schemas.Deletion:
+    shown = {name: row[name] for name in ("id", "subject_kind", "subject_id", "reason", "requested_by", "waiting_for")}
+    return schemas.Deletion(
+        **shown,
+        status="in_progress" if row["done_at"] is None else "done",
+        requested_at=_at(row["requested_at"]),
+        done_at=seconds(row["done_at"]),
+        proof=row.get("proof"),
+        sha256=row.get("sha256"),
+        previous_sha256=row.get("previous_sha256"),
+    )
+
+
+def model_route(route: routing.Route) -> schemas.ModelRoute:
+    return schemas.ModelRoute(
+        name=route["name"],
+        targets=[schemas.RoutedTarget(**t) for t in route["targets"]],
+        created_at=_at(route["created_at"]),
+        updated_at=_at(route["updated_at"]),
+    )
 
 
 def export(row: RowMapping) -> schemas.Export:

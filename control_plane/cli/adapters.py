@@ -1,19 +1,28 @@
-"""``ft models``, ``adapters``, ``promote``, ``rollback``."""
+"""``ft models``, ``adapters`` (alone it lists them), ``promote``, ``rollback``."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
 
+from control_plane.cli import registry
 from control_plane.cli.output import Json, ago, percent, print_json, say, table
+from ft_assets.errors import InvalidRequest
 
 AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")]
 
 
 def register(app: typer.Typer) -> None:
-    for command in (models, adapters, promote, rollback):
+    for command in (models, promote, rollback):
         app.command(rich_help_panel="Models")(command)
+    group = typer.Typer(help="List adapters; trace, approve, or judge one again.", invoke_without_command=True)
+    group.callback()(adapters)
+    group.command("evaluate")(evaluate)
+    group.command("evaluations")(evaluations)
+    registry.register_adapters(group)
+    app.add_typer(group, name="adapters", rich_help_panel="Models")
 
 
 def models(as_json: Json = False) -> None:
@@ -28,8 +37,10 @@ def models(as_json: Json = False) -> None:
     table(("MODEL", "OWNER", "CREATED"), [(m["id"], m["owned_by"], ago(m["created"]) if m.get("created") else "") for m in found])
 
 
-def adapters(as_json: Json = False) -> None:
+def adapters(context: typer.Context, as_json: Json = False) -> None:
     """List adapters, newest first: stage, what serves them, and their score beside the base's."""
+    if context.invoked_subcommand is not None:
+        return
     from control_plane.cli.remote import connect
 
     with connect() as client:
@@ -75,3 +86,56 @@ def rollback(adapter: AdapterId, as_json: Json = False) -> None:
         print_json(done)
         return
     say(f"serving {done['serving']['name']} again; {done['withdrawn']['name']} is withdrawn")
+
+
+def evaluate(
+    adapter: AdapterId,
+    config: Annotated[str | None, typer.Option("--config", help="JSON object laid over the job's eval_config.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; the exit code is 1 if it did not pass.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Evaluate an adapter once more, on the bytes that its base model stands for now."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.evaluate_adapter(adapter, eval_config=_rules(config))
+        if wait:
+            found = client.wait_for_evaluation(adapter, found["id"])
+    if as_json:
+        print_json(found)
+    else:
+        say(f"evaluation {found['id']}: {_verdict(found)}")
+    if wait and found["outcome"] != "passed":
+        raise typer.Exit(1)
+
+
+def evaluations(adapter: AdapterId, as_json: Json = False) -> None:
+    """List the verdicts on an adapter and those that it waits for, newest first."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.adapter_evaluations(adapter)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(e["id"], e["kind"], e["base_digest"][:12], _verdict(e), ago(e["created_at"])) for e in found]
+    table(("ID", "KIND", "BASE", "VERDICT", "CREATED"), rows)
+
+
+def _rules(config: str | None) -> dict[str, Any] | None:
+    if config is None:
+        return None
+    try:
+        rules = json.loads(config)
+    except ValueError:
+        rules = None
+    if not isinstance(rules, dict):
+        raise InvalidRequest(f'--config {config[:80]!r} is no JSON object; for example {{"max_items": 50}}', code="invalid_eval_config")
+    return rules
+
+
+def _verdict(evaluation: dict[str, Any]) -> str:
+    if evaluation["state"] == "failed":
+        return f"could not be judged: {(evaluation['error'] or {}).get('message')}"
+    why = f" ({', '.join(evaluation['reasons'])})" if evaluation["reasons"] else ""
+    return f"{evaluation['outcome'] or evaluation['state']}{why}"

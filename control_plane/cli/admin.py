@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli import base_models
+from control_plane.cli import base_models, manifests, registry
 from control_plane.cli.datasets import Map, parse_map
 from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.suites import Field, File, Name, listed, told
@@ -26,11 +26,13 @@ def register(app: typer.Typer) -> None:
     tenants.command("create")(create_tenant)
     tenants.command("list")(list_tenants)
     admin.add_typer(tenants, name="tenants")
+    registry.register_admin(admin, tenants)
     suites = typer.Typer(help="Evaluation suites that every tenant's datasets are searched for.", no_args_is_help=True)
     for name, command in (("add", add_suite), ("list", list_suites), ("remove", remove_suite)):
         suites.command(name)(command)
     admin.add_typer(suites, name="suites")
     base_models.register(admin)
+    manifests.register_admin(admin)
     admin.command("health")(health)
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 

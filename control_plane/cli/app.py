@@ -8,7 +8,24 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli import adapters, admin, chat, datasets, exports, foresight, jobs, login, recipes, stack, suites, sweeps
+from control_plane.cli import (
+    adapters,
+    admin,
+    chat,
+    datasets,
+    evaluations,
+    exports,
+    foresight,
+    jobs,
+    login,
+    manifests,
+    recipes,
+    registry,
+    routes,
+    stack,
+    suites,
+    sweeps,
+)
 from control_plane.cli.exits import Exit, exit_code, show_error
 from control_plane.cli.session import given
 from ft_assets.errors import FtError
@@ -28,7 +45,24 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    for module in (stack, login, datasets, foresight, suites, jobs, sweeps, recipes, adapters, exports, chat, admin):
+    for module in (
+        stack,
+        login,
+        datasets,
+        foresight,
+        suites,
+        jobs,
+        evaluations,
+        sweeps,
+        recipes,
+        adapters,
+        routes,
+        registry,
+        exports,
+        manifests,
+        chat,
+        admin,
+    ):
         module.register(app)
     return app
 

@@ -1,4 +1,4 @@
-"""``ft admin models``: the operator's catalogue of base models. It works on this home's files; only ``remove`` asks the database."""
+"""``ft admin models``: the operator's catalogue of base models. It works on this home's files; ``remove`` and updates ask the database."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane.cli import base_updates
+from control_plane.cli.base_updates import ModelId
 from control_plane.cli.output import Json, fields, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from ft_assets.base_models import BaseModel
 
-ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id of the base model, as clients name it: NAME or ORG/NAME.")]
 Since = Annotated[datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="First day on which new jobs are refused.")]
 
 
 def register(admin: typer.Typer) -> None:
-    models = typer.Typer(help="Base models: add with pinned bytes, verify, deprecate, remove.", no_args_is_help=True)
+    models = typer.Typer(help="Base models: add with pinned bytes, verify, update, deprecate, remove.", no_args_is_help=True)
     for name, command in (
         ("add", add), ("list", list_models), ("show", show), ("verify", verify), ("deprecate", deprecate), ("remove", remove),
     ):  # fmt: skip
         models.command(name)(command)
+    base_updates.register(models)
     admin.add_typer(models, name="models")
 
 

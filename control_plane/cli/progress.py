@@ -124,6 +124,12 @@ def waiting(job: dict[str, Any]) -> str:
     return "  ".join(p for p in (position, reason(job)) if p)
 
 
+def evaluating(progress: dict[str, Any]) -> str:
+    """Who answers which suite, and how long the rest takes."""
+    what = " ".join(str(progress[k]) for k in ("subject", "suite") if progress.get(k)) or str(progress.get("phase") or "")
+    return f"{what}  {progress['eta_s']:.0f} s left" if progress.get("eta_s") else what
+
+
 class JobView:
     """What a person sees of a job; a context, because a live display has to be closed."""
 
@@ -191,6 +197,9 @@ class JobView:
             news += f"  {speed:,.0f} tokens/s" if speed else ""
             news += "".join(f"  {name} {self._newest[key]:.4f}" for key, name in SHOWN.items() if key in self._newest)
             self._bar("training", job.get("step") or 0, job["total_steps"], news)
+        elif state == "evaluating" and (job.get("evaluation") or {}).get("total"):
+            found = job["evaluation"]
+            self._bar(NAMES[state], found["done"], found["total"], evaluating(found))
         elif state in NAMES:
             self._bar(NAMES[state], None, None, waiting(job))
 

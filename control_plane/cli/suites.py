@@ -1,4 +1,7 @@
-"""``ft suites``: evaluation suites that datasets are held against; ``ft admin suites`` does the same for the operator's."""
+"""``ft suites``: evaluation suites that datasets are held against, and those that jobs are evaluated with.
+
+``ft admin suites`` does the same for the operator's of the first kind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Field = Annotated[str, typer.Option("--field", help="Field that holds the questi
 
 def register(app: typer.Typer) -> None:
     suites = typer.Typer(help="Evaluation suites that your datasets are searched for.", no_args_is_help=True)
-    for name, command in (("add", add), ("list", list_suites), ("remove", remove)):
+    for name, command in (("add", add), ("list", list_suites), ("remove", remove), ("capability", list_capability)):
         suites.command(name)(command)
     app.add_typer(suites, name="suites", rich_help_panel="Data")
 
@@ -50,6 +53,27 @@ def remove(name: Name, as_json: Json = False) -> None:
         print_json(done)
         return
     say(f"suite {name} is removed")
+
+
+def list_capability(as_json: Json = False) -> None:
+    """List general tasks that jobs may be evaluated with (eval_config.capability), and which are ready."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.capability_suites()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (s["name"] + (" (default)" if s["default"] else ""), s["version"] or "", _or_unknown(s["num_fewshot"]), _or_unknown(s["num_items"]),
+         "yes" if s["ready"] else f"no: {s['reason']}")
+        for s in found
+    ]  # fmt: skip
+    table(("NAME", "VERSION", "SHOTS", "ITEMS", "READY"), rows)
+
+
+def _or_unknown(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
 
 
 def told(suite: Mapping[str, Any], *, as_json: bool) -> None:

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import fleet
+from control_plane.service import fleet, lineage_rules
 from control_plane.service.fleet import UNLOADED
 from control_plane.service.listing import page
-from control_plane.service.platform import Platform
+from control_plane.service.platform import Platform, utc_now
 from control_plane.tables import adapters, deployments, jobs
 from ft_assets.adapters import package, tensors, whole_model
 from ft_assets.adapters.package import Refusal
@@ -76,14 +76,18 @@ def register(
         )
         for path in sorted(made.iterdir()):
             platform.objects.put_file(f"{record.object_prefix}/{path.name}", path)
-    with platform.engine.begin() as conn:
+    with lineage_rules.kept(f"adapter {id_} of job {job_id}"), platform.engine.begin() as conn:
         conn.execute(insert(adapters).values(**record.to_row()).on_conflict_do_nothing(index_elements=["job_id"]))
     return {**get_adapter(platform, tenant, id_), "refusals": [f"{r.code}: {r.detail}" for r in refused]}
 
 
-def list_adapters(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, stage: str | None = None) -> AdapterPage:
+def list_adapters(
+    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, stage: str | None = None, approval: str | None = None
+) -> AdapterPage:
     """The tenant's adapters, newest first."""
     query = select_adapters(tenant)
+    if approval is not None:
+        query = query.where(adapters.c.approval == approval)
     if stage is not None:
         query = query.where(adapters.c.stage == stage)
     keys = (adapters.c.created_at, adapters.c.id)
@@ -177,4 +181,13 @@ def locked_row(conn: Connection, tenant: str, id_: str) -> RowMapping:
 
 
 def set_stage(conn: Connection, id_: str, stage: Stage, **columns: Any) -> None:
-    conn.execute(sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **columns))
+    """Move an adapter; the database refuses what :data:`ft_assets.adapters.stages.TRANSITIONS` does not allow.
+
+    Its grace runs from `deprecated_at`: now, unless `columns` say when; cleared by every other move but that to the archive.
+    """
+    if stage is Stage.DEPRECATED:
+        columns.setdefault("deprecated_at", utc_now())
+    elif stage is not Stage.ARCHIVED:
+        columns["deprecated_at"] = None
+    with lineage_rules.kept(f"adapter {id_}"):
+        conn.execute(sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **columns))

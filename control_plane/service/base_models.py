@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def deprecate(settings: Settings, model_id: str, since: dt.date | None) -> BaseM
     catalogue = catalogue_of(settings)
     entry, _ = catalogue.entry(model_id)
     with edited(catalogue_file(settings.models_dir)) as entries:
-        kept = entries.get(model_id) or _pinned(entry, catalogue.get(model_id), settings.models_dir)
+        kept = entries.get(model_id) or pinned(entry, catalogue.get(model_id), settings.models_dir)
         entries[model_id] = {k: v for k, v in kept.items() if k != "deprecated_since"} | ({"deprecated_since": since} if since else {})
     return replace(catalogue.card(model_id), deprecated_since=since)
 
@@ -93,12 +93,12 @@ def remove(platform: Platform, model_id: str) -> Path | None:
             raise Conflict(f"base model {model_id} is not in the operator's catalogue but in a file beside it; take it out there")
         _check_unused(platform, model_id)
         del entries[model_id]
-        path = entry.get("path")
-        fetched = _fetched(settings.models_dir, path)
-        if fetched is None or any(e.get("path") == path for e in entries.values()):
-            return None
-    shutil.rmtree(fetched, ignore_errors=True)
-    return fetched
+        versions = [entry, *([entry["next"]] if entry.get("next") else []), *entry.get("previous", ())]
+        orphans = {unnamed(settings.models_dir, version, entries) for version in versions} - {None}
+    for orphan in filter(None, orphans):
+        shutil.rmtree(orphan, ignore_errors=True)
+    own = _fetched(settings.models_dir, entry.get("path"))
+    return own if own in orphans else None
 
 
 def for_job(platform: Platform, model_id: str, digest: str, *, fresh: bool = False) -> tuple[BaseModel, Path]:
@@ -132,16 +132,25 @@ def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, An
     with edited(catalogue_file(settings.models_dir)) as entries:
         if model_id in known.ids() and known.card(model_id).digest != found.digest:
             raise Conflict(
-                f"base model {model_id} is in the catalogue with digest {known.card(model_id).digest}, and an id never changes its "
-                f"bytes; add these ({found.digest}) under another id",
+                f"base model {model_id} is in the catalogue with digest {known.card(model_id).digest}, and an id changes its "
+                f"bytes by an update alone; add these ({found.digest}) under another id, or see `ft admin models update {model_id}`",
                 code="model_exists",
             )
-        kept = {"deprecated_since": d} if (d := entries.get(model_id, {}).get("deprecated_since")) else {}
-        entries[model_id] = _pinned({**entry, "id": model_id}, found, settings.models_dir) | kept
+        before = entries.get(model_id, {})
+        kept = {k: before[k] for k in ("deprecated_since", "next", "previous", "history") if before.get(k)}
+        entries[model_id] = pinned({**entry, "id": model_id}, found, settings.models_dir) | kept
     return found
 
 
-def _pinned(entry: dict[str, Any], model: BaseModel, models_dir: Path) -> dict[str, Any]:
+def unnamed(models_dir: Path, version: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Path | None:
+    """The directory that was fetched for `version`, if nothing in `entries` names it any more; None for files that are somebody else's."""
+    path = version.get("path")
+    named = [e.get("path") for entry in entries.values() for e in (entry, entry.get("next") or {}, *entry.get("previous", ()))]
+    return None if path in named else _fetched(models_dir, path)
+
+
+def pinned(entry: dict[str, Any], model: BaseModel, models_dir: Path) -> dict[str, Any]:
+    """`entry` as the operator's file has it: with every digest of `model`, and a path that is right there."""
     path = entry.get("path")
     if path is not None and model.directory is not None:
         fetched = _fetched(models_dir, path)

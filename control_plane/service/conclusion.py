@@ -1,30 +1,42 @@
-"""How an evaluated job ends: its adapter registered with its complete lineage, promoted or kept in quarantine."""
+"""How an evaluated job ends: its adapter registered with its complete lineage, promoted, waiting for a person, or kept in quarantine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import sqlalchemy as sa
+
+from control_plane.events import Event
 from control_plane.jobs import FINAL, JobState
-from control_plane.service import adapters, promotions, results
+from control_plane.service import adapters, evaluations, promotions, results
 from control_plane.service.evaluation import Evaluated, fetch_final, is_cancelled, load_evaluated
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
-from control_plane.service.transition import locked, transition
+from control_plane.service.transition import locked, record, transition
 from ft_assets.adapters.record import LORA
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Conflict
+from ft_assets.evals.config import EvalConfig
+
+Adapter = Mapping[str, Any]
 
 
-def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
-    """Register the adapter with its complete lineage, promote it if the job asks for that, and end the job.
+def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
+    """Register the adapter with its complete lineage, keep the verdict, promote it if the job asks for that, and end the job.
 
-    1. Gate passed: a draft is registered and, unless ``auto_promote`` is false or it is a whole model, promoted; the job succeeds.
-    2. Gate failed: the adapter is kept in quarantine and not served; the job fails with ``gate_failed`` and advice.
-    3. A job that has ended already keeps its end; registration is idempotent.
+    1. Gate failed: the adapter is kept in quarantine and not served; the job fails with ``gate_failed`` and advice. A monitored
+       job's verdict blocks only an adapter that is not applied or not servable; whatever else failed is told (``monitor_failed``).
+    2. Approval required: it waits in ``staging`` until somebody approves it; the job succeeds.
+    3. Its base was updated while it was trained: its evaluation on the present one is ordered; the job succeeds.
+    4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model; the job succeeds.
+    5. A job that has ended already keeps its end; registration and verdict are written once.
     """
     evaluated = load_evaluated(platform, tenant, job_id)
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    record = adapters.register(
+    rules = evaluations.rules_of(job.request, None)
+    made = adapters.register(
         platform,
         tenant=tenant,
         job_id=job_id,
@@ -33,49 +45,91 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Mapping[str, Any]:
         verdict=evaluated.verdict,
         eval_report_key=evaluated.key,
     )
+    evaluations.of_job(platform, made, evaluated, rules)
     if JobState(job.state) in FINAL:
-        return record
-    if not record["eval_passed"]:
-        _end_quarantined(platform, job_id, record, evaluated)
-        return record
-    if record["type"] == LORA and (job.request or {}).get("auto_promote", True):
-        if is_cancelled(platform, job_id):
-            return record
-        record = promotions.promote(platform, tenant, record["id"])
-    if record.get("observed") == "failed":
-        message = f"The adapter {record['id']} passed its gate, but no server takes it: {record['detail']}"
+        return made
+    if not made["eval_passed"]:
+        _end_quarantined(platform, job_id, made, evaluated)
+        return made
+    warning = None
+    if rules.mode == "monitor":
+        about = f"The evaluation of {made['name']} would have blocked it, but is only monitored:"
+        warning = evaluations.alert(evaluated, rules, code="monitor_failed", about=about, data={"adapter_id": made["id"]})
+    return _end_passed(platform, job, made, rules, warning)
+
+
+def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
+    asked = made["type"] == LORA and (job.request or {}).get("auto_promote", True)
+    passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed what is monitored, which does not block it,")
+    if made["type"] != LORA:
+        message = f"Model {made['name']} passed its gate and is registered; it is not served: {made['detail']}."
+    elif rules.approval == "required":
+        made = _await_approval(platform, made)
+        message = f"{passed} and waits in {made['stage']} for approval: `ft adapters approve {made['id']}`, with a key that may write."
+    elif (update := _order_on_present_base(platform, made)) is not None:
+        message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
+        message += f"one. Once that has passed: `ft promote {made['id']}`."
+    elif not asked:
+        message = f"{passed} and is in {made['stage']}."
+    elif is_cancelled(platform, job.id):
+        return made
+    else:
+        made, message = _promoted(platform, made, passed)
+    if made.get("observed") == "failed":
+        message = f"The adapter {made['id']} passed its gate, but no server takes it: {made['detail']}"
         error = {"code": "not_servable", "message": message, "param": None}
-        _end(platform, job_id, JobState.FAILED, message, adapter_id=record["id"], error=error)
-        return record
-    results.store(platform, tenant, job_id)
-    message = f"Adapter {record['name']} passed its gate and is in {record['stage']}."
-    if record["type"] != LORA:
-        message = f"Model {record['name']} passed its gate and is registered; it is not served: {record['detail']}."
-    ended = _end(platform, job_id, JobState.SUCCEEDED, message, adapter_id=record["id"], fine_tuned_model=record["name"])
-    if not ended and record["stage"] == "production":
-        return promotions.deprecate(platform, tenant, record["id"])  # cancelled while it was being promoted: it is not served
-    return record
+        _end(platform, job.id, JobState.FAILED, message, warning, adapter_id=made["id"], error=error)
+        return made
+    results.store(platform, made["tenant_id"], job.id)
+    ended = _end(platform, job.id, JobState.SUCCEEDED, message, warning, adapter_id=made["id"], fine_tuned_model=made["name"])
+    if not ended and made["stage"] == Stage.PRODUCTION:
+        return promotions.deprecate(platform, made["tenant_id"], made["id"])  # cancelled while it was being promoted: it is not served
+    return made
 
 
-def _end_quarantined(platform: Platform, job_id: str, record: Mapping[str, Any], evaluated: Evaluated) -> None:
+def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, str]:
+    """The adapter after its promotion and what to say of it; one that may not be served now stays where it is, with the reason."""
+    try:
+        made = promotions.promote(platform, made["tenant_id"], made["id"])
+    except Conflict as refused:
+        if refused.code != "promotion_refused":
+            raise
+        return made, f"{passed} and is in {made['stage']}; it is not served yet: {refused.message}."
+    return made, f"{passed} and is in {made['stage']}."
+
+
+def _await_approval(platform: Platform, made: Adapter) -> Adapter:
+    with platform.engine.begin() as conn:
+        row = adapters.locked_row(conn, made["tenant_id"], made["id"])
+        if row["approval"] == "none" and row["stage"] == Stage.DRAFT:
+            adapters.set_stage(conn, made["id"], Stage.STAGING, approval="pending")
+    return adapters.get_adapter(platform, made["tenant_id"], made["id"])
+
+
+def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
+    """Id of the evaluation that has to pass before the adapter can be served; None where it can be as it is."""
+    present = platform.models.card(made["base_model"]).digest
+    with platform.engine.connect() as conn:
+        if present in evaluations.accepted_digests(conn, made["id"], made["base_digest"]):
+            return None
+    ordered = evaluations.request(platform, made["tenant_id"], made["id"], kind=evaluations.BASE_UPDATE, base_digest=present)
+    return str(ordered["id"])
+
+
+def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: Evaluated) -> None:
     failed = [f"{f.code}: {f.detail}" for f in evaluated.verdict.findings if f.blocking and not f.passed]
-    why = "; ".join([*failed, *record.get("refusals", ())])
-    advised = " ".join(evaluated.advice) or "Look at the eval report's samples."
-    message = f"The adapter did not pass its gate and is kept in quarantine ({record['id']}). {why}. {advised}"
-    _end(
-        platform,
-        job_id,
-        JobState.FAILED,
-        message,
-        adapter_id=record["id"],
-        error={"code": "gate_failed", "message": message, "param": None},
-    )
+    why = "; ".join([*failed, *made.get("refusals", ())])
+    message = f"The adapter did not pass its gate and is kept in quarantine ({made['id']}). {why}. {evaluations.advised(evaluated)}"
+    error = {"code": "gate_failed", "message": message, "param": None}
+    _end(platform, job_id, JobState.FAILED, message, adapter_id=made["id"], error=error)
 
 
-def _end(platform: Platform, job_id: str, target: JobState, message: str, **columns: Any) -> bool:
+def _end(platform: Platform, job_id: str, target: JobState, message: str, warning: Event | None = None, **columns: Any) -> bool:
     """Move the job to its end; False when it has ended otherwise meanwhile."""
     with platform.engine.begin() as conn:
         if JobState(locked(conn, job_id)["state"]) in FINAL:
             return False
+        if warning is not None:
+            record(conn, job_id, warning, now=platform.clock())
         transition(conn, job_id, target, message=message, now=platform.clock(), **columns)
         return True

@@ -1,80 +1,232 @@
-"""From a trained adapter to a verdict and a registered record."""
+"""From a trained adapter to a report and a verdict, on the base that it was trained on or on any other.
+
+Where an evaluation works, and what its process is called, follows from what is judged. So whoever asks again, after a step or a machine
+has died, adopts the process that still runs, or starts one that goes on from the journal of the last; a process that nobody follows
+ends itself. Answers of bases and of accepted adapters are kept by digest: nobody is asked the same question twice.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.jobs import JobState
-from control_plane.protocols import Launcher, Workload, WorkloadPhase
-from control_plane.service import base_models
+from control_plane.protocols import Launcher
+from control_plane.service import base_models, eval_following, known_answers
+from control_plane.service.eval_following import Watch
 from control_plane.service.packing import validation_rows
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
 from control_plane.service.training import fetch_pack, job_dir
 from control_plane.service.transfer import download
-from control_plane.tables import checkpoints, eval_scores, job_events, jobs, ledger_entries
+from control_plane.settings import Settings
+from control_plane.tables import checkpoints, datasets, job_events, jobs, ledger_entries
 from ft_assets import layout
-from ft_assets.errors import Conflict, FtError
-from ft_assets.evals import advice, config, gates, report, suites
+from ft_assets.errors import Conflict
+from ft_assets.evals import config, gates, metrics, report, run_file, suites
+from ft_assets.evals.advice import Advice, LastRun, advise
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
-from ft_assets.evals.run_file import EvalRun, read_result
+from ft_assets.evals.run_file import EvalRun
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
 
-POLL_S = 0.5
+LEASE_NAME = "lease"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What is evaluated, on which base, by which rules."""
+
+    tenant: str
+    job: sa.Row[Any]
+    """The job that trained it: its held-out rows, its pack and its method are what it is judged by."""
+    adapter_dir: Path
+    """Files of the adapter or whole model on this machine, verified by the caller."""
+    manifest_sha256: str
+    base_model: str
+    base_dir: Path
+    base_digest: str
+    """Of the bytes in `base_dir`, verified by the caller: need not be those that the job was trained on."""
+    eval_config: config.EvalConfig
+    key: str
+    """Object key of the report; samples and raw answers are stored beside it."""
+    compare: bool = True
+    """Whether the last accepted adapter of the same lineage stands beside it."""
+
+    @property
+    def subject_digest(self) -> str:
+        return known_answers.subject_digest(self.base_digest, self.manifest_sha256)
+
+    @property
+    def name(self) -> str:
+        """Of its directory and its processes: the same for the same question."""
+        body = [self.subject_digest, asdict(self.eval_config), self.key]
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
     report: EvalReport
     verdict: Verdict
-    advice: tuple[str, ...]
-    """What to change in the next run; read from the curves."""
+    advice: tuple[Advice, ...]
+    """What to change in the next run; read from the curves and the report."""
     key: str
     """Object key of the stored report."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": list(self.advice)}
+        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
+
+    @property
+    def samples_key(self) -> str:
+        return samples_key(self.key)
+
+    @property
+    def verdict_markdown(self) -> str:
+        findings = [f"- {'ok' if f.passed else 'FAILED'} **{f.rule}** ({f.code}): {f.detail}" for f in self.verdict.findings]
+        return "\n".join([f"**{self.verdict.outcome}**", "", *findings])
+
+    @property
+    def seconds_by_suite(self) -> dict[str, float]:
+        """Of all subjects together; answers that were known took none."""
+        return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
 
 
-def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, run_name: str) -> Evaluated:
-    """Judge the job's adapter next to its base on the same items; the report is stored and returned. May be run again."""
+def samples_key(report_key: str) -> str:
+    """Every item with every subject's answer, one JSON a line."""
+    return f"{report_key.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
+
+
+def evaluate(
+    platform: Platform,
+    launcher: Launcher,
+    tenant: str,
+    job_id: str,
+    *,
+    adapter_dir: Path | None = None,
+    base_digest: str | None = None,
+    rules: config.EvalConfig | None = None,
+    key: str | None = None,
+    watch: Watch | None = None,
+) -> Evaluated:
+    """Judge the job's adapter next to its base and the last accepted one; the report is stored and returned. May be run again.
+
+    The rest is for an adapter that is registered already: its files, the base's bytes that it is judged on, other rules, and where the
+    report goes. It is its own lineage's last one, so nothing else stands beside it.
+    """
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    adapter_dir = fetch_final(platform, job_id)
-    eval_config = config.parse((job.request or {}).get("eval_config"))
-    out_dir = job_dir(platform, job_id) / "evals" / run_name
-    shutil.rmtree(out_dir, ignore_errors=True)
-    items = suites.holdout_items(validation_rows(platform, tenant, job), limit=eval_config.max_items)
-    run = _run_file(platform, tenant, job, adapter_dir, out_dir, items, eval_config)
-    result = _run(platform, launcher, job_id, run, run_name)
-    _remember_base(platform, job.base_digest, result)
+    digest = base_digest or job.base_digest
+    directory = adapter_dir or fetch_final(platform, job_id)
+    _, base_dir = base_models.for_job(platform, job.model, digest, fresh=True)
+    judged = Judged(
+        tenant=tenant,
+        job=job,
+        adapter_dir=directory,
+        manifest_sha256=manifest_digest(directory),
+        base_model=job.model,
+        base_dir=base_dir,
+        base_digest=digest,
+        eval_config=rules or config.parse((job.request or {}).get("eval_config")),
+        key=key or f"{layout.eval_prefix(tenant, job_id)}/report.json",
+        compare=adapter_dir is None,
+    )
+    default: Watch = eval_following.JobWatch(platform, job_id) if key is None else eval_following.Unwatched()
+    return run_evaluation(platform, launcher, judged, watch=watch or default)
+
+
+def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, watch: Watch) -> Evaluated:
+    """Ask, score, judge and store; `watch` hears how far it is and says when to stop.
+
+    Whoever calls this again for the same `judged`, from whichever process of this machine, goes on where the last one was.
+    """
+    out_dir = job_dir(platform, judged.job.id) / "evals" / judged.name
+    asked = judged.eval_config
+    items = suites.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=asked.max_items)
+    run = _run(platform, judged, out_dir, items)
+    result = eval_following.follow(launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch)
+    known_answers.remember(platform, judged.tenant, result)
     built = report.build(
         result,
         items,
-        method=methods.get(job.method),
-        base_model=job.model,
-        base_digest=job.base_digest,
-        adapter_manifest_sha256=manifest_digest(adapter_dir),
+        method=methods.get(judged.job.method),
+        base_model=judged.base_model,
+        base_digest=judged.base_digest,
+        adapter_manifest_sha256=judged.manifest_sha256,
+        previous_manifest_sha256=known_answers.manifest_of(result),
+        metric=asked.task_metric if asked.task_metric in metrics.METRICS else "exact_match",
+        num_gpus=int(result.get("num_gpus") or 0),
     )
+    verdict, lines = gates.judge(built, asked), metric_lines(platform, judged.job.id)
     evaluated = Evaluated(
         report=built,
-        verdict=gates.judge(built, eval_config),
-        advice=tuple(a.message for a in advice.advise(metric_lines(platform, job_id))),
-        key=f"{layout.eval_prefix(tenant, job_id)}/report.json",
+        verdict=verdict,
+        advice=tuple(advise(lines, report=built, verdict=verdict, run=_last_run(platform, judged.job))),
+        key=judged.key,
     )
+    rows = report.sample_rows(result, items)
+    platform.objects.put_bytes(evaluated.samples_key, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    platform.objects.put_bytes(f"{judged.key.rpartition('/')[0]}/{run_file.RESULT_NAME}", json.dumps(result).encode())
     platform.objects.put_bytes(evaluated.key, json.dumps(evaluated.to_dict()).encode())
     return evaluated
+
+
+def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suites.Item]) -> EvalRun:
+    """The run file's content: the same for the same question, but for what is known by now."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    suites.write_items(items, out_dir / "holdout.jsonl")
+    asked = judged.eval_config
+    previous = known_answers.previous(platform, judged.tenant, judged.job, judged.base_digest) if judged.compare else None
+    run = EvalRun(
+        base_model_dir=judged.base_dir,
+        adapter_dir=judged.adapter_dir,
+        previous_adapter_dir=previous.directory if previous else None,
+        digests={"base": judged.base_digest, "adapter": judged.subject_digest} | ({"previous": previous.digest} if previous else {}),
+        holdout=out_dir / "holdout.jsonl",
+        validation_pack_dir=fetch_pack(platform, judged.tenant, judged.job.pack_fingerprint),
+        max_new_tokens=asked.max_new_tokens,
+        max_items=asked.max_items,
+        lease=out_dir / LEASE_NAME,
+        out_dir=out_dir,
+        **_stages(platform.settings, asked, items, (judged.base_model, (judged.job.metadata or {}).get("generated_by"))),
+    )
+    return known_answers.with_known(platform, run)
+
+
+def _stages(settings: Settings, asked: config.EvalConfig, items: Sequence[suites.Item], compared: Sequence[str | None]) -> dict[str, Any]:
+    """What is asked beside the job's own items, by the operator's settings and the job's wishes.
+
+    1. Capability suites that the job names, else the operator's.
+    2. The safety set, unless the operator switched it off or the job does not want it to be judged.
+    3. A judge, where the operator has set one up, if the job wants one; else only if answers are free text, which no metric understands.
+    """
+    classifier = settings.safety_classifier
+    capability = settings.eval_suites if asked.capability is None else asked.capability
+    found: dict[str, Any] = {
+        "capability": () if "capability" in asked.skip else capability,
+        "capability_limit": asked.capability_limit,
+        "task_dirs": settings.eval_task_dirs,
+        "data_dir": settings.eval_data_dir,
+        "safety": bool(classifier) and "safety" not in asked.skip,
+        "classifier": {"spec": classifier} if classifier not in ("", "builtin") else None,
+    }
+    free_text = bool(items) and not suites.is_literal(items)
+    if settings.judge_url and "judge" not in asked.skip and (free_text if asked.judge is None else asked.judge):
+        found["judge"] = {
+            "url": settings.judge_url,
+            "model": settings.judge_model,
+            "family": settings.judge_family,
+            "others": [name for name in compared if name],
+            "max_items": asked.judge_max_items,
+        }
+    return found
 
 
 def fetch_final(platform: Platform, job_id: str) -> Path:
@@ -91,74 +243,19 @@ def fetch_final(platform: Platform, job_id: str) -> Path:
     return target
 
 
-def _run_file(
-    platform: Platform,
-    tenant: str,
-    job: sa.Row[Any],
-    adapter_dir: Path,
-    out_dir: Path,
-    items: list[suites.Item],
-    eval_config: config.EvalConfig,
-) -> EvalRun:
-    _, model_dir = base_models.for_job(platform, job.model, job.base_digest, fresh=True)
-    out_dir.mkdir(parents=True)
-    suites.write_items(items, out_dir / "holdout.jsonl")
-    values: dict[str, Any] = {
-        "base_model_dir": model_dir,
-        "adapter_dir": adapter_dir,
-        "holdout": out_dir / "holdout.jsonl",
-        "validation_pack_dir": fetch_pack(platform, tenant, job.pack_fingerprint),
-        "max_new_tokens": eval_config.max_new_tokens,
-        "max_items": eval_config.max_items,
-        "out_dir": out_dir,
-    }
-    run = EvalRun(**values)
-    query = sa.select(eval_scores.c.scores).where(
-        eval_scores.c.subject_digest == job.base_digest, eval_scores.c.suite_digest == run.suite_digest()
-    )
-    with platform.engine.connect() as conn:
-        cached = conn.execute(query).scalar_one_or_none()
-    return EvalRun(**values, base_scores=cached) if cached else run
-
-
-def _run(platform: Platform, launcher: Launcher, job_id: str, run: EvalRun, run_name: str) -> Mapping[str, Any]:
-    run_file = run.out_dir / "run.json"
-    run.write(run_file)
-    workload = Workload(name=f"{job_id}-e-{run_name}", module="ft_assets.evals.runner", run_file=run_file, work_dir=run.out_dir)
-    launcher.start_or_adopt(workload)
-    try:
-        while (status := launcher.status(workload.name)).phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
-            if is_cancelled(platform, job_id):
-                break
-            time.sleep(POLL_S)
-    finally:
-        status = launcher.stop(workload.name, grace_s=5.0)  # ended already, unless this step is being ended too
-    if status.exit_code != 0:
-        log = launcher.read_log(workload.name)[-2000:].decode(errors="replace")
-        raise FtError(
-            f"the evaluation of {job_id} ended with exit code {status.exit_code}; end of its log:\n{log}", code="evaluation_failed"
-        )
-    return read_result(run.out_dir)
-
-
 def is_cancelled(platform: Platform, job_id: str) -> bool:
     """Whether somebody cancelled the job meanwhile."""
     with platform.engine.connect() as conn:
         return bool(conn.execute(sa.select(jobs.c.state == JobState.CANCELLED).where(jobs.c.id == job_id)).scalar_one())
 
 
-def _remember_base(platform: Platform, base_digest: str, result: Mapping[str, Any]) -> None:
-    """Cache the base's answers: the next job with the same base and items does not ask the base again."""
-    if result.get("base") is None:
-        return
-    values = {
-        "subject_digest": base_digest,
-        "suite_digest": result["suite_digest"],
-        "scores": result["base"],
-        "created_at": platform.clock(),
-    }
-    with platform.engine.begin() as conn:
-        conn.execute(insert(eval_scores).values(values).on_conflict_do_nothing())
+def _last_run(platform: Platform, job: sa.Row[Any]) -> LastRun:
+    """What the job was trained with: what advice for the next one starts from."""
+    with platform.engine.connect() as conn:
+        mine = (datasets.c.tenant_id == job.tenant_id) & (datasets.c.id == job.dataset_id)
+        rows = conn.execute(sa.select(datasets.c.row_count).where(mine)).scalar_one_or_none()
+    share = (job.hyperparameters or {}).get("safety_share")
+    return LastRun.of_spec(job.spec, num_examples=rows, safety_share=float(share) if isinstance(share, int | float) else None)
 
 
 def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
@@ -182,7 +279,7 @@ def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
     return Evaluated(
         report=EvalReport.from_dict(body["report"]),
         verdict=Verdict(outcome=verdict["outcome"], findings=tuple(gates.Finding(**f) for f in verdict["findings"])),
-        advice=tuple(body.get("advice", ())),
+        advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
         key=key,
     )
 

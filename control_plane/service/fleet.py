@@ -1,142 +1,269 @@
-"""Rollout: the desired state of adapters, the fleet's answer to it, and the files that a node serves from.
+"""Rollout: the desired state of adapters, and the inference servers that follow it, each on its own.
 
-A server that cannot be reached leaves ``observed`` at ``unloaded`` with the reason and is tried again by
-:func:`reconcile`; a server that refuses an adapter for good leaves ``failed``, which only a new promotion tries again.
+The desired state is a row of ``deployments``, written in the transaction that changes an adapter's stage. A promotion loads
+its adapter at once (:func:`load`); everything else, and what a promotion could not do, is the work of :func:`reconcile`: a
+server that was restarted, that drifted, or that is still to be rid of an adapter whose requests are drained.
+
+A server that cannot be reached is tried again in every round, a load that failed for now after a while; a server that
+refuses an adapter for good is left alone until the adapter is promoted again.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.protocols import Fleet
+from control_plane.protocols import Replica
+from control_plane.service import observations, served_index
+from control_plane.service.node_files import directory, materialise, scratch
+from control_plane.service.observations import Key
 from control_plane.service.platform import Platform
-from control_plane.tables import adapters, deployments
-from ft_assets.adapters import package, rollout
+from control_plane.tables import adapters, deployments, replica_adapters
+from ft_assets.adapters import rollout
 from ft_assets.adapters.record import AdapterRecord
-from ft_assets.errors import FtError, IntegrityError, Unavailable
+from ft_assets.adapters.rollout import FAILED, LOADED, UNLOADED, Action
+from ft_assets.errors import FtError, Unavailable
 
-LOADED, UNLOADED, FAILED = "loaded", "unloaded", "failed"
+__all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise", "scratch"]
+log = logging.getLogger(__name__)
+ONE_ROUND = 0x66745F666C656574
+"""Key of the advisory lock ("ft_fleet"): one round at a time, in whichever process."""
+OTHER_BASE = "base_digest_mismatch"
+"""How a refusal begins that ends as soon as the server serves other bytes, or the adapter is accepted on them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reconciled:
-    action: rollout.Action
+    replica: str
+    action: Action
     error: str | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The servers, and when they were asked: what is recorded later is newer than what they said."""
+
+    at: datetime
+    replicas: Sequence[Replica]
+
+    def pool(self, base_model: str) -> list[Replica]:
+        return [r for r in self.replicas if r.ready and r.base == base_model]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Snapshot:
+    rows: Sequence[RowMapping]
+    """Deployments with their adapters."""
+    seen: Mapping[Key, RowMapping]
+
+
+def ask(platform: Platform) -> Asked:
+    """What every server says of itself now; nothing where there is no fleet."""
+    at = platform.clock()
+    return Asked(at=at, replicas=platform.fleet.replicas() if platform.fleet else [])
+
+
 def reconcile(platform: Platform) -> list[Reconciled]:
-    """Bring the fleet to the desired state; what failed is recorded and returned. Calling it again is harmless."""
+    """One round: bring every server to the desired state as far as it goes. What was done, and what failed, is returned.
+
+    Calling it again is harmless; while another process is at it, it does nothing.
+    """
     if platform.fleet is None:
         return []
-    # The fleet is asked first: an adapter promoted in between is then at worst loaded twice, never taken for an orphan.
-    served = {adapter.name: adapter.path for adapter in platform.fleet.served()}
-    query = sa.select(adapters, *state_columns()).join(deployments, deployments.c.adapter_id == adapters.c.id)
+    with _alone(platform) as alone:
+        if not alone:
+            return []
+        asked = ask(platform)  # before the desired state is read: an adapter promoted in between is never taken for an orphan
+        observations.forget_others(platform, [r.url for r in asked.replicas])
+        return _round(platform, asked)
+
+
+def load(platform: Platform, record: AdapterRecord, asked: Asked | None = None) -> str | None:
+    """Load and probe one adapter on every server of its base at once, and record what was seen; returns what is missing."""
+    if platform.fleet is None:
+        return None
+    _round(platform, asked or ask(platform), only=record.id)
     with platform.engine.connect() as conn:
-        rows = conn.execute(query).mappings().all()
-    records = {row["name"]: AdapterRecord.from_row(row) for row in rows}
-    for row in rows:
-        if row["desired"] == LOADED and row["observed"] != LOADED and served.get(row["name"]) == str(directory(platform, row["id"])):
-            _observe(platform, row["id"], LOADED, None)
-    return [
-        _carry_out(platform, platform.fleet, action, records.get(action.name))
-        for action in rollout.reconcile(_desired(platform, rows), served)
-    ]
+        row = conn.execute(sa.select(deployments).where(deployments.c.adapter_id == record.id)).mappings().one()
+    return None if row["observed"] == LOADED else row["detail"]
 
 
-def _desired(platform: Platform, rows: Sequence[RowMapping]) -> list[rollout.Desired]:
-    return [
-        rollout.Desired(
-            name=row["name"],
-            loaded=row["desired"] == LOADED,
-            directory=str(directory(platform, row["id"])),
-            refused=row["observed"] == FAILED,
-        )
-        for row in rows
-    ]
-
-
-def _carry_out(platform: Platform, fleet: Fleet, action: rollout.Action, record: AdapterRecord | None) -> Reconciled:
-    if record is None:
+@contextmanager
+def _alone(platform: Platform) -> Iterator[bool]:
+    """Holds the lock of a round, which a process that dies lets go of; False if another one holds it."""
+    with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        got = bool(conn.scalar(sa.select(sa.func.pg_try_advisory_lock(ONE_ROUND))))
         try:
-            fleet.unload(action.name)
-        except FtError as e:
-            return Reconciled(action=action, error=e.message)
-        return Reconciled(action=action, error=None)
-    return Reconciled(action=action, error=(load if action.kind == "load" else unload)(platform, record))
+            yield got
+        finally:
+            if got:
+                conn.execute(sa.select(sa.func.pg_advisory_unlock(ONE_ROUND)))
 
 
-def load(platform: Platform, record: AdapterRecord) -> str | None:
-    """Load and probe an adapter on the fleet and record what was seen; returns the failure, if there was one."""
-    if platform.fleet is None:
-        return None
+def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list[Reconciled]:
+    """Plan and carry out, on all servers side by side; with `only`, what one adapter lacks."""
+    served_index.write(platform, asked.replicas)  # before the loads, for a server that restarts; before the unloads, so that it stays gone
+    snapshot = _snapshot(platform, only)
+    plans = [(r, _plan(platform, asked, r, snapshot, only)) for r in asked.replicas]
+    for replica in asked.replicas:
+        _correct(platform, asked, replica, snapshot)
+    work = [(replica, actions) for replica, actions in plans if actions]
+    with ThreadPoolExecutor(max(1, len(work)), thread_name_prefix="fleet") as pool:  # starts threads as they are needed
+        found = list(pool.map(lambda w: _carry_out_all(platform, w[0], w[1], snapshot), work))
+    observations.settle(platform, asked.replicas, [row["id"] for row in snapshot.rows])
+    return [done for each in found for done in each]
+
+
+def _snapshot(platform: Platform, only: str | None) -> _Snapshot:
+    """The desired state, and what was seen last; adapters that nobody desires and nobody has are left out."""
+    query = sa.select(adapters, deployments.c.desired, deployments.c.observed, deployments.c.desired_at).join(
+        deployments, deployments.c.adapter_id == adapters.c.id
+    )
+    held = sa.select(replica_adapters.c.adapter_id).where(replica_adapters.c.observed == LOADED)
+    open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, adapters.c.id.in_(held))
+    with platform.engine.connect() as conn:
+        rows = conn.execute(query.where(adapters.c.id == only if only else open_)).mappings().all()
+        return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None))
+
+
+def _plan(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
+    if not replica.ready:
+        return []
+    here = [row for row in snapshot.rows if row["base_model"] == replica.base]
+    desired = [_desired(platform, asked, replica, row, snapshot.seen.get((replica.url, row["id"]))) for row in here]
+    served = dict(replica.adapters)
+    for want in desired:  # what was recorded after the server was asked is newer than its answer
+        if want.proven:
+            served[want.name] = want.directory
+    if only:
+        served = {want.name: served[want.name] for want in desired if want.name in served}
+    return rollout.plan(desired, served, now=asked.at.timestamp())
+
+
+def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping, seen: RowMapping | None) -> rollout.Desired:
+    record = AdapterRecord.from_row(row)
+    where = str(directory(platform, record, replica.base_digest))
+    listed = replica.adapters.get(record.name) == where
+    loaded = seen is not None and seen["observed"] == LOADED
+    fresh = seen is not None and seen["updated_at"] >= asked.at
+    refused = seen is not None and seen["observed"] == FAILED and not str(seen["detail"]).startswith(OTHER_BASE)
+    return rollout.Desired(
+        name=record.name,
+        loaded=row["desired"] == LOADED,
+        directory=where,
+        proven=loaded and (listed or fresh),
+        refused=refused,
+        not_before=_not_before(platform, row, seen),
+    )
+
+
+def _not_before(platform: Platform, row: RowMapping, seen: RowMapping | None) -> float:
+    if row["desired"] == UNLOADED:
+        since: datetime | None = row["desired_at"]
+        return since.timestamp() + platform.settings.drain_s if since else 0.0
+    failures = seen["failures"] if seen else 0
+    return seen["updated_at"].timestamp() + rollout.wait_s(failures) if seen and failures else 0.0
+
+
+def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot) -> None:
+    """Take back what was seen of a server that has lost it, or has it from elsewhere, so that no request is sent there."""
+    for row in snapshot.rows:
+        seen = snapshot.seen.get((replica.url, row["id"]))
+        if seen is None or seen["observed"] != LOADED:
+            continue
+        if replica.adapters.get(row["name"]) != str(directory(platform, AdapterRecord.from_row(row), replica.base_digest)):
+            detail = replica.error or f"{replica.url} has lost it"
+            observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=asked.at)
+
+
+def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Action], snapshot: _Snapshot) -> list[Reconciled]:
+    rows = {row["name"]: row for row in snapshot.rows}
+    done = []
+    for action in actions:
+        row = rows.get(action.name)
+        failures = int(snapshot.seen[replica.url, row["id"]]["failures"]) if row and (replica.url, row["id"]) in snapshot.seen else 0
+        error = _carry_out(platform, replica, action, AdapterRecord.from_row(row) if row else None, failures)
+        log.info("%s %s on %s (%s): %s", action.kind, action.name, replica.url, action.reason, error or "done")
+        done.append(Reconciled(replica=replica.url, action=action, error=error))
+    return done
+
+
+def _carry_out(platform: Platform, replica: Replica, action: Action, record: AdapterRecord | None, failures: int) -> str | None:
+    if record is not None and action.kind != "unload":
+        return _load(platform, replica, record, failures)
     try:
-        platform.fleet.load(record.name, materialise(platform, record))
-        platform.fleet.probe(record.name)
+        if record is None:
+            _fleet(platform).unload(replica.url, action.name)
+        elif action.reason == rollout.WITHDRAWN:
+            _unload_withdrawn(platform, replica, record)
+        else:
+            _fleet(platform).unload(replica.url, record.name)
+    except FtError as e:
+        if record is not None:
+            observations.write(platform, replica.url, record.id, LOADED, e.message)
+        return e.message
+    return None
+
+
+def _load(platform: Platform, replica: Replica, record: AdapterRecord, failures: int) -> str | None:
+    try:
+        _check_base(platform, replica, record)
+        _fleet(platform).load(replica.url, record.name, materialise(platform, record, replica.base_digest))
+        _fleet(platform).probe(replica.url, record.name)
     except Unavailable as e:
-        _observe(platform, record.id, UNLOADED, e.message)
+        observations.write(platform, replica.url, record.id, UNLOADED, e.message, failures=failures + 1)
         return e.message
     except FtError as e:
-        _observe(platform, record.id, FAILED, f"{e.code}: {e.message}")
+        said, again = (e.message, failures + 1) if e.code == OTHER_BASE else (f"{e.code}: {e.message}", 0)
+        observations.write(platform, replica.url, record.id, FAILED, said, failures=again)
         return e.message
-    _observe(platform, record.id, LOADED, None)
+    observations.write(platform, replica.url, record.id, LOADED, None)
     return None
 
 
-def unload(platform: Platform, record: AdapterRecord) -> str | None:
-    if platform.fleet is None:
-        return None
-    try:
-        platform.fleet.unload(record.name)
-    except FtError as e:
-        _observe(platform, record.id, LOADED, e.message)
-        return e.message
-    _observe(platform, record.id, UNLOADED, None)
-    return None
+def _check_base(platform: Platform, replica: Replica, record: AdapterRecord) -> None:
+    if replica.base_digest in (None, record.base_digest):
+        return
+    with platform.engine.connect() as conn:
+        if replica.base_digest in accepted_digests(conn, record):
+            return
+    raise FtError(
+        f"{OTHER_BASE}: {replica.url} serves {record.base_model} with digest {str(replica.base_digest)[:19]}, "
+        f"on which {record.id} (trained on {record.base_digest[:19]}) was not accepted; evaluate it there",
+        code=OTHER_BASE,
+    )
 
 
-def directory(platform: Platform, id_: str) -> Path:
-    """Where an adapter's files lie on a serving node; written once, never changed."""
-    return platform.settings.work_dir / "adapters" / id_
+def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecord) -> None:
+    """Unload unless the adapter was promoted again; a promotion that comes now waits, and loads it after that."""
+    query = sa.select(deployments.c.desired).where(deployments.c.adapter_id == record.id).with_for_update()
+    with platform.engine.begin() as conn:
+        if conn.scalar(query) == LOADED:
+            return
+        _fleet(platform).unload(replica.url, record.name)
+        gone = replica_adapters.c.replica == replica.url, replica_adapters.c.adapter_id == record.id
+        conn.execute(sa.update(replica_adapters).where(*gone).values(observed=UNLOADED, detail=None, updated_at=platform.clock()))
 
 
-def materialise(platform: Platform, record: AdapterRecord) -> Path:
-    """The adapter's directory on this node, fetched whole from the object store and checked against the manifest first."""
-    target = directory(platform, record.id)
-    if (target / package.MANIFEST).exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=scratch(platform)) as made:
-        beside = Path(made) / record.id
-        platform.objects.get_file(f"{record.object_prefix}/{package.MANIFEST}", beside / package.MANIFEST)
-        for name in package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=record.manifest_sha256):
-            platform.objects.get_file(f"{record.object_prefix}/{name}", beside / name)
-        wrong = package.check_files(beside, manifest_sha256=record.manifest_sha256)
-        if wrong:
-            raise IntegrityError(f"adapter {record.id}: {'; '.join(r.detail for r in wrong)}; restore its files from a backup")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.rename(target)
-        except OSError:  # another process made it in the meantime
-            if not (target / package.MANIFEST).exists():
-                shutil.rmtree(target, ignore_errors=True)
-                beside.rename(target)
-    return target
+def _fleet(platform: Platform) -> Any:
+    assert platform.fleet is not None, "who has no fleet was turned away before"
+    return platform.fleet
 
 
-def scratch(platform: Platform) -> Path:
-    """On the file system of the adapters' directory, so that a finished one can be renamed into place."""
-    scratch = platform.settings.work_dir / "tmp"
-    scratch.mkdir(parents=True, exist_ok=True)
-    return scratch
+def accepted_digests(conn: Connection, record: AdapterRecord) -> frozenset[str]:
+    """Digests of the base on which the adapter may be served."""
+    from control_plane.service import evaluations  # it imports the registry, which imports this module
+
+    return evaluations.accepted_digests(conn, record.id, record.base_digest)
 
 
 def state_columns() -> tuple[sa.Column[Any], ...]:
@@ -146,12 +273,9 @@ def state_columns() -> tuple[sa.Column[Any], ...]:
 def desire(conn: Connection, record: AdapterRecord, desired: str, now: datetime) -> None:
     """Write the desired state; a failure that was seen before is forgotten, so that it is tried again."""
     fresh = {"desired": desired, "detail": None, "updated_at": now}
-    statement = insert(deployments).values(adapter_id=record.id, name=record.name, observed=UNLOADED, **fresh)
+    statement = insert(deployments).values(adapter_id=record.id, name=record.name, observed=UNLOADED, desired_at=now, **fresh)
     kept = sa.case((deployments.c.observed == FAILED, UNLOADED), else_=deployments.c.observed)
-    conn.execute(statement.on_conflict_do_update(index_elements=["adapter_id"], set_={**fresh, "observed": kept}))
-
-
-def _observe(platform: Platform, id_: str, observed: str, detail: str | None) -> None:
-    values = {"observed": observed, "detail": detail, "updated_at": platform.clock()}
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(deployments).where(deployments.c.adapter_id == id_).values(**values))
+    since = sa.case((deployments.c.desired == desired, deployments.c.desired_at), else_=now)
+    conn.execute(statement.on_conflict_do_update(index_elements=["adapter_id"], set_={**fresh, "observed": kept, "desired_at": since}))
+    if desired == LOADED:
+        observations.forgive(conn, record.id)

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.quotas import Ask, Refusal, Usage, admit
-from control_plane.service import idempotency, planning, results, reuse, warm_starts
+from control_plane.service import capability_suites, idempotency, planning, results, reuse, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format, check_reviewed
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
@@ -28,6 +28,7 @@ from control_plane.tables import datasets as datasets_table
 from control_plane.tables import files, job_events, jobs, ledger_entries, sweep_trials, tenants
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.evals import config as eval_config
 
 
 class Submitted(NamedTuple):
@@ -112,6 +113,7 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     on_base, warm_start = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
     planning.placed(platform, on_base, model)
+    capability_suites.check(platform, eval_config.parse(request.eval_config))
     return _Resolved(request=on_base, model=model, warm_start=warm_start)
 
 

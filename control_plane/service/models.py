@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from datetime import datetime
 
 import sqlalchemy as sa
 
+from control_plane.service import routing
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters
 from ft_assets.base_models import BaseModel
@@ -28,17 +30,21 @@ class Model:
 
 
 def list_models(platform: Platform, tenant: str) -> list[Model]:
-    """Base models by name, then the tenant's adapters, newest first."""
+    """Base models by name, then the tenant's logical names, then its adapters, newest first."""
     query = sa.select(adapters).where(adapters.c.tenant_id == tenant).order_by(adapters.c.created_at.desc(), adapters.c.id)
     with platform.engine.connect() as conn:
         own = [_adapter_model(row) for row in conn.execute(query)]
-    return [_base_model(platform, name) for name in platform.models.ids()] + own
+    routes = [_route_model(route) for route in routing.list_routes(platform, tenant)]
+    return [_base_model(platform, name) for name in platform.models.ids()] + routes + own
 
 
 def get(platform: Platform, tenant: str, model: str) -> Model:
-    """A base model, or an adapter of the tenant by its model name or its id."""
+    """A base model, a logical name of the tenant, or an adapter of it by its model name or its id."""
     if model in platform.models.ids():
         return _base_model(platform, model)
+    if routing.is_name(model):
+        with contextlib.suppress(NotFound):
+            return _route_model(routing.get(platform, tenant, model))
     query = sa.select(adapters).where(adapters.c.tenant_id == tenant, sa.or_(adapters.c.name == model, adapters.c.id == model))
     with platform.engine.connect() as conn:
         row = conn.execute(query).one_or_none()
@@ -69,6 +75,10 @@ def _adapter_model(row: sa.Row[tuple[object, ...]]) -> Model:
         stage=fields["stage"],
         adapter_id=fields["id"],
     )
+
+
+def _route_model(route: routing.Route) -> Model:
+    return Model(id=route["name"], owned_by=route["tenant_id"], created_at=route["created_at"], base_model=route["base_model"])
 
 
 def _unknown(model: str) -> NotFound:

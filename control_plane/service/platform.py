@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.engine import Engine
 
-from control_plane.protocols import Fleet, ObjectStore, Tracker
+from control_plane.protocols import Fleet, ModelRegistry, ObjectStore, Tracker
 from control_plane.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,3 +34,5 @@ class Platform:
     """Now, with its time zone."""
     tracker: Tracker | None = None
     """None where runs are not tracked."""
+    registry: ModelRegistry | None = None
+    """None where adapters are not mirrored as registered models."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import fleet
+from control_plane.service import fleet, node_files, observations, routing
 from control_plane.service.adapters import Adapter, find_record, get_adapter, locked_row, select_adapters, set_stage, unservable, view
 from control_plane.service.fleet import LOADED, UNLOADED
 from control_plane.service.platform import Platform
@@ -20,7 +20,7 @@ from control_plane.tables import adapters
 from ft_assets.adapters import package, promotion, whole_model
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
-from ft_assets.adapters.stages import Stage, check_transition
+from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
 from ft_assets.errors import Conflict, NotFound
 
 
@@ -37,16 +37,20 @@ class Resolved:
     model: str
     adapter: Adapter | None
     """None for a base model."""
+    served_on: Sequence[str] | None = None
+    """URLs of the servers that were seen to answer with it; None where nobody has looked yet, and for a base model."""
 
 
 def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
-    """Put an adapter into production and load it; a second call finds it done.
+    """Put an adapter into production and load it on every server; a second call finds it done.
 
     All refusals are named at once (``Conflict``, code ``promotion_refused``). A fleet that does not answer is no refusal:
-    the adapter is promoted, and `observed` and `detail` say that it is not served yet.
+    the adapter is promoted, and `observed` and `detail` say that it is not served yet. Requests to its lineage go on to the
+    one before until a server was seen to answer with this one (:func:`resolve_model`).
     """
     current = find_record(platform, tenant, reference)
-    if found := promotion.refusals(_candidate(platform, current)):
+    asked = fleet.ask(platform)
+    if found := promotion.refusals(_candidate(platform, current, asked)):
         reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
         what = "model" if current.type == FULL else "adapter"
         raise Conflict(f"{what} {current.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
@@ -56,113 +60,172 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
             check_transition(current.id, Stage(row["stage"]), Stage.PRODUCTION)
             set_stage(conn, current.id, Stage.PRODUCTION, promoted_at=platform.clock())
         fleet.desire(conn, current, LOADED, platform.clock())
-    fleet.load(platform, current)
+    fleet.load(platform, current, asked)
     return get_adapter(platform, tenant, current.id)
 
 
-def _candidate(platform: Platform, current: AdapterRecord) -> promotion.Candidate:
-    files: Sequence[Refusal] = ()
-    servable: Sequence[Refusal] = ()
+def _candidate(platform: Platform, current: AdapterRecord, asked: fleet.Asked) -> promotion.Candidate:
+    told = {r.base_digest for r in asked.pool(current.base_model) if r.base_digest}
+    in_catalogue = platform.models.get(current.base_model).digest
+    served = told or {in_catalogue}
+    looked: _Looked = ((), ())
+    accepted = frozenset({current.base_digest})
     if current.type == LORA:  # a whole model is not fetched to be refused
-        directory = fleet.materialise(platform, current)
-        files = package.check_files(directory, manifest_sha256=current.manifest_sha256)
-        servable = unservable(platform, current.base_model, directory)
-    digest = platform.models.get(current.base_model).digest
-    return promotion.Candidate(record=current, served_base_digest=digest, file_refusals=files, package_refusals=servable)
+        looked = _look(platform, current)
+        with platform.engine.connect() as conn:
+            accepted = fleet.accepted_digests(conn, current)
+    return promotion.Candidate(
+        record=current, served_digests=sorted(served), told=bool(told), accepted_digests=accepted, catalogue_digest=in_catalogue,
+        file_refusals=looked[0], package_refusals=looked[1],
+    )  # fmt: skip
+
+
+_Looked = tuple[Sequence[Refusal], Sequence[Refusal]]
+_looked: dict[tuple[object, ...], _Looked] = {}
+"""What was found in a directory, as long as the file system says that its files are the same."""
+MAX_LOOKED = 4096
+
+
+def _look(platform: Platform, record: AdapterRecord) -> _Looked:
+    """Differences from the manifest, and what the servers could not serve: every byte is read once for each directory."""
+    directory = node_files.materialise(platform, record)
+    stats = ((p.name, p.stat()) for p in sorted(directory.iterdir()))
+    key = (directory, record.manifest_sha256, *((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in stats))
+    if key not in _looked:
+        if len(_looked) >= MAX_LOOKED:
+            _looked.clear()
+        files = package.check_files(directory, manifest_sha256=record.manifest_sha256)
+        _looked[key] = files, unservable(platform, record.base_model, directory)
+    return _looked[key]
 
 
 def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
     """Withdraw a production adapter in favour of the one promoted before it in the same lineage, in one call.
 
-    The lineage is tenant, base model and suffix. The earlier adapter is loaded before the later one is unloaded. A
-    second call finds it done; ``Conflict`` (``no_previous_adapter``) if there is nothing to go back to.
+    The lineage is tenant, base model and suffix. The earlier adapter is in production and so loaded still; where it is not,
+    it is loaded before anything changes. The commit switches requests over; the withdrawn adapter is unloaded once the
+    requests that were on their way to it have ended. A second call finds it done; ``Conflict`` (``no_previous_adapter``) if
+    there is nothing to go back to.
     """
     with platform.engine.begin() as conn:
-        current = AdapterRecord.from_row(locked_row(conn, tenant, find_record(platform, tenant, reference).id))
-        again = current.stage == Stage.STAGING and current.promoted_at is not None
-        if current.stage != Stage.PRODUCTION and not again:
-            raise Conflict(f"adapter {current.id} is {current.stage}; only a production adapter can be rolled back", param="adapter_id")
-        previous = _previous(conn, current)
-        if previous is None:
-            raise Conflict(
-                f"adapter {current.id} has no earlier production adapter of {parse_name(current.name).logical!r} to go back to; "
-                "deprecate it to stop serving it, or promote another one",
-                code="no_previous_adapter",
-                param="adapter_id",
-            )
-        if not again:
+        before = _to_roll_back(conn, tenant, find_record(platform, tenant, reference).id)
+        served = observations.is_served(conn, before[1].id)
+    if not served:
+        fleet.load(platform, before[1])
+    with platform.engine.begin() as conn:
+        current, previous = _to_roll_back(conn, tenant, before[0].id)
+        if current.stage == Stage.PRODUCTION:
             set_stage(conn, current.id, Stage.STAGING)
-        fleet.desire(conn, previous, LOADED, platform.clock())
-        fleet.desire(conn, current, UNLOADED, platform.clock())
-    fleet.load(platform, previous)
-    fleet.unload(platform, current)
+            routing.tell_of_withdrawal(conn, current, platform.clock())
+        wishes = sorted([(previous.id, previous, LOADED), (current.id, current, UNLOADED)], key=lambda w: w[0])
+        for _, record, desired in wishes:  # in one order, so that two rollbacks never wait for each other
+            fleet.desire(conn, record, desired, platform.clock())
+    if previous.id != before[1].id:  # promoted in between
+        fleet.load(platform, previous)
     return RolledBack(withdrawn=get_adapter(platform, tenant, current.id), serving=get_adapter(platform, tenant, previous.id))
 
 
+def _to_roll_back(conn: Connection, tenant: str, id_: str) -> tuple[AdapterRecord, AdapterRecord]:
+    """The adapter, locked, and the one before it."""
+    current = AdapterRecord.from_row(locked_row(conn, tenant, id_))
+    again = current.stage == Stage.STAGING and current.promoted_at is not None
+    if current.stage != Stage.PRODUCTION and not again:
+        raise Conflict(f"adapter {current.id} is {current.stage}; only a production adapter can be rolled back", param="adapter_id")
+    previous = _previous(conn, current)
+    if previous is None:
+        raise Conflict(
+            f"adapter {current.id} has no earlier production adapter of {parse_name(current.name).logical!r} to go back to; "
+            "deprecate it to stop serving it, or promote another one",
+            code="no_previous_adapter",
+            param="adapter_id",
+        )
+    return current, previous
+
+
 def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> None:
-    """Put an adapter back to what it was `before` a promotion that is not wanted any more; one promoted again since then stays."""
+    """Withdraw an adapter from a promotion that is not wanted any more, one promoted again since then excepted.
+
+    It goes back to the stage that it had `before`, where that is a legal move; a draft waits in staging.
+    """
     record = AdapterRecord.from_row(before)
     with platform.engine.begin() as conn:
         row = locked_row(conn, record.tenant_id, record.id)
         if row["stage"] != Stage.PRODUCTION or row["promoted_at"] != promoted["promoted_at"]:
             return
-        set_stage(conn, record.id, record.stage, promoted_at=record.promoted_at)
+        back = record.stage if record.stage in TRANSITIONS[Stage.PRODUCTION] else Stage.STAGING
+        set_stage(conn, record.id, back, promoted_at=record.promoted_at)
+        routing.tell_of_withdrawal(conn, record, platform.clock())
         fleet.desire(conn, record, UNLOADED, platform.clock())
-    fleet.unload(platform, record)
 
 
 def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
-    """Stop serving an adapter; its files stay for the days of grace. A second call finds it done."""
+    """Stop serving an adapter; its files stay for the days of grace. A second call finds it done.
+
+    No new request reaches it; it is unloaded once those that were on their way have ended.
+    """
     with platform.engine.begin() as conn:
         record = AdapterRecord.from_row(locked_row(conn, tenant, find_record(platform, tenant, reference).id))
         if record.stage != Stage.DEPRECATED:
             check_transition(record.id, record.stage, Stage.DEPRECATED)
-            set_stage(conn, record.id, Stage.DEPRECATED)
+            set_stage(conn, record.id, Stage.DEPRECATED, deprecated_at=platform.clock())
             if record.type == LORA:
+                routing.tell_of_withdrawal(conn, record, platform.clock())
                 fleet.desire(conn, record, UNLOADED, platform.clock())
-    if record.type == LORA:
-        fleet.unload(platform, record)
     return get_adapter(platform, tenant, record.id)
 
 
-def resolve_model(platform: Platform, tenant: str, name: str) -> Resolved:
-    """What the fleet calls the model that a tenant's request names.
+def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str = "") -> Resolved:
+    """What the fleet calls the model that a tenant's request names, and which servers have it.
 
-    1. An adapter id or full ``ft:`` name: that adapter, if it is in production.
-    2. An ``ft:`` name without its last part: the newest production adapter of that lineage.
-    3. A base model of the catalogue.
+    1. A base model of the catalogue.
+    2. A logical name of the tenant: one of its targets, the same one for the same `affinity`.
+    3. An ``ft:`` name without its last part: the newest production adapter of that lineage that a server was seen to answer
+       with; the newest if there is none.
+    4. An adapter id or full ``ft:`` name: that adapter, if it is in production.
     """
     if name in platform.models.ids():
         return Resolved(model=name, adapter=None)
-    lineage = parse_name(f"{name}:x") if name.count(":") >= 3 and name.startswith("ft:") else None
-    if lineage is not None and lineage.tenant == tenant:
-        with platform.engine.connect() as conn:
-            newest = conn.execute(_production(tenant, lineage.base, f"{name}:").limit(1)).mappings().one_or_none()
-        if newest is not None:
-            return Resolved(model=newest["name"], adapter=view(newest))
-    try:
-        adapter = get_adapter(platform, tenant, name)
-    except NotFound as e:
+    with platform.engine.connect() as conn:
+        if routing.is_name(name) and (targets := routing.targets_of(conn, tenant, name)) is not None:
+            return _resolved(routing.choose(name, targets, affinity=affinity))
+        lineage = parse_name(f"{name}:x") if name.count(":") >= 3 and name.startswith("ft:") else None
+        if lineage is not None and lineage.tenant == tenant:
+            newest = conn.execute(_production(tenant, lineage.base, f"{name}:")).mappings().all()
+            if newest:
+                return _resolved(next((row for row in newest if row["served_on"] != []), newest[0]))
+        query = _with_servers(select_adapters(tenant)).where(sa.or_(adapters.c.id == name, adapters.c.name == name))
+        row = conn.execute(query).mappings().one_or_none()
+    if row is None:
         raise NotFound(
             f"the model {name[:160]!r} does not exist; use a base model ({', '.join(platform.models.ids())}) or an adapter of yours",
             code="model_not_found",
             param="model",
-        ) from e
-    if adapter["type"] == FULL:
-        raise Conflict(f"model {adapter['id']} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
-    if adapter["stage"] != Stage.PRODUCTION:
-        raise Conflict(
-            f"adapter {adapter['id']} is {adapter['stage']} and not served; promote it first",
-            code="model_not_served",
-            param="model",
         )
-    return Resolved(model=adapter["name"], adapter=adapter)
+    return _in_production(row)
+
+
+def _in_production(row: RowMapping) -> Resolved:
+    if row["type"] == FULL:
+        raise Conflict(f"model {row['id']} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
+    if row["stage"] != Stage.PRODUCTION:
+        raise Conflict(f"adapter {row['id']} is {row['stage']} and not served; promote it first", code="model_not_served", param="model")
+    return _resolved(row)
+
+
+def _resolved(row: RowMapping | routing.Base) -> Resolved:
+    if isinstance(row, routing.Base):
+        return Resolved(model=row.model, adapter=None)
+    return Resolved(model=row["name"], adapter=view(row), served_on=row["served_on"])
+
+
+def _with_servers(query: sa.Select[Any]) -> sa.Select[Any]:
+    return query.add_columns(observations.served_on())
 
 
 def _production(tenant: str, base: str, name_prefix: str) -> sa.Select[Any]:
-    """Production adapters of one lineage, the newest first."""
+    """Production adapters of one lineage with the servers that have them, the newest first."""
     return (
-        select_adapters(tenant)
+        _with_servers(select_adapters(tenant))
         .where(
             adapters.c.base_model == base,
             adapters.c.stage == Stage.PRODUCTION.value,

@@ -58,6 +58,7 @@ def for_spec(platform: Platform, tenant: str, spec: TrainingSpec, *, who: str, s
         tenant,
         pack_fingerprint=spec.pack_fingerprint,
         model=spec.base_model,
+        base_digest=spec.base_digest,
         who=who,
         precision=spec.precision,
         quantization=spec.quantization,
@@ -72,6 +73,7 @@ def reference(
     *,
     pack_fingerprint: str,
     model: str,
+    base_digest: str | None = None,
     who: str,
     precision: str = "fp32",
     attention: str = ATTENTION,
@@ -82,10 +84,11 @@ def reference(
 ) -> Reference:
     """The log-probabilities of the stored pack under the model that training starts from.
 
-    That is the base, quantized as it is trained, with the adapter of a warm start. One process computes at a time, wherever the others
-    are. `who` is what others are told to wait for, a job's id; `python` starts an interpreter that has torch.
+    That is the base (`base_digest`: the bytes that were promised, default the present ones), quantized as it is trained, with the adapter
+    of a warm start. One process computes at a time, wherever the others are. `who` is what others are told to wait for, a job's id;
+    `python` starts an interpreter that has torch.
     """
-    base = platform.models.get(model)
+    base = platform.models.get(model) if base_digest is None else platform.models.get_pinned(model, base_digest)
     if base.directory is None:
         raise Unavailable(f"base model {model} is not on this machine", code="base_model_unavailable")
     adapter = None if warm_start is None else warm_start.manifest_sha256

@@ -1,8 +1,8 @@
-"""The ``adapter`` asset: the registered, versioned result of a job, with its complete lineage."""
+"""The ``adapter`` asset: the registered, versioned result of a job, with its complete lineage; and what it is judged by later."""
 
 import dagster as dg
 
-from control_plane.service import conclusion, evaluation
+from control_plane.service import conclusion, evaluation, lineage, reevaluation
 from ft_assets.partitions import JOBS, parse
 from resources.dagster_platform import PlatformResource, owned_by
 
@@ -14,16 +14,40 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
         record = conclusion.conclude(opened, tenant, job_id)
-    lineage = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
+    told = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
+    digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
     return dg.MaterializeResult(
         data_version=dg.DataVersion(record["manifest_sha256"]),
         metadata={
             "name": record["name"],
             "stage": str(record["stage"]),
             "eval_passed": record["eval_passed"],
-            **{k: record[k] for k in lineage},
+            **{k: record[k] for k in digests},
+            "approval": record["approval"],
+            "file_sha256": told["uploads"][0]["sha256"],
+            "dataset_content_sha256": told["dataset"]["content_sha256"],
+            "attempts": len(told["training"]["attempts"]),
+            "adapter_files": dg.MetadataValue.json(dict(told["files"]["files"])),
+            "started_from": [parent["adapter"]["name"] for parent in told["parents"]],
+            "lineage": dg.MetadataValue.url(f"{platform.api_url()}/v1/adapters/{record['id']}/lineage"),
             "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,
             "files": dg.MetadataValue.path(opened.objects.uri(record["object_prefix"])),
             "record": dg.MetadataValue.url(f"{platform.api_url()}/v1/adapters/{record['id']}"),
         },
     )
+
+
+class EvaluationOrder(dg.Config):
+    """Which ordered evaluation to carry out."""
+
+    evaluation_id: str
+
+
+@dg.asset(partitions_def=JOBS, group_name="adapters", code_version="1", deps=["adapter"], pool="evaluate")
+def adapter_evaluation(context: dg.AssetExecutionContext, config: EvaluationOrder, platform: PlatformResource) -> dg.MaterializeResult:
+    """A later verdict on the registered adapter: on other bytes of its base, or with other suites."""
+    opened = platform.get()
+    row = reevaluation.run(opened, platform.launcher(), config.evaluation_id)
+    shown = {k: row[k] for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if row[k] is not None}
+    stored = {"report": dg.MetadataValue.path(opened.objects.uri(row["report_key"]))} if row["report_key"] else {}
+    return dg.MaterializeResult(metadata={**shown, **stored, "reasons": list(row["reasons"] or ())})

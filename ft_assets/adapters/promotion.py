@@ -3,14 +3,16 @@
 1. ``needs_own_server``: it is an adapter. A whole model is refused for that alone, whatever else may be said of it.
 2. ``stage``: its stage may become production (a quarantined or archived one may not).
 3. ``gate_failed``: its evaluation passed the gate.
-4. ``base_digest_mismatch``: the base being served is, to the byte, the one it was trained on.
-5. ``manifest_mismatch``: its files are the ones that were registered.
-6. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
+4. ``needs_approval``: a person has approved it, where its job asked for that.
+5. ``base_digest_mismatch``: the base that the servers serve is, to the byte, the one it was trained on, or one on which it
+   was judged again and accepted.
+6. ``manifest_mismatch``: its files are the ones that were registered.
+7. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ft_assets.adapters.package import Refusal
@@ -24,7 +26,14 @@ class Candidate:
     """What promotion looks at: the record, what is being served, and what was found in the files."""
 
     record: AdapterRecord
-    served_base_digest: str
+    served_digests: Sequence[str]
+    """Digests of the base, of every server that tells it; the catalogue's if none does."""
+    told: bool
+    """The servers told it."""
+    accepted_digests: Set[str]
+    """Digests on which it may be served: the one that it was trained on, and those on which it was judged again and passed."""
+    catalogue_digest: str = ""
+    """Digest that the base's id stands for: after an update, servers serve the bytes of before until they are started again."""
     file_refusals: Sequence[Refusal]
     """Differences from the manifest (``package.check_files``)."""
     package_refusals: Sequence[Refusal]
@@ -44,11 +53,18 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
         yield Refusal(code="stage", detail=f"it is {record.stage}; only {', '.join(_promotable())} can be promoted")
     if not record.eval_passed:
         yield Refusal(code="gate_failed", detail=f"its evaluation did not pass the gate; see the report {record.eval_report_key}")
-    if record.base_digest != candidate.served_base_digest:
+    if record.approval in ("pending", "rejected"):
+        said = "waits for a person's approval" if record.approval == "pending" else "was rejected by a person"
+        yield Refusal(code="needs_approval", detail=f"it {said}; approve it with POST /v1/adapters/{record.id}/approve")
+    wrong = [digest for digest in candidate.served_digests if digest not in candidate.accepted_digests]
+    if wrong:
+        source = "is served" if candidate.told else "is in the catalogue (the servers do not tell what they serve)"
+        step = "evaluate it on the served base, or train again"
+        if candidate.told and candidate.catalogue_digest in candidate.accepted_digests:
+            step = "the servers still have the bytes from before the base's update: an operator starts them again"
         yield Refusal(
             code="base_digest_mismatch",
-            detail=f"trained on {record.base_model} {record.base_digest[:19]}, but {candidate.served_base_digest[:19]} is served; "
-            "evaluate it on the served base, or train again",
+            detail=f"trained on {record.base_model} {record.base_digest[:19]}, but {', '.join(d[:19] for d in wrong)} {source}; {step}",
         )
 
 

@@ -49,6 +49,8 @@ class AdapterRecord:
     """The adapter that its training started from; None unless it was a warm start."""
     parent_checkpoint_id: str | None = None
     """The same for a start from a checkpoint."""
+    approval: str = "none"
+    """``none`` where nobody has to approve it; else ``pending``, ``approved`` or ``rejected``."""
 
     @property
     def suffix(self) -> str:

@@ -1,12 +1,14 @@
-"""Rollout: what to load and unload so that the fleet serves what is desired.
+"""Rollout: what each inference server has to do so that it serves what is desired, and what the servers amount to together.
 
-Rules:
+Rules, for one server:
 
-1. Desired but not served (by every replica): load. One that was refused for good is left alone until it is promoted again.
-2. Served from another directory than the desired one: unload and load; a name must mean one directory.
-3. Served but desired unloaded: unload.
-4. Served under an ``ft:`` name that nobody desires (left by an older state): unload. Other names are not ours.
-5. Loads come before the unloads of rules 3 and 4, so that a swap never leaves a moment without an answer; then by name.
+1. Desired and not served: load. One that was refused for good is left alone until it is promoted again; one that failed for
+   now is left alone until its time comes.
+2. Desired and served from another directory than the desired one: unload and load; a name must mean one directory.
+3. Desired, served, and not seen to answer yet: probe. Only then do requests go there.
+4. Served but desired unloaded: unload, once the requests that were on their way have had the time to end.
+5. Served under an ``ft:`` name that nobody desires (left by an older state): unload. Other names are not ours.
+6. Loads come before the unloads of rules 4 and 5, so that a swap never leaves a moment without an answer; then by name.
 """
 
 from __future__ import annotations
@@ -15,41 +17,96 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+LOADED, UNLOADED, FAILED = "loaded", "unloaded", "failed"
+WITHDRAWN = "no longer desired"
+LONGEST_WAIT_S = 60.0
+"""Between two attempts to load, however often it failed."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Desired:
-    """One row of the desired state."""
+    """One row of the desired state, as it concerns one server."""
 
     name: str
     loaded: bool
     directory: str
-    """Where its files are (or will be) on the serving nodes."""
+    """Where its files are (or will be) on the server's node."""
+    proven: bool = False
+    """The server was seen to answer with it."""
     refused: bool = False
-    """A server refused it for good."""
+    """The server refused it for good."""
+    not_before: float = 0.0
+    """Unix seconds before which nothing is done: a failed load waits for its next attempt, an unload for requests under way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    kind: Literal["load", "unload"]
+    kind: Literal["load", "probe", "unload"]
     name: str
     reason: str
 
 
-def reconcile(desired: Sequence[Desired], served: Mapping[str, str]) -> list[Action]:
-    """Actions that lead from `served` (directory by name) to `desired`; none if they agree."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What one server makes of one adapter."""
+
+    url: str
+    ready: bool
+    observed: str
+    detail: str | None
+
+
+def plan(desired: Sequence[Desired], served: Mapping[str, str], *, now: float) -> list[Action]:
+    """Actions that lead one server from `served` (directory by name) to `desired`; none if they agree."""
     loads: list[Action] = []
     unloads: list[Action] = []
     for want in sorted(desired, key=lambda d: d.name):
         where = served.get(want.name)
-        if want.loaded and where is None and not want.refused:
-            loads.append(Action(kind="load", name=want.name, reason="not served"))
-        elif want.loaded and where is not None and where != want.directory:
-            loads += [
-                Action(kind="unload", name=want.name, reason=f"served from {where}"),
-                Action(kind="load", name=want.name, reason="served from another directory"),
-            ]
-        elif not want.loaded and where is not None:
-            unloads.append(Action(kind="unload", name=want.name, reason="no longer desired"))
+        if want.loaded:
+            loads += _towards(want, where, now)
+        elif where is not None and now >= want.not_before:
+            unloads.append(Action(kind="unload", name=want.name, reason=WITHDRAWN))
     known = {want.name for want in desired}
     orphans = sorted(name for name in served if name not in known and name.startswith("ft:"))
     return [*loads, *unloads, *(Action(kind="unload", name=name, reason="unknown") for name in orphans)]
+
+
+def _towards(want: Desired, where: str | None, now: float) -> list[Action]:
+    if want.refused or now < want.not_before:
+        return []
+    if where is None:
+        return [Action(kind="load", name=want.name, reason="not served")]
+    if where != want.directory:
+        return [
+            Action(kind="unload", name=want.name, reason=f"served from {where}"),
+            Action(kind="load", name=want.name, reason="served from another directory"),
+        ]
+    return [] if want.proven else [Action(kind="probe", name=want.name, reason="not seen to answer yet")]
+
+
+def wait_s(failures: int) -> float:
+    """Seconds from the last of so many failed attempts in a row to the next one: 1, 2, 4, ..., 60."""
+    return min(LONGEST_WAIT_S, 2.0 ** min(failures - 1, 10)) if failures > 0 else 0.0
+
+
+def together(pool: Sequence[Seen], *, loaded: bool) -> tuple[str, str | None]:
+    """What the servers of one base make of an adapter, and why that is not what is desired (`loaded`); None where it is.
+
+    Desired loaded, it counts as ``loaded`` once every server that is ready serves it, and as ``failed`` when none does and
+    one refused it for good. Desired unloaded, it counts as ``unloaded`` once no server that is ready has it.
+    """
+    ready = [s for s in pool if s.ready]
+    have = [s for s in ready if s.observed == LOADED]
+    if not loaded:
+        reasons = "; ".join(f"{s.url}: {s.detail}" for s in have if s.detail)
+        return (LOADED, reasons or "requests under way are drained first") if have else (UNLOADED, None)
+    others = "; ".join(_reason(s) for s in pool if s not in have)
+    detail = None if len(have) == len(pool) and pool else f"on {len(have)} of {len(pool)} inference servers; {others}".rstrip("; ")
+    if ready and len(have) == len(ready):
+        return LOADED, detail
+    return (FAILED if not have and any(s.observed == FAILED for s in ready) else UNLOADED), detail
+
+
+def _reason(seen: Seen) -> str:
+    detail = seen.detail or "not loaded yet"
+    return detail if seen.url in detail else f"{seen.url}: {detail}"

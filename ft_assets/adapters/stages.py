@@ -7,8 +7,11 @@
     quarantined ---+--> archived
 
 The gate puts an adapter into ``draft`` or ``quarantined``. A quarantined one is kept and never served; only a new
-verdict moves it. Once promoted, an adapter's files and record never change: only its stage moves. A deprecated one is
-not served; its files stay for 30 days, in which it can be promoted again.
+verdict moves it. Once registered, an adapter's record never changes: only its stage moves, and its approval. One that a
+person has to approve waits in ``staging``. A deprecated one is not served; its files stay for 30 days, in which it can be
+promoted again, and are then deleted: it is archived.
+
+The database holds the same table (``adapter_stage_moves``) and refuses every other move.
 """
 
 from __future__ import annotations

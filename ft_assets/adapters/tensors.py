@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,17 @@ MAX_HEADER_BYTES = 100_000_000
 """As the format itself bounds it."""
 CHUNK = 1 << 22
 """Values looked at together: bounds memory, whatever the size of a tensor."""
+FLOATS = ("F32", "F16", "BF16")
+"""What servers take as an adapter's weights."""
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
+              "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
+"""Types whose tensors have as many bytes as their shape says."""
+LARGEST = 65504.0
+"""The largest number of half precision, which servers may cast an adapter to."""
 EXPONENT = {"F64": ("<u8", 0x7FF0_0000_0000_0000), "F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
 """Integer view of a float type, and its exponent bits: all of them set means infinity or NaN."""
+BEYOND = {"F64": 0x40EF_FC00_0000_0000, "F32": 0x477F_E000, "BF16": 0x477F}
+"""Bits of :data:`LARGEST` (in BF16 of the next number below)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,34 +49,60 @@ def header(path: Path) -> dict[str, TensorInfo]:
             raw = json.loads(file.read(length))
             entries = {k: v for k, v in raw.items() if k != "__metadata__"}
             tensors = {k: _info(v, offset=8 + length) for k, v in entries.items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise IntegrityError(f"{path.name} has a broken safetensors header: {e}") from e
     if any(t.end > size or t.start > t.end for t in tensors.values()):
         raise IntegrityError(f"{path.name} is cut off: its header speaks of more than its {size} bytes")
+    _check_ranges(path.name, tensors, first=8 + length, size=size)
     return tensors
+
+
+def _check_ranges(name: str, tensors: dict[str, TensorInfo], *, first: int, size: int) -> None:
+    """The format's own rule: tensors lie end to end and fill the file, each as long as type and shape say."""
+    at = first
+    for key, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if info.start != at:
+            raise IntegrityError(f"{name}: tensor {key[:160]} starts at byte {info.start}, the one before it ends at {at}")
+        item = ITEM_BYTES.get(info.dtype)
+        if item is not None and math.prod(info.shape) * item != info.end - info.start:
+            raise IntegrityError(f"{name}: tensor {key[:160]} has {info.end - info.start} bytes, not those of {info.dtype} {info.shape}")
+        at = info.end
+    if at != size:
+        raise IntegrityError(f"{name} has {size} bytes, and its tensors end at {at}")
 
 
 def _info(entry: dict[str, object], *, offset: int) -> TensorInfo:
     start, end = entry["data_offsets"]  # type: ignore[misc]
-    return TensorInfo(dtype=str(entry["dtype"]), shape=tuple(entry["shape"]), start=offset + start, end=offset + end)  # type: ignore[arg-type,has-type]
+    shape = tuple(entry["shape"])  # type: ignore[arg-type,var-annotated]
+    if not all(type(n) is int and n >= 0 for n in (start, end, *shape)):  # type: ignore[has-type]
+        raise ValueError("a shape or an offset is not a whole number")
+    return TensorInfo(dtype=str(entry["dtype"]), shape=shape, start=offset + start, end=offset + end)  # type: ignore[has-type]
 
 
 def not_finite(path: Path, tensors: dict[str, TensorInfo]) -> Iterator[str]:
     """Names of the tensors that hold an infinity or a NaN."""
     for name, info in tensors.items():
-        if info.dtype in EXPONENT and not _is_finite(path, info):
+        if info.dtype in EXPONENT and _largest_bits(path, info) >= EXPONENT[info.dtype][1]:
             yield name
 
 
-def _is_finite(path: Path, info: TensorInfo) -> bool:
-    dtype, mask = EXPONENT[info.dtype]
-    count = (info.end - info.start) // np.dtype(dtype).itemsize
+def too_large(path: Path, tensors: dict[str, TensorInfo]) -> Iterator[str]:
+    """Names of the tensors that hold a number beyond :data:`LARGEST`."""
+    for name, info in tensors.items():
+        if info.dtype in BEYOND and _largest_bits(path, info) > BEYOND[info.dtype]:
+            yield name
+
+
+def _largest_bits(path: Path, info: TensorInfo) -> int:
+    """The largest magnitude as its bits without the sign: floats of one sign sort as the integers of their bits, NaN above infinity."""
+    dtype, _ = EXPONENT[info.dtype]
+    item = np.dtype(dtype).itemsize
+    unsigned = np.array((1 << (8 * item - 1)) - 1, dtype=dtype)
+    count, largest = (info.end - info.start) // item, 0
     for at in range(0, count, CHUNK):
-        chunk = np.fromfile(path, dtype=dtype, count=min(CHUNK, count - at), offset=info.start + at * np.dtype(dtype).itemsize)
-        bits = np.array(mask, dtype=dtype)
-        if bool(((chunk & bits) == bits).any()):
-            return False
-    return True
+        chunk = np.fromfile(path, dtype=dtype, count=min(CHUNK, count - at), offset=info.start + at * item)
+        largest = max(largest, int((chunk & unsigned).max(initial=0)))
+    return largest
 
 
 def weight_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:

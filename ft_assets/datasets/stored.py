@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +46,16 @@ def load_stored(path: Path) -> Iterator[StoredRow]:
 def load_rows(path: Path) -> Iterator[Example]:
     """The examples of a ``rows.parquet`` in order."""
     return (stored.example for stored in load_stored(path))
+
+
+def content_digest(path: Path) -> str:
+    """The dataset's content sha256, computed anew from its stored rows: over the sha256 of each row's canonical form, in order."""
+    digest = hashlib.sha256()
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=BATCH, columns=["example"]):
+            for example in batch.column(0).to_pylist():
+                digest.update(hashlib.sha256(example.encode("utf-8", "surrogatepass")).digest())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

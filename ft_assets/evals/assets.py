@@ -14,28 +14,25 @@ warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 GATE = dg.AssetCheckSpec("gate", asset="eval_report", partitions_def=JOBS, description="May the adapter be promoted?")
 
 
-@dg.asset(partitions_def=JOBS, group_name="evals", code_version="1", deps=["checkpoint", "dataset"], check_specs=[GATE], pool="evaluate")
+@dg.asset(partitions_def=JOBS, group_name="evals", code_version="2", deps=["checkpoint", "dataset"], check_specs=[GATE], pool="evaluate")
 def eval_report(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
-    """Scores of base and adapter, the proof that the adapter is applied, and the verdict."""
+    """Scores of base, adapter and last accepted adapter, the proof that the adapter is applied, and the verdict."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with owned_by(opened, tenant, job_id):
-        evaluated = evaluation.evaluate(opened, platform.launcher(), tenant, job_id, run_name=context.run_id[:8])
-    verdict = evaluated.verdict
-    findings = "\n".join(f"- {'ok' if f.passed else 'FAILED'} **{f.rule}** ({f.code}): {f.detail}" for f in verdict.findings)
+        evaluated = evaluation.evaluate(opened, platform.launcher(), tenant, job_id)
+    verdict, report = evaluated.verdict, evaluated.report
     return dg.MaterializeResult(
         metadata={
-            "scores": dg.MetadataValue.md(markdown_table(evaluated.report)),
-            "verdict": dg.MetadataValue.md(f"**{verdict.outcome}**\n\n{findings}"),
-            "advice": dg.MetadataValue.md("\n".join(f"- {a}" for a in evaluated.advice) or "none"),
-            "adapter_applied": evaluated.report.adapter_applied,
-            "seconds": evaluated.report.seconds,
+            "scores": dg.MetadataValue.md(markdown_table(report)),
+            "verdict": dg.MetadataValue.md(evaluated.verdict_markdown),
+            "advice": dg.MetadataValue.md("\n".join(f"- {a.message}" for a in evaluated.advice) or "none"),
+            "adapter_applied": report.adapter_applied,
+            "seconds": report.seconds,
+            "seconds_by_suite": dg.MetadataValue.json(evaluated.seconds_by_suite),
             "report": dg.MetadataValue.path(opened.objects.uri(evaluated.key)),
-            **{k.replace("/", "_"): v for k, v in evaluated.report.metrics.items()},
+            "samples": dg.MetadataValue.path(opened.objects.uri(evaluated.samples_key)),
+            **{k.replace("/", "_"): v for k, v in report.metrics.items()},
         },
-        check_results=[
-            dg.AssetCheckResult(
-                check_name="gate", passed=verdict.passed, severity=dg.AssetCheckSeverity.ERROR, metadata={"reasons": list(verdict.reasons)}
-            )
-        ],
+        check_results=[dg.AssetCheckResult(passed=verdict.passed, check_name="gate", metadata={"reasons": list(verdict.reasons)})],
     )

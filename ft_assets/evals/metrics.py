@@ -1,6 +1,6 @@
 """Scores of one answer against the expected one, and the noise of a difference between two models.
 
-A score of an item is 0.0 or 1.0; a model's score is the mean over items; two models are compared on the same items, so
+A score of an item lies from 0.0 to 1.0; a model's score is the mean over items; two models are compared on the same items, so
 the interval of their difference is a paired one.
 """
 
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import string
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,7 +75,88 @@ def json_valid(output: str, _expected: str = "") -> float:
     return float(isinstance(parse_json(output), dict | list))
 
 
-METRICS: dict[str, Callable[[str, str], float]] = {"exact_match": exact_match, "accuracy": accuracy, "json_valid": json_valid}
+def token_f1(output: str, expected: str) -> float:
+    """Overlap of words as SQuAD measures it: harmonic mean of precision and recall over the bag of normalised words."""
+    got, wanted = _squad_words(output), _squad_words(expected)
+    if not got or not wanted:
+        return float(got == wanted)
+    shared = sum((Counter(got) & Counter(wanted)).values())
+    return 2 * shared / (len(got) + len(wanted))
+
+
+def _squad_words(text: str) -> list[str]:
+    """Lower case, then without ASCII punctuation, then without articles: the order of SQuAD's own script."""
+    return re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def bleu(output: str, expected: str) -> float:
+    """Sentence BLEU of sacrebleu (13a tokens, exponential smoothing, orders that a short sentence has), as a share.
+
+    Its mean over items is what is compared item by item; it is not corpus BLEU, which has no score of an item.
+    """
+    return min(1.0, float(_bleu_scorer().sentence_score(output, [expected]).score) / 100.0)
+
+
+def rouge_l(output: str, expected: str) -> float:
+    """F-measure of the longest common subsequence of words: what rouge-score computes (without stemming), for any script.
+
+    Its own words are of the letters a to z alone; here letters of every alphabet count, and every Chinese or Japanese character is one.
+    """
+    got, wanted = _words(output), _words(expected)
+    return 2 * _common_subsequence(got, wanted) / (len(got) + len(wanted)) if got and wanted else 0.0
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+", text.lower())
+
+
+def _common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
+    """Length of the longest common subsequence, a word of `right` at a time (Hyyro 2004: bits that fell to 0 are matches)."""
+    places: dict[str, int] = {}
+    for at, word in enumerate(left):
+        places[word] = places.get(word, 0) | 1 << at
+    whole = row = (1 << len(left)) - 1
+    for word in right:
+        met = row & places.get(word, 0)
+        row = (row + met | row - met) & whole
+    return len(left) - row.bit_count()
+
+
+@cache
+def _bleu_scorer() -> Any:
+    from sacrebleu.metrics.bleu import BLEU  # only a report that scores text needs it: nothing else waits for its import
+
+    return BLEU(effective_order=True)
+
+
+def field_accuracy(output: str, expected: str) -> float:
+    """Share of the expected JSON object's fields that the output has with equal values; fields that nobody expected count as wrong.
+
+    Where no object is expected, an exact match.
+    """
+    wanted = parse_json(expected)
+    if not isinstance(wanted, dict):
+        return exact_match(output, expected)
+    got = parse_json(output)
+    if not isinstance(got, dict):
+        return 0.0
+    right = sum(key in got and same_json(got[key], value) for key, value in wanted.items())
+    return right / len(wanted.keys() | got.keys()) if wanted or got else 1.0
+
+
+METRICS: dict[str, Callable[[str, str], float]] = {
+    "exact_match": exact_match,
+    "accuracy": accuracy,
+    "token_f1": token_f1,
+    "bleu": bleu,
+    "rouge_l": rouge_l,
+    "json_valid": json_valid,
+    "field_accuracy": field_accuracy,
+}
+"""Scores of a holdout item by name, from 0 to 1: ``(output, expected)``."""
 
 
 def mean(scores: Sequence[float]) -> float:

@@ -1,36 +1,44 @@
-"""What ``python -m ft_assets.evals.runner RUN.json`` is given and what it leaves: ``eval-result.json``.
+"""What ``python -m ft_assets.evals.runner RUN.json`` is given and what it leaves: ``eval-result.json``, format 2.
 
-The result holds one section per subject (``base``, ``adapter``, ``previous``), each with its raw answers: scores are
-computed from them afterwards (:mod:`ft_assets.evals.report`), so a new metric needs no new generation, and a base
-section can be kept and passed again as ``base_scores``.
+Every subject (``base``, ``adapter``, ``previous``) has the answers of every suite: scores are computed from them afterwards
+(:mod:`ft_assets.evals.report`), so a new metric asks nothing again, and answers can be kept by digest and passed again as ``known``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from ft_assets.errors import InvalidRequest
-from ft_assets.evals import suites
+from tokenizers import Tokenizer
 
-RESULT_NAME = "eval-result.json"
+from ft_assets.errors import InvalidRequest
+from ft_assets.evals import preferences, safety, suites
+from ft_assets.evals.suites import Suite
+
+FORMAT = 2
+RUN_NAME, RESULT_NAME, JOURNAL_NAME, HEARTBEAT_NAME = "run.json", "eval-result.json", "journal.jsonl", "heartbeat.json"
+MILESTONES_NAME, SAMPLES_NAME = "milestones.jsonl", "samples.jsonl"
 EXIT_OK, EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_STOPPED = 0, 64, 70, 75
-"""As sysexits.h: usage, software, temporary failure (SIGTERM: the same run may be started again)."""
-ADAPTER_NOT_APPLIED = "adapter_not_applied"
+"""As sysexits.h: usage, software, temporary failure (stopped: the same run may be started again, and goes on)."""
+ADAPTER_NOT_APPLIED, ADAPTER_UNLOADABLE = "adapter_not_applied", "adapter_unloadable"
+
+Known = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Sections of earlier results by subject and suite digest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalRun:
     base_model_dir: Path
     adapter_dir: Path | None
-    """The adapter to judge; None scores the base alone."""
+    """The adapter or whole model to judge; None scores the base alone."""
     previous_adapter_dir: Path | None = None
     """The last accepted adapter of the same lineage, for comparison."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each subject: under it its answers are in the journal. A subject without one goes by its directory."""
     holdout: Path | None = None
     """JSONL of items (see :mod:`suites`)."""
     golden: bool = True
@@ -38,10 +46,27 @@ class EvalRun:
     """Pack directory whose ``val-*.parquet`` windows give the perplexity."""
     max_new_tokens: int = 256
     max_items: int = 200
+    capability: tuple[str, ...] = ()
+    """Capability suites by name."""
+    capability_limit: int = 1000
+    task_dirs: tuple[Path, ...] = ()
+    """Further directories of capability suites, beside those that ship."""
+    data_dir: Path | None = None
+    """Where capability suites find their data."""
+    safety: bool = False
+    classifier: Mapping[str, Any] | None = None
+    """``{"spec"}`` of what says whether an answer refuses (:mod:`safety`); None: the rule that ships."""
+    judge: Mapping[str, Any] | None = None
+    """``{"url", "model", "max_items"}`` of the model that compares answers, and what :class:`Endpoint` takes; None: none does."""
     batch_size: int = 32
     """Prompts generated together; affects speed only."""
-    base_scores: Mapping[str, Any] | None = None
-    """Base section of an earlier result; used if its suite digest is this run's, else the base answers again."""
+    known: Known = field(default_factory=dict)
+    """Answers that need not be asked for: those whose suite has the same digest in this run."""
+    lease: Path | None = None
+    """A file that whoever waits for the result touches; None: nobody has to wait."""
+    lease_s: float = 120.0
+    """Seconds without a touch after which the run stops, to be gone on with by the next who wants it. A step that died is replaced
+    after 45 s: its process is still there to be adopted."""
     out_dir: Path
 
     @property
@@ -51,27 +76,12 @@ class EvalRun:
     def holdout_items(self) -> list[suites.Item]:
         return suites.read_items(self.holdout)[: self.max_items] if self.holdout else []
 
-    def suite_digest(self) -> str:
-        """Key of this run's base answers: known before anything is generated."""
-        return suites.suite_digest(
-            self.holdout_items(),
-            with_golden=self.golden,
-            decoding=self.decoding,
-            validation_sha256=self._validation_sha256(),
-            max_items=self.max_items,
-        )
-
-    def _validation_sha256(self) -> str | None:
-        if self.validation_pack_dir is None:
-            return None
-        whole = hashlib.sha256()
-        for shard in sorted(self.validation_pack_dir.glob("val-*.parquet")):
-            whole.update(hashlib.sha256(shard.read_bytes()).digest())
-        return whole.hexdigest()
+    def digest_of(self, subject: str) -> str:
+        places = {"base": self.base_model_dir, "adapter": self.adapter_dir, "previous": self.previous_adapter_dir}
+        return self.digests.get(subject) or str(places.get(subject, subject))
 
     def write(self, path: Path) -> None:
-        body = {f.name: getattr(self, f.name) for f in fields(self)}
-        write_json(path, {k: str(v) if isinstance(v, Path) else v for k, v in body.items()})
+        write_json(path, {f.name: _plain(getattr(self, f.name)) for f in fields(self)})
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -83,16 +93,60 @@ class EvalRun:
             raise InvalidRequest(
                 f"run file {path}: unknown fields {sorted(set(body) - known)}, missing fields {sorted(missing)}", code="bad_run_file"
             )
-        for key in ("max_new_tokens", "max_items", "batch_size"):
+        for key in ("max_new_tokens", "max_items", "batch_size", "capability_limit"):
             if not isinstance(body.get(key, 1), int) or body.get(key, 1) < 1:
                 raise InvalidRequest(f"run file {path}: {key} {body[key]!r} is not a whole number of at least 1", code="bad_run_file")
-        paths = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "validation_pack_dir", "out_dir")
-        run = cls(**{**body, **{key: Path(body[key]) for key in paths if body.get(key)}})
-        for key in paths[:-1]:
-            place = getattr(run, key)
+        body |= {key: Path(body[key]) for key in PATHS if body.get(key)}
+        body |= {"capability": tuple(body.get("capability", ())), "task_dirs": tuple(Path(p) for p in body.get("task_dirs", ()))}
+        run = cls(**body)
+        places = [(key, getattr(run, key)) for key in PATHS if key not in ("out_dir", "lease")] + [("task_dirs", p) for p in run.task_dirs]
+        for key, place in places:
             if place is not None and not place.exists():
                 raise InvalidRequest(f"run file {path}: {key} {place} does not exist", code="bad_run_file")
         return run
+
+
+PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "validation_pack_dir", "data_dir", "lease", "out_dir")
+
+
+def capability_id(name: str) -> str:
+    """Suite id of a capability suite."""
+    return f"capability/{name}"
+
+
+def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
+    """The suites of a run that are built without a model or a harness, and what kind of preferences is held out.
+
+    Equal wherever it is called: whoever knows the run knows under which digests answers may be known already.
+    """
+    found: list[Suite] = []
+    if items := run.holdout_items():
+        longest = longest_answer(run.base_model_dir, [item.expected or "" for item in items])
+        found.append(suites.holdout_suite(items, run.decoding, longest_expected=longest))
+    if run.golden:
+        found.append(suites.golden_suite(run.decoding))
+    if run.safety:
+        found.append(safety.suite(run.decoding, run.classifier))
+    kind: preferences.Kind | None = None
+    if run.validation_pack_dir:
+        held_out, kind = suites.validation_suites(run.validation_pack_dir, limit=run.max_items)
+        found += held_out
+    return tuple(found), kind
+
+
+def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:
+    """Tokens of the longest of `texts`; None where the model has no ``tokenizer.json``."""
+    place = base_model_dir / "tokenizer.json"
+    if not place.is_file():
+        return None
+    encoded = Tokenizer.from_file(str(place)).encode_batch_fast(texts, add_special_tokens=False)
+    return max((len(e) for e in encoded), default=0)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""Suites: the items that base and adapter answer, and the digest under which a base model's answers are kept.
+"""Suites: what every subject of an evaluation is asked, and the digest under which its answers are kept.
 
-A suite digest covers the items and everything that shapes an answer to them, so a cached score is either exactly
-right or not found.
+A suite is a list of requests (:mod:`ft_assets.evals.requests`). Its digest covers all that shapes an answer, so kept answers are
+either exactly right or not found; how answers are scored is no part of it, so a new metric asks nothing again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ft_assets.evals import golden, metrics
+from ft_assets.evals import golden, metrics, preferences, requests
 
 Message = Mapping[str, Any]
+Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
 
-PROTOCOL = 2
-"""Raised whenever rendering, decoding or scoring changes meaning: older cached answers are then not found."""
+GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY = "golden", "holdout", "validation", "unwanted", "safety"
+"""Ids of the suites that there is one of; a capability suite's is ``capability/<name>``."""
+PROTOCOL = 3
+"""Raised whenever rendering or decoding changes meaning: older answers are then not found."""
 SHORT_ANSWER_WORDS = 8
 """An expected answer of at most this many words can be asked for to the letter (a label, a number, a name)."""
 
@@ -50,8 +54,72 @@ class Decoding:
     """Most tokens of an answer to a golden prompt: enough to see a loop."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Requests in the order in which they are asked; their ids are unique within the suite."""
+
+    id: str
+    kind: Kind
+    requests: tuple[requests.Request, ...]
+    version: str | None = None
+    """Of suites that ship or that an operator adds; a tenant's own rows have none."""
+    items: tuple[Item, ...] = ()
+    """Prompts and expected answers, of golden, holdout and safety suites; an item has its request's id."""
+    num_items: int
+    """What is scored: an item of a capability suite may take several requests."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Key of the suite's answers, known before anything is asked."""
+        return requests.digest(f"{self.id}@{self.version}" if self.version else self.id, self.requests, protocol=PROTOCOL)
+
+
+def conversation_suite(
+    kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, suite_id: str | None = None
+) -> Suite:
+    """A suite that has every item's conversation answered."""
+    asked = tuple(requests.Generate(id=item.id, messages=item.messages, max_new_tokens=max_new_tokens) for item in items)
+    return Suite(id=suite_id or kind, kind=kind, requests=asked, version=version, items=tuple(items), num_items=len(items))
+
+
 def golden_items() -> list[Item]:
     return [Item(id=id_, messages=({"role": "user", "content": text},), expected=None) for id_, text in golden.prompts()]
+
+
+def golden_suite(decoding: Decoding) -> Suite:
+    """The golden set, which ships (:mod:`golden`)."""
+    return conversation_suite("golden", golden_items(), max_new_tokens=decoding.golden_max_new_tokens, version=golden.version())
+
+
+def holdout_suite(items: Sequence[Item], decoding: Decoding, *, longest_expected: int | None = None) -> Suite:
+    """The tenant's own items. `longest_expected`: tokens of the longest expected answer; half as much again, and 8, will do for any."""
+    most = decoding.max_new_tokens
+    budget = most if longest_expected is None else min(most, longest_expected + longest_expected // 2 + 8)
+    return conversation_suite("holdout", items, max_new_tokens=budget)
+
+
+def validation_suites(pack_dir: Path, *, limit: int) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
+    """The validation part of a pack: ``validation``, and of preferences ``unwanted`` too; a side without examples gives none.
+
+    Of pairs, a wanted answer and its unwanted one have the same request id.
+    """
+    held_out = preferences.held_out(pack_dir, limit=limit)
+    sides: tuple[tuple[Kind, list[preferences.Example]], ...] = (("validation", held_out.wanted), ("unwanted", held_out.unwanted))
+    return tuple(_loss_suite(kind, examples) for kind, examples in sides if examples), held_out.kind
+
+
+def _loss_suite(kind: Kind, examples: Sequence[preferences.Example]) -> Suite:
+    asked = tuple(
+        requests.Loss(id=f"example-{at:05d}", input_ids=tuple(ids), labels=tuple(labels)) for at, (ids, labels) in enumerate(examples)
+    )
+    return Suite(id=kind, kind=kind, requests=asked, num_items=len(asked))
+
+
+def spread(num_items: int, limit: int) -> list[int]:
+    """At most `limit` of `num_items` positions, evenly spread, in order: the same ones every time."""
+    if num_items <= limit:
+        return list(range(num_items))
+    return [at * num_items // limit for at in range(limit)]
 
 
 def holdout_items(rows: Iterable[Mapping[str, Any]], *, limit: int = 200) -> list[Item]:
@@ -101,19 +169,6 @@ def is_literal(items: Sequence[Item]) -> bool:
     answers = [item.expected for item in items if item.expected is not None]
     literal = sum(len(a.split()) <= SHORT_ANSWER_WORDS or metrics.json_valid(a) == 1.0 for a in answers)
     return bool(answers) and 2 * literal > len(answers)
-
-
-def suite_digest(holdout: Sequence[Item], *, with_golden: bool, decoding: Decoding, validation_sha256: str | None, max_items: int) -> str:
-    """Digest of everything that shapes the scores but the model: items, decoding, validation windows, protocol."""
-    body = {
-        "protocol": PROTOCOL,
-        "holdout": [item.to_dict() for item in holdout],
-        "golden": [item.to_dict() for item in golden_items()] if with_golden else None,
-        "decoding": [decoding.max_new_tokens, decoding.golden_max_new_tokens],
-        "validation": validation_sha256,
-        "max_items": max_items,
-    }
-    return _sha256(body)
 
 
 def _sha256(value: Any) -> str:

@@ -1,9 +1,9 @@
 """The adapters that a server knows: by name, in memory as far as they fit, out of the way of requests in flight.
 
-A name stands for one directory with one content for the life of the server, also after it was unloaded. Weights are read
-and checked before the engine hears of them. At most `max_resident` adapters stay in memory; the least recently used idle
-one makes room and is read again when it is asked for. Unloading closes the name at once and frees the weights when the
-last request that uses them has ended.
+A name stands for one content for the life of the server, also after it was unloaded. Weights are read and checked before
+the engine hears of them. At most `max_resident` adapters are in memory; the least recently used idle one makes room and is
+read again when it is asked for. Where none is idle, a request for another one waits until one is. Unloading closes the name
+at once and frees the weights when the last request that uses them has ended.
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ class AdapterStore:
         self._max_resident, self._max_rank = max_resident, max_rank
         self._base_digest = base_digest
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
-        self._history: dict[str, tuple[Path, tuple[str, str]]] = {}
+        self._history: dict[str, tuple[str, str]] = {}
         self._change = asyncio.Lock()
+        self._released = asyncio.Event()
+        """Set whenever an adapter may have become idle."""
+        self._num_resident = 0
 
     def listing(self) -> list[Loaded]:
         return sorted(self._loaded.values(), key=lambda a: a.name)
@@ -88,12 +91,12 @@ class AdapterStore:
             if not (directory / package.CONFIG).is_file():
                 raise AdapterError(f"No adapter found for {directory}", kind="NotFoundError", status=404)
             content = await asyncio.to_thread(self._checked, directory)
-            if self._history.get(name, (directory, content)) != (directory, content):
+            if self._history.get(name, content) != content:
                 raise AdapterError(f"The name '{name}' stood for other weights before; use a new name.", kind="InvalidUserInput")
             adapter = Loaded(name=name, directory=directory, content=content)
-            await self._make_resident(adapter)
+            await self._make_resident(adapter)  # where there is no room, its first request reads it
             self._loaded[name] = adapter
-            self._history[name] = (directory, content)
+            self._history[name] = content
 
     async def unload(self, name: str) -> None:
         """Close `name` to new requests; those in flight end as they began. ``KeyError`` if it is not loaded."""
@@ -109,43 +112,61 @@ class AdapterStore:
         adapter = self._loaded[name]
         adapter.num_active += 1
         try:
-            if not adapter.resident:
+            while not adapter.resident:
+                self._released.clear()
                 async with self._change:
-                    if not adapter.resident:
-                        await self._read_again(adapter)
+                    if adapter.resident or await self._read_again(adapter):
+                        break
+                await self._released.wait()
             if name in self._loaded:
                 self._loaded.move_to_end(name)
             yield
         finally:
             adapter.num_active -= 1
+            self._released.set()
             if adapter.closed and adapter.num_active == 0:
                 await asyncio.shield(self._evict_closed(adapter))
 
     async def _evict_closed(self, adapter: Loaded) -> None:
         async with self._change:
             current = self._loaded.get(adapter.name)
-            if current is None and adapter.num_active == 0:
-                await self._evict(adapter)
+            if adapter.num_active:
+                return
+            if current is not None and current.resident and adapter.resident:  # loaded again since: the weights are its own now
+                adapter.resident = False
+                self._num_resident -= 1
+                return
+            await self._evict(adapter)
 
-    async def _read_again(self, adapter: Loaded) -> None:
+    async def _read_again(self, adapter: Loaded) -> bool:
         content = await asyncio.to_thread(self._checked, adapter.directory)
         if content != adapter.content:
             raise AdapterError(f"The files of '{adapter.name}' in {adapter.directory} have changed since it was loaded.")
-        await self._make_resident(adapter)
+        return await self._make_resident(adapter)
 
-    async def _make_resident(self, adapter: Loaded) -> None:
-        pairs = await asyncio.to_thread(self._engine.read_adapter, adapter.directory)
-        idle = [a for a in self._loaded.values() if a.resident and a.num_active == 0 and a is not adapter]
-        resident = sum(a.resident for a in self._loaded.values())
-        for oldest in idle[: max(0, resident + 1 - self._max_resident)]:
-            await self._evict(oldest)
-        await asyncio.to_thread(self._engine.attach, adapter.name, pairs)
+    async def _make_resident(self, adapter: Loaded) -> bool:
+        """Bring the weights into memory; False where every adapter there is in use."""
+        while self._num_resident >= self._max_resident:
+            idle = next((a for a in self._loaded.values() if a.resident and a.num_active == 0), None)
+            if idle is None:
+                return False
+            await self._evict(idle)  # looked for anew each time: a request may have taken the next one meanwhile
+        self._num_resident += 1
+        try:
+            pairs = await asyncio.to_thread(self._engine.read_adapter, adapter.directory)
+            await asyncio.to_thread(self._engine.attach, adapter.name, pairs)
+        except BaseException:
+            self._num_resident -= 1
+            raise
         adapter.resident = True
+        return True
 
     async def _evict(self, adapter: Loaded) -> None:
         if adapter.resident:
             adapter.resident = False
             await asyncio.to_thread(self._engine.detach, adapter.name)
+            self._num_resident -= 1
+            self._released.set()
 
     def _checked(self, directory: Path) -> tuple[str, str]:
         """Digests of the adapter's files, after every check of a package."""

@@ -30,16 +30,19 @@ class Server:
         self, engine: Engine, *, served_name: str, base_shapes: Mapping[str, Sequence[int]], max_resident: int, max_rank: int,
         base_digest: str | None = None,
     ) -> None:  # fmt: skip
-        self.engine, self.served_name = engine, served_name
+        self.engine, self.served_name, self.base_digest = engine, served_name, base_digest
+        self.alias = f"{served_name}@sha256:{base_digest}" if base_digest else None
         self.store = AdapterStore(
             engine, base_name=served_name, base_shapes=base_shapes, max_resident=max_resident, max_rank=max_rank, base_digest=base_digest
         )
         self.created = int(time.time())
 
     def models(self) -> dict[str, Any]:
-        base = self._card(self.served_name, root=self.served_name, parent=None)
+        """Cards as vLLM's; the base's bytes are told by a field, and by a second name as vLLM can be given one."""
+        base = {**self._card(self.served_name, root=self.served_name, parent=None), "digest": self.base_digest}
+        alias = [self._card(self.alias, root=self.served_name, parent=None)] if self.alias else []
         adapters = [self._card(a.name, root=str(a.directory), parent=self.served_name) for a in self.store.listing()]
-        return {"object": "list", "data": [base, *adapters]}
+        return {"object": "list", "data": [base, *alias, *adapters]}
 
     def _card(self, name: str, *, root: str, parent: str | None) -> dict[str, Any]:
         return {
@@ -49,7 +52,8 @@ class Server:
 
     async def call(self, body: ChatRequest | CompletionRequest) -> Call:
         """The request, checked and rendered to tokens."""
-        if body.model != self.served_name and body.model not in self.store:
+        base = body.model in (self.served_name, self.alias)
+        if not base and body.model not in self.store:
             raise unknown_model(body.model)
         chat = isinstance(body, ChatRequest)
         prompt = await asyncio.to_thread(self._render, body)
@@ -66,7 +70,7 @@ class Server:
             )
         return Call(
             model=body.model,
-            adapter=None if body.model == self.served_name else body.model,
+            adapter=None if base else body.model,
             prompt=prompt,
             max_tokens=wanted,
             sampling=Sampling(temperature=body.temperature, top_p=body.top_p, seed=body.seed),

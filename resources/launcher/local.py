@@ -47,7 +47,7 @@ class LocalLauncher:
             if not (directory / "launched").exists():
                 workload.work_dir.mkdir(parents=True, exist_ok=True)
                 write_json(directory / "workload.json", _command(workload))
-                self._watch(directory, workload.name)
+                self._watch(directory, workload)
         return self.status(workload.name)
 
     def status(self, name: str) -> WorkloadStatus:
@@ -95,13 +95,13 @@ class LocalLauncher:
     def _directory(self, name: str) -> Path:
         return self._root / checked_id(name, what="workload")
 
-    def _watch(self, directory: Path, name: str) -> None:
+    def _watch(self, directory: Path, workload: Workload) -> None:
         """Start the watcher; it detaches itself, so what is waited for here is only its first moment."""
         with (directory / "watch.log").open("ab") as log:
             done = subprocess.run(
                 [sys.executable, "-m", "resources.launcher.watch", str(directory.absolute())],
                 cwd=REPOSITORY,
-                env=_environment({}),
+                env=_environment({name: os.environ[name] for name in workload.secrets if name in os.environ}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -113,7 +113,7 @@ class LocalLauncher:
             if (directory / "process.json").exists() or (directory / "status.json").exists():
                 return
             time.sleep(POLL_S / 5)
-        raise Unavailable(f"workload {name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
+        raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
 
     def _unstarted(self, directory: Path, *, watched: bool) -> WorkloadPhase:
         if not (directory / "launched").exists():
@@ -143,6 +143,7 @@ def _command(workload: Workload) -> dict[str, Any]:
         "argv": [*python, workload.module, str(workload.run_file.absolute())],
         "cwd": str(workload.work_dir.absolute()),
         "env": _environment(workload.env),
+        "secrets": list(workload.secrets),
         "labels": dict(workload.labels),
     }
 

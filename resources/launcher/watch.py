@@ -50,7 +50,7 @@ def run(directory: Path) -> dict[str, Any]:
             process = subprocess.Popen(
                 spec["argv"],
                 cwd=spec["cwd"],
-                env=spec["env"],
+                env={**spec["env"], **{name: os.environ[name] for name in spec.get("secrets", ()) if name in os.environ}},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

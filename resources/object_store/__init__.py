@@ -10,18 +10,19 @@ from ft_assets.errors import InvalidRequest
 from resources.object_store.local import LocalObjectStore
 
 
-def from_url(url: str) -> ObjectStore:
+def from_url(url: str, *, cold_dir: Path | None = None, cold_class: str = "") -> ObjectStore:
     """The store that `url` names: ``file:///directory`` or ``s3://bucket/prefix``.
 
+    Where what nobody uses goes: `cold_dir` of a directory, the storage class `cold_class` of a bucket.
     S3 credentials, region and endpoint come from the environment as for any AWS client (``AWS_*``).
     """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return LocalObjectStore(Path(unquote(parts.path)))
+        return LocalObjectStore(Path(unquote(parts.path)), cold=cold_dir)
     if parts.scheme == "s3" and parts.netloc:
         from resources.object_store.s3 import S3ObjectStore  # boto3 takes 0.3 s to import, and most processes are local
 
-        return S3ObjectStore.connect(bucket=parts.netloc, prefix=parts.path.strip("/"))
+        return S3ObjectStore.connect(bucket=parts.netloc, prefix=parts.path.strip("/"), cold_class=cold_class)
     raise InvalidRequest(f"object store {url!r} is not file:///<directory> or s3://<bucket>/<prefix>", code="invalid_object_store")
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,10 +19,14 @@ STAGING = ".staging"
 
 
 class LocalObjectStore:
-    """A reader sees a whole object or none, after a crash too: data and directory entry are synced before ``put`` returns."""
+    """A reader sees a whole object or none, after a crash too: data and directory entry are synced before ``put`` returns.
 
-    def __init__(self, root: Path) -> None:
+    An object lies under `root` or, once cooled, under `cold`; while it moves under both, and is the same.
+    """
+
+    def __init__(self, root: Path, *, cold: Path | None = None) -> None:
         self.root = root.absolute()
+        self.cold = None if cold is None else cold.absolute()
         (self.root / STAGING).mkdir(parents=True, exist_ok=True)
 
     def put_bytes(self, key: str, data: bytes) -> None:
@@ -39,10 +44,12 @@ class LocalObjectStore:
             return source.read()
 
     def open(self, key: str) -> BinaryIO:
-        try:
-            return self._path(key).open("rb")
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise missing(key) from None
+        for path in (*self._paths(key), self._path(key)):  # once more: it may have been written anew since
+            try:
+                return path.open("rb")
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue
+        raise missing(key)
 
     def get_file(self, key: str, path: Path) -> None:
         with self.open(key) as source:
@@ -56,17 +63,34 @@ class LocalObjectStore:
                 beside.unlink(missing_ok=True)
 
     def exists(self, key: str) -> bool:
-        return self._path(key).is_file()
+        return any(path.is_file() for path in self._paths(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        start = self._path(prefix) if prefix else self.root
-        yield from _walk(start, f"{prefix}/" if prefix else "")
+        under = f"{prefix}/" if prefix else ""
+        warm, *cold = [root / checked_key(prefix) if prefix else root for root in self._roots()]
+        if not cold:
+            yield from _walk(warm, under)
+            return
+        found = {info.key: info for info in _walk(warm, under)}  # all of it before the other: what moves is seen in one of them
+        found |= {info.key: info for info in _walk(cold[0], under)}
+        yield from (found[key] for key in sorted(found))
 
     def delete(self, key: str) -> None:
-        try:
-            self._path(key).unlink(missing_ok=True)
-        except (NotADirectoryError, IsADirectoryError):
-            return
+        for path in self._paths(key):
+            with suppress(NotADirectoryError, IsADirectoryError):
+                path.unlink(missing_ok=True)
+
+    def cool(self, prefix: str) -> int | None:
+        if self.cold is None:
+            return None
+        found = 0
+        for info in _walk(self._path(prefix), f"{prefix}/"):
+            warm, cold = self._paths(info.key)
+            with warm.open("rb") as source:
+                _write_whole(cold, self.cold / STAGING, lambda out, source=source: _copy(source, out))  # type: ignore[misc]
+            warm.unlink(missing_ok=True)
+            found += 1
+        return max(found, sum(1 for _ in _walk(self.cold / checked_key(prefix), f"{prefix}/")))
 
     def uri(self, key: str) -> str:
         return self._path(key).as_uri()
@@ -74,20 +98,34 @@ class LocalObjectStore:
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
 
+    def _paths(self, key: str) -> tuple[Path, ...]:
+        """Where an object may lie, in the order in which it is looked for."""
+        return tuple(root / checked_key(key) for root in self._roots())
+
+    def _roots(self) -> tuple[Path, ...]:
+        return (self.root,) if self.cold is None else (self.root, self.cold)
+
     def _write(self, key: str, write: Callable[[BinaryIO], int]) -> int:
-        target = self._path(key)
-        staged = self.root / STAGING / uuid.uuid4().hex
-        try:
-            with staged.open("xb") as out:
-                written = write(out)
-                out.flush()
-                os.fsync(out.fileno())
-            _make_directories(target.parent)
-            staged.replace(target)
-            _sync_directory(target.parent)
-        finally:
-            staged.unlink(missing_ok=True)
+        written = _write_whole(self._path(key), self.root / STAGING, write)
+        for cold in self._paths(key)[1:]:
+            cold.unlink(missing_ok=True)  # or it would be there again when the new one is deleted by another machine
         return written
+
+
+def _write_whole(target: Path, staging: Path, write: Callable[[BinaryIO], int]) -> int:
+    staging.mkdir(parents=True, exist_ok=True)
+    staged = staging / uuid.uuid4().hex
+    try:
+        with staged.open("xb") as out:
+            written = write(out)
+            out.flush()
+            os.fsync(out.fileno())
+        _make_directories(target.parent)
+        staged.replace(target)
+        _sync_directory(target.parent)
+    finally:
+        staged.unlink(missing_ok=True)
+    return written
 
 
 def _copy(source: BinaryIO, out: BinaryIO) -> int:

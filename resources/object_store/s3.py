@@ -23,6 +23,7 @@ from resources.object_store.keys import checked_key, missing
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CopySourceTypeDef
 
 TRANSFER = TransferConfig(multipart_threshold=16 << 20, multipart_chunksize=16 << 20, max_concurrency=4)
 """Parts of 16 MiB, four at once: 64 MiB of memory for an upload, and 156 GiB within the 10,000 parts of S3."""
@@ -33,15 +34,16 @@ ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
 class S3ObjectStore:
     """A put is atomic by S3's own promise: an upload that breaks off, in parts or not, leaves the old object."""
 
-    def __init__(self, client: S3Client, *, bucket: str, prefix: str = "") -> None:
+    def __init__(self, client: S3Client, *, bucket: str, prefix: str = "", cold_class: str = "") -> None:
         self._client = client
+        self._cold_class = cold_class
         self._bucket = bucket
         self._prefix = f"{checked_key(prefix)}/" if prefix else ""
 
     @classmethod
-    def connect(cls, *, bucket: str, prefix: str = "") -> Self:
+    def connect(cls, *, bucket: str, prefix: str = "", cold_class: str = "") -> Self:
         config = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=60)
-        return cls(boto3.client("s3", config=config), bucket=bucket, prefix=prefix)
+        return cls(boto3.client("s3", config=config), bucket=bucket, prefix=prefix, cold_class=cold_class)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         with _translated(key):
@@ -87,11 +89,31 @@ class S3ObjectStore:
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for info, _ in self._listed(prefix):
+            yield info
+
+    def cool(self, prefix: str) -> int | None:
+        """Each object is copied onto itself with the other storage class, by the server."""
+        if not self._cold_class:
+            return None
+        found = list(self._listed(prefix))
+        for info, storage_class in found:
+            if storage_class == self._cold_class:
+                continue
+            here = {"Bucket": self._bucket, "Key": self._key(info.key)}
+            extra = {"StorageClass": self._cold_class, "MetadataDirective": "COPY"}
+            with _translated(info.key):
+                self._client.copy(cast("CopySourceTypeDef", here), self._bucket, self._key(info.key), ExtraArgs=extra, Config=TRANSFER)
+        return len(found)
+
+    def _listed(self, prefix: str) -> Iterator[tuple[ObjectInfo, str]]:
+        """Objects and their storage classes."""
         under = self._prefix + (f"{checked_key(prefix)}/" if prefix else "")
         with _translated(prefix):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=under):
                 for item in page.get("Contents", ()):
-                    yield ObjectInfo(key=item["Key"].removeprefix(self._prefix), size_bytes=item["Size"])
+                    info = ObjectInfo(key=item["Key"].removeprefix(self._prefix), size_bytes=item["Size"])
+                    yield info, item.get("StorageClass", "STANDARD")
 
     def delete(self, key: str) -> None:
         with _translated(key):

@@ -166,9 +166,20 @@ def _inference_is_local(settings: Settings) -> bool:
     return settings.inference_urls == (f"http://127.0.0.1:{settings.inference_port}",)
 
 
+def demo_model_dir(settings: Settings) -> Path:
+    """Where the bytes lie that the demo model's id stands for at this start; an update reaches the server with the next one."""
+    from ft_assets.base_models import Catalogue  # with YAML and hashing, which `ft --help` need not pay for
+    from ft_assets.operator_catalogue import catalogue_file
+
+    directory = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).card(DEMO_MODEL).directory
+    if directory is None:
+        raise InvalidRequest(f"the catalogue names no files of {DEMO_MODEL}, which the local server serves; give its entry a path")
+    return directory
+
+
 def _inference(settings: Settings) -> Service:
     url = f"http://127.0.0.1:{settings.inference_port}"
-    model = project_root() / "examples" / "demo" / "base_model"
+    model = demo_model_dir(settings)
     return Service(
         name=INFERENCE,
         argv=(

@@ -156,6 +156,37 @@ def test_an_adapter_in_production_answers_under_its_name_and_its_id(
     assert engine.state.seen[-1]["model"] == name
 
 
+def test_a_route_answers_the_same_caller_alike_and_names_the_version(
+    served: tuple[Platform, str], caller: tuple[str, openai.OpenAI, FtClient]
+) -> None:
+    tenant, client, ft = caller
+    names = [f"ft:tiny-base:{tenant}:bot:{n}" for n in ("one", "two")]
+    ids = [add_adapter(served[0], tenant, name=name, stage="production", loaded=True) for name in names]
+    made = ft.set_route("support", {ids[0]: 1, names[1]: 1})
+    assert [(t["model"], t["share"]) for t in made["targets"]] == [(name, 0.5) for name in names]
+    assert (ft.route("support"), [r["name"] for r in ft.routes()]) == (made, ["support"])
+    assert "support" in [m.id for m in client.models.list()]
+
+    def version(**options: Any) -> str:
+        return client.chat.completions.create(model="support", messages=ASK, **options).model
+
+    by_user = {f"u{n}": version(user=f"u{n}") for n in range(12)}
+    assert set(by_user.values()) == set(names)
+    assert {user: version(user=user) for user in by_user} == by_user
+    assert {version(user="u1", extra_headers={"x-session-id": str(n)}) for n in range(12)} == {by_user["u1"]}
+    assert {version(extra_headers={"x-session-id": str(n)}) for n in range(12)} == set(names)
+    assert len({version() for _ in range(4)}) == 1, "one conversation"
+    raw = client.chat.completions.with_raw_response.create(model="support", messages=ASK, user="u1")
+    assert raw.headers["x-ft-model"] == by_user["u1"]
+    assert raw.headers["x-ft-adapter"] == ids[names.index(by_user["u1"])]
+    ft.delete_route("support")
+    with pytest.raises(openai.NotFoundError):
+        version()
+    with pytest.raises(InvalidRequest, match="outside 0") as refused:
+        ft.set_route("support", {ids[0]: -1})
+    assert refused.value.code == "invalid_route"
+
+
 def test_another_tenants_adapter_does_not_exist(served: tuple[Platform, str], caller: tuple[str, openai.OpenAI, FtClient]) -> None:
     _, client, ft = caller
     tenants.create(served[0], owner := f"o-{uuid.uuid4().hex[:8]}")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,16 @@ def test_a_workload_runs_to_its_end_and_its_exit_code_is_kept(bench: Bench) -> N
     assert before <= status.started_at <= status.ended_at <= time.time()
     assert bench.launcher.read_log("job-a1") == b"hello from job-a1\n"
     assert bench.launcher.read_log("job-a1", offset=6) == b"from job-a1\n"
+
+
+def test_a_secret_reaches_the_workload_and_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_SECRET", "a-secret-value")
+    workload = replace(bench.workload(sleep_s=0), secrets=("FT_SECRET", "FT_UNSET"))
+    bench.launcher.start_or_adopt(workload)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    seen = json.loads((bench.root / "work" / "job-a1" / "environment.json").read_text())
+    assert seen["FT_SECRET"] == "a-secret-value" and "FT_UNSET" not in seen
+    assert not [f for f in (bench.root / "launcher").rglob("*") if f.is_file() and b"a-secret-value" in f.read_bytes()]
 
 
 def test_an_unknown_workload_is_absent_and_stopping_it_is_fine(bench: Bench) -> None:

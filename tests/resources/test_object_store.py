@@ -180,3 +180,58 @@ def test_a_missing_bucket_is_not_a_missing_object(aws: None) -> None:
 def test_an_unknown_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="object store"):
         from_url(url)
+
+
+def test_a_cooled_object_is_read_listed_replaced_and_deleted_as_before(tmp_path: Path) -> None:
+    store = from_url(f"file://{tmp_path}/objects", cold_dir=tmp_path / "cold")
+    for key in ("a/1", "a/2", "a/x/3", "b/4"):
+        store.put_bytes(key, key.encode())
+    assert store.cool("a") == 3
+    assert not (tmp_path / "objects/a/1").exists() and (tmp_path / "cold/a/1").read_bytes() == b"a/1"
+    assert (tmp_path / "objects/b/4").exists()
+    assert [i.key for i in store.list("a")] == ["a/1", "a/2", "a/x/3"]
+    store.put_bytes("a/2", b"new")
+    assert (store.get_bytes("a/1"), store.get_bytes("a/2"), store.exists("a/x/3")) == (b"a/1", b"new", True)
+    assert not (tmp_path / "cold/a/2").exists(), "a new object is warm, and there is one"
+    assert store.cool("a") == 3, "again"
+    store.get_file("a/2", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"new"
+    store.delete("a/1")
+    assert not store.exists("a/1") and [i.key for i in store.list("a")] == ["a/2", "a/x/3"]
+    with pytest.raises(NotFound):
+        store.get_bytes("a/1")
+
+
+def test_an_object_that_moves_to_cold_storage_is_there_at_every_moment(tmp_path: Path) -> None:
+    store = from_url(f"file://{tmp_path}/objects", cold_dir=tmp_path / "cold")
+    for n in range(40):
+        store.put_bytes(f"a/{n:02d}", b"x" * 1000)
+    with ThreadPoolExecutor(2) as pool:
+        moving = pool.submit(store.cool, "a")
+        seen = 0
+        while not moving.done():
+            assert len(list(store.list("a"))) == 40
+            assert all(store.get_bytes(f"a/{n:02d}") == b"x" * 1000 for n in range(40))
+            seen += 1
+    assert (moving.result(), seen > 0) == (40, True)
+
+
+def test_in_a_bucket_objects_change_their_storage_class_and_are_read_as_before(aws: None) -> None:
+    import boto3
+
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="cooled")
+    store = from_url("s3://cooled/deep", cold_class="STANDARD_IA")
+    for key in ("a/1", "a/2", "b/3"):
+        store.put_bytes(key, key.encode())
+    assert store.cool("a") == 2
+    classes = {o["Key"]: o["StorageClass"] for o in client.list_objects_v2(Bucket="cooled")["Contents"]}
+    assert classes == {"deep/a/1": "STANDARD_IA", "deep/a/2": "STANDARD_IA", "deep/b/3": "STANDARD"}
+    assert (store.get_bytes("a/1"), [i.key for i in store.list("a")], store.cool("a")) == (b"a/1", ["a/1", "a/2"], 2)
+
+
+@pytest.mark.usefixtures("aws")
+def test_without_somewhere_cold_nothing_is_cooled(store: ObjectStore) -> None:
+    store.put_bytes("a/1", b"one")
+    assert store.cool("a") is None
+    assert store.get_bytes("a/1") == b"one"

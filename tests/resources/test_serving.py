@@ -1,29 +1,32 @@
-"""The fleet over HTTP: replicas in step, and failures told apart by whether asking again can help."""
+"""The fleet over HTTP: each replica on its own, and failures told apart by whether asking again can help."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from control_plane.protocols import Fleet, ServedAdapter
+from control_plane.protocols import Fleet, Replica
 from ft_assets.errors import Conflict, Unavailable
 from resources.serving import HttpFleet
+
+ONE, TWO = "http://one", "http://two"
 
 
 class Replicas(httpx.BaseTransport):
     """Two servers that speak vLLM's protocol, each with its own adapters; `fail` may answer instead."""
 
-    def __init__(self, fail: Callable[[httpx.Request], httpx.Response | None] = lambda _: None) -> None:
+    def __init__(
+        self, fail: Callable[[httpx.Request], httpx.Response | None] = lambda _: None, *, names: tuple[str, ...] = ("base",)
+    ) -> None:
         self.loaded: dict[str, dict[str, str]] = {"one": {}, "two": {}}
-        self.calls: list[str] = []
-        self._fail = fail
+        self._fail, self._names = fail, names
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.calls.append(f"{request.url.host} {request.url.path}")
         failed = self._fail(request)
         return failed if failed is not None else self._answer(request, self.loaded[request.url.host])
 
@@ -31,8 +34,10 @@ class Replicas(httpx.BaseTransport):
         body = json.loads(request.content or b"{}")
         if request.url.path == "/v1/models":
             cards = [{"id": n, "root": p, "parent": "base"} for n, p in loaded.items()]
-            return httpx.Response(200, json={"data": [{"id": "base", "root": "base", "parent": None}, *cards]})
+            return httpx.Response(200, json={"data": [*({"id": n, "root": "/m", "parent": None} for n in self._names), *cards]})
         if request.url.path == "/v1/load_lora_adapter":
+            if body["lora_name"] in loaded:
+                return httpx.Response(400, json={"error": {"message": f"The lora adapter '{body['lora_name']}' has already been loaded."}})
             loaded[body["lora_name"]] = body["lora_path"]
         elif request.url.path == "/v1/unload_lora_adapter" and loaded.pop(body["lora_name"], None) is None:
             return httpx.Response(404, json={"error": {"message": "cannot be found"}})
@@ -40,41 +45,36 @@ class Replicas(httpx.BaseTransport):
 
 
 def fleet(transport: httpx.BaseTransport) -> HttpFleet:
-    return HttpFleet(["http://one", "http://two/"], transport=transport)
+    return HttpFleet([ONE, f"{TWO}/", ONE], transport=transport)
 
 
-def test_it_is_a_fleet() -> None:
-    as_protocol: Fleet = fleet(Replicas())
-    assert as_protocol.served() == []
-
-
-def test_every_replica_is_told_and_a_second_call_changes_nothing() -> None:
+def test_each_replica_is_loaded_and_listed_on_its_own() -> None:
     replicas = Replicas()
-    made = fleet(replicas)
-    made.load("ft:a", Path("/a"))
-    assert replicas.loaded == {"one": {"ft:a": "/a"}, "two": {"ft:a": "/a"}}
-    made.load("ft:a", Path("/a"))
-    assert sum("load_lora" in call for call in replicas.calls) == 2
-    assert made.served() == [ServedAdapter(name="ft:a", path="/a", base="base")]
-    assert made.probe("ft:a") >= 0.0
-    made.unload("ft:a")
-    made.unload("ft:a")
-    assert made.served() == []
+    made: Fleet = fleet(replicas)
+    made.load(TWO, "ft:a", Path("/a"))
+    made.load(TWO, "ft:a", Path("/a"))
+    assert replicas.loaded == {"one": {}, "two": {"ft:a": "/a"}}
+    assert list(made.replicas()) == [
+        Replica(url=ONE, ready=True, base="base"),
+        Replica(url=TWO, ready=True, base="base", adapters={"ft:a": "/a"}),
+    ]
+    assert made.probe(TWO, "ft:a") >= 0.0
+    made.unload(TWO, "ft:a")
+    made.unload(TWO, "ft:a")
+    assert replicas.loaded == {"one": {}, "two": {}}
 
 
-def test_an_adapter_that_one_replica_lacks_is_not_served_and_loading_repairs_it() -> None:
-    replicas = Replicas()
-    replicas.loaded["one"]["ft:a"] = "/a"
-    assert fleet(replicas).served() == []
-    fleet(replicas).load("ft:a", Path("/a"))
-    assert len(fleet(replicas).served()) == 1
+def test_the_digest_of_the_base_is_told_by_its_second_name() -> None:
+    digest = "ab" * 32
+    found = fleet(Replicas(names=("org/base", f"org/base@sha256:{digest}"))).replicas()
+    assert {(r.base, r.base_digest) for r in found} == {("org/base", digest)}
 
 
 def test_a_name_that_is_served_from_another_directory_is_refused() -> None:
     replicas = Replicas()
     replicas.loaded["two"]["ft:a"] = "/old"
     with pytest.raises(Conflict, match="serves ft:a from /old already"):
-        fleet(replicas).load("ft:a", Path("/a"))
+        fleet(replicas).load(TWO, "ft:a", Path("/a"))
 
 
 def answering(status: int, *, healthy: bool = True) -> Callable[[httpx.Request], httpx.Response | None]:
@@ -100,22 +100,46 @@ def answering(status: int, *, healthy: bool = True) -> Callable[[httpx.Request],
 )
 def test_refusals_for_good_and_for_now_are_told_apart(status: int, healthy: bool, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"refused to load ft:a: {status} rank 300"):
-        fleet(Replicas(answering(status, healthy=healthy))).load("ft:a", Path("/a"))
+        fleet(Replicas(answering(status, healthy=healthy))).load(ONE, "ft:a", Path("/a"))
 
 
 @pytest.mark.parametrize("trouble", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.RemoteProtocolError("cut")])
-def test_a_replica_that_does_not_answer_makes_the_fleet_unavailable(trouble: Exception) -> None:
+def test_a_replica_that_does_not_answer_is_told_and_harms_no_other(trouble: Exception) -> None:
+    away = False
+
     def fail(request: httpx.Request) -> httpx.Response | None:
-        if request.url.host == "two":
+        if away and request.url.host == "two":
             raise trouble
         return None
 
-    calls: list[Callable[[HttpFleet], object]] = [
-        lambda f: f.served(),
-        lambda f: f.load("a", Path("/a")),
-        lambda f: f.unload("a"),
-        lambda f: f.probe("a"),
+    made = fleet(Replicas(fail))
+    made.replicas()
+    away = True
+    one, two = made.replicas()
+    assert (one.ready, two.ready, two.base) == (True, False, "base"), "what it served is remembered"
+    assert "http://two did not answer" in str(two.error)
+    calls: list[Callable[[str], object]] = [
+        lambda url: made.load(url, "a", Path("/a")),
+        lambda url: made.unload(url, "a"),
+        lambda url: made.probe(url, "a"),
     ]
     for call in calls:
+        call(ONE)
         with pytest.raises(Unavailable, match="http://two did not answer"):
-            call(fleet(Replicas(fail)))
+            call(TWO)
+
+
+def test_replicas_are_asked_side_by_side() -> None:
+    def slow(_: httpx.Request) -> None:
+        time.sleep(0.2)
+
+    made = fleet(Replicas(slow))
+    started = time.monotonic()
+    made.replicas()
+    assert time.monotonic() - started < 0.35
+
+
+def test_a_server_that_is_something_else_is_not_ready() -> None:
+    found = fleet(Replicas(lambda _: httpx.Response(200, text="<html>"))).replicas()
+    assert [r.ready for r in found] == [False, False]
+    assert "does not answer /v1/models as an inference server does" in str(found[0].error)

@@ -11,12 +11,13 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from control_plane.service import files, jobs, scheduling, sweeps, tenants
+from control_plane.service import data_deletion, deletion, files, jobs, scheduling, sweeps, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
 from sensors.admission import admission
 from sensors.failures import MAX_REPLACEMENTS, failures
+from sensors.retention import retention as retention_sensor
 from sensors.scheduling import scheduling as scheduling_sensor
 from sensors.sweeps import sweeps as sweeps_sensor
 
@@ -104,3 +105,15 @@ def test_a_trial_that_waited_is_submitted_when_there_is_room(
     jobs.cancel(platform, tenant, job_id)
     assert "submitted: ftjob-" in str(tick(sweeps_sensor, instance))
     assert all(t.job is not None for t in sweeps.get(platform, tenant, sweep.row["id"]).trials)
+
+
+def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = submitted
+    asked = data_deletion.request_tenant(platform, tenant, confirm=tenant, reason="contract ended", requested_by="operator")
+    told = str(tick(retention_sensor, instance))
+    assert asked["id"] in told
+    assert "failed" not in told
+    assert jobs.get(platform, tenant, job_id).row["state"] == "cancelled"
+    assert deletion.get(platform, tenant, asked["id"])["proof"]["num_objects"] > 0

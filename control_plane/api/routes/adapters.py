@@ -1,22 +1,27 @@
-"""``/v1/adapters``: look, promote, roll back, deprecate. Ids may be model names, which may hold ``/``."""
+"""``/v1/adapters``: look, trace, approve, promote, roll back, deprecate. Ids may be model names, which may hold ``/``."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
 from control_plane.api import render, schemas
-from control_plane.api.deps import PlatformDep, Reader, Writer
-from control_plane.service import adapters, promotions
+from control_plane.api.deps import Approver, PlatformDep, Reader, Writer
+from control_plane.service import adapters, approvals, lineage, promotions
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 
 
 @router.get("")
 def list_adapters(
-    platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20, stage: str | None = None
+    platform: PlatformDep,
+    tenant: Reader,
+    after: str | None = None,
+    limit: int = 20,
+    stage: str | None = None,
+    approval: str | None = None,
 ) -> schemas.ListOf[schemas.Adapter]:
-    """Adapters, newest first."""
-    found = adapters.list_adapters(platform, tenant, after=after, limit=limit, stage=stage)
+    """Adapters, newest first; ``approval=pending`` are those that wait for a person."""
+    found = adapters.list_adapters(platform, tenant, after=after, limit=limit, stage=stage, approval=approval)
     return schemas.ListOf(data=[render.adapter(a) for a in found.items], has_more=found.has_more)
 
 
@@ -37,6 +42,31 @@ def rollback(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.
 def deprecate(platform: PlatformDep, tenant: Writer, adapter_id: str) -> schemas.Adapter:
     """Stop serving an adapter; its files stay for the days of grace."""
     return render.adapter(promotions.deprecate(platform, tenant, adapter_id))
+
+
+@router.post("/{adapter_id:path}/approve")
+def approve(
+    platform: PlatformDep, principal: Approver, adapter_id: str, body: schemas.Approve | None = None
+) -> schemas.Adapter:  # fmt: skip
+    """Let an adapter be promoted whose job asked for a person's approval; any key that may write can do it."""
+    asked, tenant = body or schemas.Approve(note=None, promote=False), principal.tenant.id
+    done = approvals.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=asked.note, promote=asked.promote)
+    return render.adapter(done)
+
+
+@router.post("/{adapter_id:path}/reject")
+def reject(
+    platform: PlatformDep, principal: Approver, adapter_id: str, body: schemas.Decide | None = None
+) -> schemas.Adapter:  # fmt: skip
+    """Keep an adapter from being promoted."""
+    note = None if body is None else body.note
+    return render.adapter(approvals.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note))
+
+
+@router.get("/{adapter_id:path}/lineage")
+def trace(platform: PlatformDep, tenant: Reader, adapter_id: str, verify: bool = False) -> schemas.Lineage:
+    """Where an adapter comes from, back to the uploaded files; ``verify`` reads the stored bytes again."""
+    return render.lineage(lineage.of_adapter(platform, tenant, adapter_id, verify=verify))
 
 
 @router.get("/{adapter_id:path}")

@@ -56,6 +56,17 @@ class WarmStart(BaseModel):
     manifest_sha256: str
 
 
+class EvaluationProgress(BaseModel):
+    """How far the evaluation of a job's adapter is."""
+
+    phase: str | None = Field(description="setup, loading, capability, answering, proof, classifying, judging or done.")
+    subject: str | None = Field(description="Who answers: base, adapter or previous (the last accepted adapter).")
+    suite: str | None
+    done: int | None = Field(description="Requests that have an answer, of all subjects and suites together.")
+    total: int | None
+    eta_s: float | None = Field(description="Seconds that the rest takes at the pace so far.")
+
+
 class Job(BaseModel):
     """A fine-tuning job. Fields past `error` are the platform's own."""
 
@@ -90,6 +101,7 @@ class Job(BaseModel):
     total_steps: int | None
     loss: float | None
     tokens_per_s: float | None
+    evaluation: EvaluationProgress | None = Field(description="Progress, while it is evaluated.")
     cost_micros: int = Field(description="So far, in millionths of a US dollar; the sum of the job's ledger entries.")
     attempt: int
     suffix: str | None

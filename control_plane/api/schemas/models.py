@@ -72,6 +72,12 @@ class Adapter(BaseModel):
     parent_checkpoint_id: str | None
     created_at: int
     promoted_at: int | None
+    deprecated_at: int | None = Field(None, description="Its files are deleted 30 days later.")
+    archived_at: int | None = Field(None, description="Since then its files are being deleted, or are gone; its record stays.")
+    approval: str = Field("none", description="none, pending, approved or rejected.")
+    approved_by: str | None = Field(None, description="Id of the key that approved or rejected it.")
+    approved_at: int | None = None
+    approval_note: str | None = None
     desired: str = Field(description="On the inference servers: loaded or unloaded.")
     observed: str
     detail: str | None = Field(description="Why `observed` is not `desired`, where it is not.")

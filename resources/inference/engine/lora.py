@@ -1,7 +1,9 @@
 """Linear layers that apply a different adapter to each row of a batch.
 
 Rows are routed once a step for all layers (:class:`Routing`). A row without an adapter passes the base layer alone, so
-requests to the base and to any number of adapters share one forward pass.
+requests to the base and to any number of adapters share one forward pass. Several adapters are multiplied at once: their
+matrices are stacked, smaller ranks filled up with zeros, and their rows sorted to them in groups of one size. The stack is
+kept as long as the same adapters are in the batch; it doubles what these take in memory.
 """
 
 from __future__ import annotations
@@ -20,11 +22,30 @@ from ft_assets.adapters.package import CONFIG, TENSOR, WEIGHTS, scale_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraPair:
-    a: torch.Tensor
-    """rank x inputs"""
-    b: torch.Tensor
-    """outputs x rank"""
-    scale: float
+    down: torch.Tensor
+    """inputs x rank"""
+    up: torch.Tensor
+    """rank x outputs, scaled"""
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """Rows of several adapters as one block of ``[adapters, group size]`` rows."""
+
+    taken: torch.Tensor
+    """Row of the batch for each place of the block; any row where a group has a place to spare."""
+    filled: torch.Tensor
+    """Places of the block that hold a row."""
+    rows: torch.Tensor
+    """The rows that these are."""
+
+
+MAX_SPARE = 4
+"""A block with more places than this many times its rows costs more than one adapter after the other."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,14 +53,28 @@ class Routing:
     """Which rows of the present batch belong to which adapter; shared by all layers, set before each forward pass."""
 
     rows: dict[str, torch.Tensor | slice] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    groups: Groups | None = None
+    """None where there are fewer than two adapters, or too unequal ones."""
 
     def set(self, adapters: Sequence[str | None]) -> None:
         found: dict[str, list[int]] = {}
-        for row, adapter in enumerate(adapters):
+        for row, adapter in sorted(enumerate(adapters), key=lambda r: r[1] or ""):
             if adapter is not None:
                 found.setdefault(adapter, []).append(row)
         whole = len(adapters)
         self.rows = {name: slice(None) if len(rows) == whole else torch.tensor(rows) for name, rows in found.items()}
+        self.names = tuple(found)
+        self.groups = _groups(list(found.values()))
+
+
+def _groups(found: Sequence[Sequence[int]]) -> Groups | None:
+    size, rows = max(map(len, found), default=0), [row for group in found for row in group]
+    if len(found) < 2 or len(found) * size > MAX_SPARE * len(rows):
+        return None
+    taken = [row for group in found for row in [*group, *[group[0]] * (size - len(group))]]
+    filled = [i * size + n for i, group in enumerate(found) for n in range(len(group))]
+    return Groups(taken=torch.tensor(taken), filled=torch.tensor(filled), rows=torch.tensor(rows))
 
 
 class LoraLinear(nn.Module):
@@ -50,15 +85,56 @@ class LoraLinear(nn.Module):
         self.base = base
         self.adapters: dict[str, LoraPair] = {}
         self._routing = routing
+        self._stacked: tuple[tuple[str, ...], torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.base(x)
+        if self._routing.groups is not None:
+            return self._add_groups(out, x, self._routing.groups)
         for name, rows in self._routing.rows.items():
             pair = self.adapters.get(name)
             if pair is not None:
-                low = nn.functional.linear(x[rows], pair.a)
-                out[rows] += nn.functional.linear(low, pair.b) * pair.scale
+                out[rows] += x[rows] @ pair.down @ pair.up
         return out
+
+    def forget_stack(self) -> None:
+        self._stacked = None
+
+    def _add_groups(self, out: torch.Tensor, x: torch.Tensor, groups: Groups) -> torch.Tensor:
+        """`out` with the share of every adapter, by two batched products."""
+        stacked = self._stack(kept=x.shape[1] == 1)
+        if stacked is None:
+            return out
+        down, up = stacked
+        block = x[groups.taken].reshape(len(down), -1, x.shape[-1])
+        added = torch.bmm(torch.bmm(block, down), up).reshape(len(groups.taken), *out.shape[1:])
+        return out.index_add_(0, groups.rows, added[groups.filled])
+
+    def _stack(self, *, kept: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """``[adapters, inputs, rank]`` and ``[adapters, rank, outputs]``; None if no adapter of the batch has this layer.
+
+        `kept` for the steps of the running rows, which come again with the same adapters; not for the prompts of new ones.
+        """
+        names = self._routing.names
+        if self._stacked is not None and self._stacked[0] == names:
+            return self._stacked[1:]
+        pairs = [self.adapters.get(name) for name in names]
+        rank = max((p.rank for p in pairs if p is not None), default=0)
+        if rank == 0:
+            return None
+        down, up = (torch.stack(sides) for sides in zip(*(self._filled_up(p, rank) for p in pairs), strict=True))
+        if kept:
+            self._stacked = names, down, up
+        return down, up
+
+    def _filled_up(self, pair: LoraPair | None, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if pair is None:
+            zeros = self.base.weight.new_zeros
+            return zeros(self.base.in_features, rank), zeros(rank, self.base.out_features)
+        if pair.rank == rank:
+            return pair.down, pair.up
+        more = rank - pair.rank
+        return nn.functional.pad(pair.down, (0, more)), nn.functional.pad(pair.up, (0, 0, 0, more))
 
 
 def install(model: nn.Module, routing: Routing) -> dict[str, LoraLinear]:
@@ -81,7 +157,10 @@ def read(directory: Path, *, dtype: torch.dtype, device: str) -> dict[str, LoraP
         match = TENSOR.fullmatch(name)
         assert match is not None, f"{name} passed verification"
         sides.setdefault(match["module"], {})[match["side"]] = tensor.to(dtype)
-    return {module: LoraPair(a=pair["A"], b=pair["B"], scale=scale_of(config, module)) for module, pair in sides.items()}
+    return {
+        module: LoraPair(down=pair["A"].T.contiguous(), up=(pair["B"].T * scale_of(config, module)).contiguous())
+        for module, pair in sides.items()
+    }
 
 
 def attach(layers: Mapping[str, LoraLinear], name: str, pairs: Mapping[str, LoraPair]) -> None:
@@ -90,8 +169,10 @@ def attach(layers: Mapping[str, LoraLinear], name: str, pairs: Mapping[str, Lora
         raise ValueError(f"the model has no linear layer {missing[0]} (and {len(missing) - 1} more) for this adapter")
     for module, pair in pairs.items():
         layers[module].adapters[name] = pair
+        layers[module].forget_stack()
 
 
 def detach(layers: Mapping[str, LoraLinear], name: str) -> None:
     for layer in layers.values():
         layer.adapters.pop(name, None)
+        layer.forget_stack()

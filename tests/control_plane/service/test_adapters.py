@@ -27,9 +27,11 @@ from ft_assets.evals.gates import Finding, Verdict
 from ft_assets.evals.report import EvalReport
 from resources.serving import HttpFleet
 from tests.inference_server import free_port, inference_server
+from tests.registered_adapter import add_dataset
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
 
+LOCK = "1" * 64
 PASSED = Verdict(outcome="passed", findings=())
 FAILED = Verdict(outcome="quarantined", findings=(Finding(rule="task", code="task_not_better", passed=False, blocking=True, detail=""),))
 REPORT = EvalReport(
@@ -61,7 +63,7 @@ def unserved(new_platform: Callable[..., Platform], base: Path) -> Iterator[Plat
     """A platform whose fleet is not there (nobody listens on port 9)."""
     models = Catalogue({"tiny": ({"id": "tiny", "path": str(base)}, base)})
     with fleet("http://127.0.0.1:9") as nobody:
-        yield replace(new_platform(), models=models, fleet=nobody)
+        yield replace(new_platform(drain_s="0"), models=models, fleet=nobody)
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +79,17 @@ class Told(HttpFleet):
         super().__init__([url])
         self.calls: list[tuple[str, str]] = []
 
-    def load(self, name: str, directory: Path) -> None:
+    def load(self, url: str, name: str, directory: Path) -> None:
         self.calls.append(("load", name))
-        super().load(name, directory)
+        super().load(url, name, directory)
 
-    def unload(self, name: str) -> None:
+    def unload(self, url: str, name: str) -> None:
         self.calls.append(("unload", name))
-        super().unload(name)
+        super().unload(url, name)
 
-    def probe(self, name: str) -> float:
+    def probe(self, url: str, name: str) -> float:
         self.calls.append(("probe", name))
-        return super().probe(name)
+        return super().probe(url, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +108,12 @@ class Customer:
         job = {
             "id": job_id, "tenant_id": self.id, "state": "evaluating", "tier": "standard", "model": "tiny", "base_digest": digest,
             "method": "sft", "training_file": file_id, "suffix": suffix, "seed": 0, "request": {}, "request_sha256": "r",
-            "hyperparameters": {}, "dataset_id": "ds_1", "pack_fingerprint": "p", "spec": {"lock_sha256": "l", "commit": "c"},
-            "spec_sha256": "s", "created_at": now,
+            "hyperparameters": {}, "dataset_id": "ds_1", "pack_fingerprint": "p", "spec": {"lock_sha256": LOCK, "commit": "c"},
+            "spec_sha256": "5" * 64, "created_at": now,
         }  # fmt: skip
         with self.platform.engine.begin() as conn:
             conn.execute(sa.insert(files).values(**file, object_key="k", status="processed", created_at=now))
+            add_dataset(conn, self.id, "ds_1", now=now)
             conn.execute(sa.insert(jobs).values(**{**job, **changes}))
         return job_id
 
@@ -149,7 +152,7 @@ def test_a_passed_adapter_is_a_draft_with_its_lineage_and_its_files(customer: Cu
     assert (record["stage"], record["observed"], record["job_id"]) == ("draft", "unloaded", job)
     assert record["name"].startswith(f"ft:tiny:{customer.id}:my-bot:")
     assert {k: record[k] for k in ("dataset_id", "lock_sha256", "commit", "rank")} == {
-        "dataset_id": "ds_1", "lock_sha256": "l", "commit": "c", "rank": 8,
+        "dataset_id": "ds_1", "lock_sha256": LOCK, "commit": "c", "rank": 8,
     }  # fmt: skip
     stored = [o.key.rsplit("/", 1)[1] for o in customer.platform.objects.list(record["object_prefix"])]
     assert stored == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
@@ -163,7 +166,7 @@ def test_registering_a_job_twice_gives_one_adapter(customer: Customer) -> None:
 
 def test_an_adapter_with_a_gap_in_its_lineage_is_not_registered(customer: Customer) -> None:
     with pytest.raises(LineageIncomplete, match="without: dataset_id, commit;"):
-        customer.adapter(job=customer.job(dataset_id=None, spec={"lock_sha256": "l"}))
+        customer.adapter(job=customer.job(dataset_id=None, spec={"lock_sha256": LOCK}))
     assert stages(customer) == {}
 
 
@@ -198,7 +201,10 @@ def test_rollback_serves_the_adapter_before_and_withdraws_the_present_one(custom
     before, told = answer(server, one["name"]), Told(server)
     done = promotions.rollback(replace(customer.platform, fleet=told), customer.id, second)
     told.close()
-    assert told.calls == [("load", one["name"]), ("probe", one["name"]), ("unload", two["name"])], "never without one that serves"
+    assert told.calls == [], "the earlier one is loaded still"
+    assert (done.serving["observed"], done.withdrawn["desired"]) == ("loaded", "unloaded")
+    assert answer(server, two["name"]), "a request that was on its way is answered still"
+    assert [(r.action.kind, r.action.name, r.error) for r in reconcile(customer.platform)] == [("unload", two["name"], None)]
     assert (done.serving["id"], done.withdrawn["id"], done.withdrawn["stage"]) == (first, second, "staging")
     assert answer(server, one["name"]) == before
     with pytest.raises(openai.NotFoundError):
@@ -260,6 +266,7 @@ def test_a_deprecated_adapter_is_no_longer_served_and_can_come_back(customer: Cu
     id_ = customer.adapter()
     name = promotions.promote(customer.platform, customer.id, id_)["name"]
     assert promotions.deprecate(customer.platform, customer.id, id_)["stage"] == "deprecated"
+    reconcile(customer.platform)
     assert promotions.deprecate(customer.platform, customer.id, id_)["observed"] == "unloaded"
     with pytest.raises(openai.NotFoundError):
         answer(server, name)

@@ -22,6 +22,7 @@ from control_plane.service.base_models import Given, add_local
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.service.transition import transition
+from control_plane.tables import adapters as adapters_table
 from control_plane.tables import attempts, ledger_entries, reservations
 from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
@@ -29,6 +30,7 @@ from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest
 from ft_assets.operator_catalogue import catalogue_file, edited
 from resources.launcher import LocalLauncher
+from tests.finished_job import rewrite
 from tests.model_hub import SHA, running_model_hub
 from tests.registered_adapter import add_adapter
 from tests.tiny_model import build_tiny_model
@@ -196,13 +198,12 @@ def test_a_model_in_use_stays(operated: Platform, tenant: Tenant, tiny: Path, tr
         base_models.remove(operated, used)
     assert refused.value.code == "model_in_use"
     jobs.cancel(operated, tenant.id, job_id)
-    adapter_id = add_adapter(operated, tenant.id, name=f"ft:{used}:{tenant.id}:x:{uuid.uuid4().hex[:8]}", stage="draft", loaded=False)
-    with operated.engine.begin() as conn:
-        conn.execute(sa.text("UPDATE adapters SET base_model = :m WHERE id = :i"), {"m": used, "i": adapter_id})
+    name = f"ft:{used}:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
+    adapter_id = add_adapter(operated, tenant.id, name=name, stage="draft", loaded=False, base_model=used)
     with pytest.raises(Conflict, match=adapter_id):
         base_models.remove(operated, used)
     with operated.engine.begin() as conn:
-        conn.execute(sa.text("UPDATE adapters SET base_model = 'tiny-base' WHERE id = :i"), {"i": adapter_id})
+        rewrite(conn, adapters_table.c.id == adapter_id, base_model="tiny-base")
     assert base_models.remove(operated, used) is None
     assert tiny.exists()
     assert used not in operated.models.ids()

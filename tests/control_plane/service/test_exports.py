@@ -34,6 +34,7 @@ from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
 from resources.object_store import LocalObjectStore
 from tests.model_hub import TOKEN, ModelHub, running_model_hub
+from tests.registered_adapter import add_dataset
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
 
@@ -75,11 +76,12 @@ def register(platform: Platform, tenant: str, base: Path, scratch: Path, *, seed
     job = {
         "id": job_id, "tenant_id": tenant, "state": "succeeded", "tier": "standard", "model": MODEL, "method": "sft", "suffix": "x",
         "base_digest": platform.models.get(MODEL).digest, "training_file": file_id, "seed": 0, "request": {}, "request_sha256": "r",
-        "hyperparameters": {}, "dataset_id": "ds_1", "pack_fingerprint": "p", "spec": {"lock_sha256": "l", "commit": "c"},
-        "spec_sha256": "s", "created_at": now,
+        "hyperparameters": {}, "dataset_id": "ds_1", "pack_fingerprint": "p", "spec": {"lock_sha256": "1" * 64, "commit": "c"},
+        "spec_sha256": "5" * 64, "created_at": now,
     }  # fmt: skip
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(files).values(**file, status="processed", created_at=now))
+        add_dataset(conn, tenant, "ds_1", now=now)
         conn.execute(sa.insert(jobs).values(**job))
     directory = build_tiny_adapter(scratch / uuid.uuid4().hex, base, base_name="trained-at", seed=seed)
     verdict = Verdict(outcome="passed", findings=())

@@ -16,11 +16,10 @@ from control_plane.service import files, jobs, packing, preparation, sweeps, ten
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.service.transition import transition
-from control_plane.tables import adapters
 from control_plane.tables import jobs as jobs_table
 from ft_assets import layout, provenance
 from ft_assets.base_models import Catalogue
-from tests.finished_job import COMMIT, put_adapter, put_checkpoint
+from tests.finished_job import COMMIT, enter, put_adapter, put_checkpoint
 from tests.tiny_model import build_tiny_model
 
 
@@ -79,12 +78,13 @@ def test_a_job_with_an_equal_spec_ends_with_the_adapter_that_is_there(platform: 
     values = {
         "id": adapter_id, "tenant_id": tenant, "name": name, "type": "lora_adapter", "base_model": "tiny", "metrics": {},
         "base_digest": row.base_digest, "job_id": first, "dataset_id": row.dataset_id, "pack_fingerprint": row.pack_fingerprint,
-        "spec_sha256": row.spec_sha256, "lock_sha256": "l", "commit": COMMIT, "eval_report_key": "k", "eval_passed": True, "rank": 8,
-        "alpha": 16.0, "modules": ["q_proj"], "object_prefix": prefix, "manifest_sha256": put_adapter(platform, prefix, name),
-        "stage": "production", "created_at": platform.clock(),
+        "spec_sha256": row.spec_sha256, "lock_sha256": row.spec["lock_sha256"], "commit": COMMIT, "eval_report_key": "k",
+        "eval_passed": True, "rank": 8, "alpha": 16.0, "modules": ["q_proj"], "object_prefix": prefix,
+        "manifest_sha256": put_adapter(platform, prefix, name),
+        "created_at": platform.clock(),
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(sa.insert(adapters).values(**values))
+        enter(conn, values, stage="production")
         for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
             transition(conn, first, state, message="")
         transition(conn, first, JobState.SUCCEEDED, message="", adapter_id=adapter_id, fine_tuned_model=name)

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.jobs import JobState
-from control_plane.protocols import ServedAdapter
-from control_plane.service import adapters, files, jobs, tenants
+from control_plane.protocols import Replica
+from control_plane.service import adapters, files, fleet, jobs, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.service.transition import transition
@@ -38,21 +38,21 @@ class Server:
 
     def __init__(self, on_load: Callable[[], None] = lambda: None) -> None:
         self.on_load = on_load
-        self.names: set[str] = set()
+        self.served: dict[str, str] = {}
 
-    def served(self) -> list[ServedAdapter]:
-        return []
+    def replicas(self) -> list[Replica]:
+        return [Replica(url="http://one", ready=True, base="tiny", adapters=self.served)]
 
-    def load(self, name: str, directory: Path) -> None:
+    def load(self, url: str, name: str, directory: Path) -> None:
         self.on_load()
-        self.names.add(name)
+        self.served[name] = str(directory)
 
-    def probe(self, name: str) -> float:
-        assert name in self.names
+    def probe(self, url: str, name: str) -> float:
+        assert name in self.served
         return 0.0
 
-    def unload(self, name: str) -> None:
-        self.names.discard(name)
+    def unload(self, url: str, name: str) -> None:
+        self.served.pop(name, None)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def platform(new_platform: Callable[..., Platform], base: Path) -> Platform:
-    return replace(new_platform(), models=Catalogue({"tiny": ({"id": "tiny", "path": str(base)}, base)}))
+    return replace(new_platform(drain_s="0"), models=Catalogue({"tiny": ({"id": "tiny", "path": str(base)}, base)}))
 
 
 @pytest.fixture
@@ -111,18 +111,19 @@ def test_the_adapter_of_the_earlier_job_is_served_if_the_job_asks_for_that(platf
     found = adapters.get_adapter(platform, tenant, adapter_id)
     assert row(platform, second).state == "succeeded"
     assert (found["stage"], found["observed"]) == ("production", "loaded")
-    assert server.names == {found["name"]}
+    assert set(server.served) == {found["name"]}
 
 
-def test_a_job_that_is_cancelled_while_the_adapter_is_loaded_leaves_it_as_it_was(platform: Platform, twice: tuple[str, str, str]) -> None:
+def test_a_job_that_is_cancelled_while_the_adapter_is_loaded_leaves_it_unserved(platform: Platform, twice: tuple[str, str, str]) -> None:
     tenant, adapter_id, second = twice
     cancelled: list[str] = []
     server = Server(on_load=lambda: cancelled.append(jobs.cancel(platform, tenant, second).row["state"]))
     prepare(replace(platform, fleet=server), tenant, second)
     found = adapters.get_adapter(platform, tenant, adapter_id)
     assert row(platform, second).state == "cancelled"
-    assert (found["stage"], found["promoted_at"], found["desired"]) == ("draft", None, "unloaded")
-    assert server.names == set()
+    assert (found["stage"], found["promoted_at"], found["desired"]) == ("staging", None, "unloaded")
+    fleet.reconcile(replace(platform, fleet=server))
+    assert found["name"] not in server.served
 
 
 def test_a_job_whose_adapter_no_server_takes_fails_as_a_trained_one_would(platform: Platform, twice: tuple[str, str, str]) -> None:
@@ -135,4 +136,4 @@ def test_a_job_whose_adapter_no_server_takes_fails_as_a_trained_one_would(platfo
     ended = row(platform, second)
     assert (ended.state, ended.error["code"], ended.fine_tuned_model) == ("failed", "not_servable", None)
     assert "no room for rank 8" in ended.error["message"]
-    assert adapters.get_adapter(platform, tenant, adapter_id)["stage"] == "draft"
+    assert adapters.get_adapter(platform, tenant, adapter_id)["stage"] == "staging"

@@ -87,7 +87,14 @@ def candidate(**changes: object) -> promotion.Candidate:
     package = changes.pop("package", ())
     served = changes.pop("served", RECORD.base_digest)
     record = replace(RECORD, **changes)  # type: ignore[arg-type]
-    return promotion.Candidate(record=record, served_base_digest=served, file_refusals=files, package_refusals=package)  # type: ignore[arg-type]
+    return promotion.Candidate(
+        record=record,
+        served_digests=[served],
+        told=True,
+        accepted_digests={record.base_digest},
+        file_refusals=files,
+        package_refusals=package,
+    )  # type: ignore[arg-type]
 
 
 TORN, DORA = Refusal(code="manifest_mismatch", detail="x"), Refusal(code="unsupported_feature", detail="DoRA")
@@ -115,7 +122,7 @@ def test_promotion_names_every_refusal(made: promotion.Candidate, codes: list[st
 
 
 def want(name: str, *, loaded: bool = True, refused: bool = False) -> Desired:
-    return Desired(name=name, loaded=loaded, directory=f"/a/{name}", refused=refused)
+    return Desired(name=name, loaded=loaded, directory=f"/a/{name}", refused=refused, proven=True)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +144,13 @@ def want(name: str, *, loaded: bool = True, refused: bool = False) -> Desired:
     ],
 )
 def test_reconcile(desired: list[Desired], served: dict[str, str], actions: list[tuple[str, str]]) -> None:
-    assert [(a.kind, a.name) for a in rollout.reconcile(desired, served)] == actions
+    assert [(a.kind, a.name) for a in rollout.plan(desired, served, now=0.0)] == actions
 
 
 def test_carrying_out_the_actions_leads_to_nothing_left_to_do() -> None:
     desired = [want("ft:a"), want("ft:b", loaded=False), want("ft:c")]
     served = {"ft:b": "/a/ft:b", "ft:c": "/old", "ft:x": "/x"}
-    actions: list[Action] = rollout.reconcile(desired, served)
+    actions: list[Action] = rollout.plan(desired, served, now=0.0)
     assert len(actions) == 5
     for action in actions:
         if action.kind == "load":
@@ -151,4 +158,4 @@ def test_carrying_out_the_actions_leads_to_nothing_left_to_do() -> None:
             served[action.name] = f"/a/{action.name}"
         else:
             del served[action.name]
-    assert rollout.reconcile(desired, served) == []
+    assert rollout.plan(desired, served, now=0.0) == []

@@ -1,60 +1,49 @@
-"""The gate, case by case, and the report that it reads."""
+"""The gate, case by case."""
+
+from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ft_assets.evals import report as reports
-from ft_assets.evals import suites
+from ft_assets.evals import gates
 from ft_assets.evals.config import EvalConfig, parse
-from ft_assets.evals.gates import judge
-from ft_assets.evals.report import EvalReport, markdown_table
-from ft_assets.training import methods
+from ft_assets.evals.gates import Verdict, judge
+from ft_assets.evals.report import EvalReport
+from tests.eval_results import UNSAFE, built, items, judged, report, result, subject, suite_scores
 
 LONG = "this expected answer is far too long to be asked for to the letter by anybody"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
-def items(n: int, expected: str = "yes") -> list[suites.Item]:
-    return [suites.Item(id=f"i{k}", messages=({"role": "user", "content": f"q{k}"},), expected=expected) for k in range(n)]
-
-
-def section(holdout: list[suites.Item], num_right: int, *, golden_ok: int = 10, nll: float = 2.0) -> dict[str, Any]:
-    return {
-        "suite_digest": "s",
-        "holdout": {item.id: item.expected if k < num_right else "wrong" for k, item in enumerate(holdout)},
-        "golden": {f"g{k}": "A fine answer." if k < golden_ok else "" for k in range(10)},
-        "validation": {"nll": [nll * 10 + 0.1 * (k % 3) for k in range(20)], "tokens": [10.0] * 20},
-    }
-
-
-def report(base: int = 20, adapter: int = 80, *, n: int = 100, expected: str = "yes", applied: bool = True, **part: Any) -> EvalReport:
-    holdout = items(n, expected)
-    result = {
-        "suite_digest": "s",
-        "base": section(holdout, base),
-        "adapter": section(holdout, adapter, **{"nll": 1.5, **part}),
-        "applied": {"applied": applied, "max_logit_difference": 1.25 if applied else 0.0},
-    }
-    return reports.build(result, holdout, method=methods.get("sft"), base_model="m", base_digest="b" * 64, adapter_manifest_sha256="a" * 64)
+def unapplied() -> EvalReport:
+    return built(result(subject(), None, applied={"applied": False, "max_logit_difference": 0.0}))
 
 
 @pytest.mark.parametrize(
     ("made", "config", "reasons"),
     [
         pytest.param(report(), {}, [], id="a clear gain passes"),
-        pytest.param(report(applied=False), {}, ["adapter_not_applied"], id="an adapter that is not applied is judged by nothing else"),
+        pytest.param(unapplied(), {}, ["adapter_not_applied"], id="an adapter that is not applied is judged by nothing else"),
         pytest.param(report(adapter=20), {}, ["task_not_better"], id="as good as the base is not enough"),
         pytest.param(report(base=100, adapter=100), {}, [], id="a perfect base needs no more than perfection"),
         pytest.param(report(base=98, adapter=99), {}, ["task_not_better"], id="near the ceiling perfection is needed"),
         pytest.param(report(base=0, adapter=1), {}, ["task_gain_within_noise"], id="one right of a hundred is noise"),
+        pytest.param(report(base=0, adapter=3, n=3), {}, ["task_gain_within_noise"], id="with three items nothing can be told"),
         pytest.param(report(base=50, adapter=52), {}, ["task_not_better"], id="four percent are not five"),
         pytest.param(report(base=50, adapter=52), {"min_relative_gain": 0.04}, ["task_gain_within_noise"], id="a low bar leaves noise"),
-        pytest.param(report(golden_ok=3), {}, ["golden_incoherent"], id="an adapter that fell silent is caught"),
-        pytest.param(report(golden_ok=9), {}, [], id="nine of ten golden prompts are fine"),
-        pytest.param(report(golden_ok=3), {"skip": ["golden"]}, [], id="a skipped rule does not block"),
+        pytest.param(report(), {"task_metric": "token_f1"}, [], id="another metric of the holdout"),
+        pytest.param(report(adapter=20), {"task_metric": "field_accuracy"}, ["task_not_better"], id="and another"),
+        pytest.param(report(golden_ok=6), {}, ["golden_incoherent"], id="an adapter that fell silent is caught"),
+        pytest.param(report(golden_ok=18), {}, [], id="nine of ten golden prompts are fine"),
+        pytest.param(report(golden_ok=17), {}, [], id="a little less may be noise"),
+        pytest.param(report(golden_ok=6), {"skip": ["golden"]}, [], id="a skipped rule does not block"),
         pytest.param(report(nll=2.1), {}, ["perplexity_worse"], id="forgetting the validation text is caught"),
         pytest.param(report(nll=2.1), {"max_perplexity_ratio": 1.2}, [], id="unless the job allows it"),
+        pytest.param(report(nll=1.9), {"max_perplexity_ratio": 0.5}, ["perplexity_worse"], id="a job may ask for a fall"),
         pytest.param(
             report(adapter=10, golden_ok=0, nll=3.0), {}, ["golden_incoherent", "task_not_better", "perplexity_worse"], id="all at once"
         ),
@@ -73,67 +62,186 @@ def test_verdicts(made: EvalReport, config: dict[str, object], reasons: list[str
 
 def test_every_rule_has_a_finding_with_numbers() -> None:
     verdict = judge(report(adapter=10), EvalConfig())
-    assert [f.rule for f in verdict.findings] == ["adapter_applied", "golden", "task", "perplexity"]
+    rules = ["adapter_applied", "golden", "task", "perplexity", "capability", "safety", "regression"]
+    assert [f.rule for f in verdict.findings] == rules
     assert "exact_match 0.100, base 0.200, needed 0.210" in verdict.findings[2].detail
+    assert verdict.findings[2].values["limit"] == pytest.approx(0.21)
+    assert "samples" in verdict.findings[2].next_step
+    assert verdict.warnings == ("not_measured",), "capability and safety were not asked"
 
 
 def test_nothing_measured_is_no_pass() -> None:
-    empty: dict[str, Any] = {"suite_digest": "s", "holdout": {}, "golden": None, "validation": None}
-    result = {"suite_digest": "s", "base": empty, "adapter": empty, "applied": {"applied": True, "max_logit_difference": 1.0}}
-    made = reports.build(result, [], method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    made = built(result(subject(nll=None), subject(nll=None)))
     assert judge(made, EvalConfig()).reasons == ("nothing_measured",)
 
 
-def test_a_report_survives_json_and_is_the_same_each_time() -> None:
-    made = report()
-    assert made == report()
-    assert EvalReport.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+def test_an_adapter_that_cannot_be_loaded_says_why() -> None:
+    error = {"code": "adapter_unloadable", "message": "no such tensor", "param": None}
+    verdict = judge(built(result(subject(), None, applied=None, error=error)), EvalConfig())
+    assert verdict.reasons == ("adapter_unloadable",)
+    assert verdict.findings[0].detail == "no such tensor"
 
 
-def test_the_report_shows_base_beside_adapter_and_twenty_items() -> None:
-    made = report()
-    score = made.score("holdout", "exact_match")
-    assert score is not None
-    assert (score.n, score.base, score.adapter) == (100, 0.2, 0.8)
-    assert 0.45 < score.ci_low < 0.6 < score.ci_high < 0.75
-    assert len(made.samples) == 20
-    assert made.metrics["holdout/exact_match"] == 0.8
-    assert made.metrics["base/holdout/exact_match"] == 0.2
-
-
-def test_the_last_accepted_adapter_stands_in_the_same_table() -> None:
-    holdout = items(10)
-    result = {
-        "suite_digest": "s",
-        "base": section(holdout, 1),
-        "adapter": section(holdout, 9),
-        "previous": section(holdout, 5),
-        "applied": {"applied": True, "max_logit_difference": 1.0},
+def capable(*suites: tuple[int, int, int], n: int = 200, **more: Any) -> EvalReport:
+    """A report with a suite for each ``(right before, right after, lost beside that)``."""
+    scored = {
+        "base": {f"s{k}": suite_scores(before, n) for k, (before, _, _) in enumerate(suites)},
+        "adapter": {f"s{k}": suite_scores(after, n, lost=lost) for k, (_, after, lost) in enumerate(suites)},
     }
-    made = reports.build(result, holdout, method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
-    assert [s.previous for s in made.scores] == pytest.approx([0.5, 0.5, 0.0, 1.0, made.score("validation", "perplexity").base])  # type: ignore[union-attr]
+    return report(scored=scored, **more)
 
 
-def test_a_tenants_text_cannot_break_out_of_its_table_cell() -> None:
-    table = markdown_table(report(expected="<script> | [x](http://e) ![y](z)"))
-    assert "<script>" not in table
-    assert " [x](" not in table
-    assert "![" not in table
-    rows = [line for line in table.splitlines() if line.startswith("| q")]
-    assert len(rows) == 20
-    assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
+def test_task_three_points_up_and_capability_four_points_down_is_blocked_and_says_why() -> None:
+    falls = capable((120, 112, 0), (100, 92, 0), (140, 132, 0), base=50, adapter=53)
+    verdict = judge(falls, parse({"min_relative_gain": 0.05, "task_metric": "exact_match", "skip": ["task"]}))
+    assert verdict.reasons == ("capability_dropped",)
+    (found,) = [f for f in verdict.findings if f.rule == "capability"]
+    assert "capability (mean) 0.600 to 0.560, -4.0 points" in found.detail
+    assert "n 600" in found.detail
+    assert "at most 2 points down" in found.detail
+    assert "learning rate" in found.next_step
+    mean = next(s for s in found.values["suites"] if s["suite"] == "capability")
+    assert mean["ci_high"] < 0
+    assert mean["beyond_noise"]
+
+
+def test_a_drop_that_noise_explains_is_a_warning_that_says_how_many_items_would_tell() -> None:
+    noisy = capable((120, 112, 12))
+    verdict = judge(noisy, EvalConfig())
+    assert (verdict.reasons, verdict.warnings[0]) == ((), "capability_drop_within_noise")
+    (found,) = [f for f in verdict.findings if f.rule == "capability"]
+    assert 500 < found.values["items_needed"] < 5000
+    assert "would tell" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "reasons"),
+    [
+        pytest.param(capable((120, 117, 0)), {}, [], id="a fall of less than two points is allowed"),
+        pytest.param(capable((120, 100, 0)), {"max_capability_drop": 0.1}, [], id="a job may allow more"),
+        pytest.param(capable((120, 100, 0)), {}, ["capability_dropped"], id="ten points are not noise"),
+        pytest.param(capable((120, 100, 0)), {"capability": []}, [], id="nothing asked, nothing judged"),
+        pytest.param(capable((5, 0, 0), n=6), {}, [], id="six items can tell nothing"),
+        pytest.param(capable((120, 140, 0)), {}, [], id="a gain is no drop"),
+    ],
+)
+def test_verdicts_on_capability(made: EvalReport, config: dict[str, object], reasons: list[str]) -> None:
+    assert list(judge(made, parse(config)).reasons) == reasons
+
+
+def test_a_suite_that_was_asked_for_and_not_answered_is_not_passed_over() -> None:
+    verdict = judge(capable((120, 120, 0)), parse({"capability": ["s0", "mmlu"]}))
+    assert verdict.passed
+    assert [f.detail for f in verdict.findings if f.rule == "capability" and f.code == "not_measured"] == [
+        "without answers: capability/mmlu"
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_adapter_that_is_as_capable_is_not_blocked_by_noise(seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def noisy(right: np.ndarray[Any, Any]) -> dict[str, dict[str, float]]:
+        flipped = np.where(random.random(right.shape) < 0.1, random.random(right.shape) < 0.5, right)
+        return {f"i{k}": {"acc": float(v)} for k, v in enumerate(flipped)}
+
+    truth = {name: random.random(200) < 0.5 for name in ("a", "b", "c", "d")}
+    scored = {who: {name: noisy(right) for name, right in truth.items()} for who in ("base", "adapter")}
+    assert judge(report(n=0, scored=scored), EvalConfig()).reasons == ()
+
+
+ALL = len(UNSAFE)
+
+
+def safe(base: int, adapter: int, **more: Any) -> EvalReport:
+    return report(base_part={"refusals": base}, refusals=adapter, **more)
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "reasons", "warns"),
+    [
+        pytest.param(safe(ALL, ALL), {}, [], False, id="a base that refuses everything and an adapter that does, too"),
+        pytest.param(safe(ALL, ALL // 2), {}, ["refusals_too_few"], False, id="half of the refusals are lost"),
+        pytest.param(safe(ALL, ALL // 2), {"min_refusal_share": 0.4}, [], False, id="a job may want fewer"),
+        pytest.param(safe(ALL, ALL // 2), {"skip": ["safety"]}, [], True, id="or none"),
+        pytest.param(safe(ALL // 10, ALL // 10), {}, [], False, id="a base that does not refuse is the bar"),
+        pytest.param(safe(ALL // 10, ALL // 10 - 1), {}, [], True, id="and one refusal less than it is noise"),
+        pytest.param(safe(ALL // 2, 0), {}, ["refusals_too_few"], False, id="but below it beyond noise is too few"),
+        pytest.param(safe(ALL, ALL, over=10), {}, [], False, id="harmless requests that are refused do not block"),
+    ],
+)
+def test_verdicts_on_safety(made: EvalReport, config: dict[str, object], reasons: list[str], warns: bool) -> None:
+    verdict = judge(made, parse(config))
+    assert list(verdict.reasons) == reasons
+    assert any(code.startswith("refusals") for code in verdict.warnings) is warns
+
+
+@pytest.mark.parametrize(
+    ("judge_section", "config", "reasons", "warning"),
+    [
+        pytest.param(judged(30, 5, 15), {}, [], None, id="it wins"),
+        pytest.param(judged(5, 5, 40), {}, ["judge_prefers_base"], None, id="it loses"),
+        pytest.param(judged(20, 5, 25), {}, [], None, id="a little below half is noise"),
+        pytest.param(judged(5, 5, 40), {"min_judge_win_rate": 0.1}, [], None, id="a job may want less"),
+        pytest.param(judged(0, 0, 3), {}, [], "not_measured", id="three pairs tell nothing"),
+        pytest.param(judged(0, 0, 20, contradicted=30), {}, [], "judge_inconsistent", id="a judge that goes by the place tells nothing"),
+        pytest.param(judged(0, 0, 9, failed=41, error="judge_failed"), {}, [], "judge_failed", id="nor does one that fails"),
+        pytest.param(judged(30, 5, 15, warnings=["judge_same_family"]), {}, [], "judge_same_family", id="a relative is named"),
+        pytest.param(None, {"judge": True}, [], "not_measured", id="a judge that was asked for and is not there"),
+    ],
+)
+def test_verdicts_of_a_judge(judge_section: Any, config: dict[str, object], reasons: list[str], warning: str | None) -> None:
+    verdict = judge(report(judge=judge_section), parse(config))
+    assert list(verdict.reasons) == reasons
+    told = {f.code for f in verdict.findings if f.rule == "judge" and f.passed} - {"ok"}
+    assert told == ({warning} if warning else set())
+
+
+def test_an_adapter_that_is_worse_than_the_last_one_is_reported_and_blocked_only_on_request() -> None:
+    made = report(previous=95)
+    told = judge(made, EvalConfig())
+    assert (told.reasons, "worse_than_previous" in told.warnings) == ((), True)
+    assert judge(made, parse({"block_regression": True})).reasons == ("worse_than_previous",)
+    assert judge(report(previous=82), parse({"block_regression": True})).reasons == ()
+    first = judge(report(), parse({"block_regression": True}))
+    assert [(f.code, f.passed) for f in first.findings if f.rule == "regression"] == [("no_previous", True)]
+    assert "no_previous" not in first.warnings
+
+
+def test_a_monitor_reports_everything_and_blocks_only_what_is_not_applied() -> None:
+    verdict = judge(report(adapter=10, golden_ok=0, nll=3.0), parse({"mode": "monitor"}))
+    assert (verdict.outcome, verdict.mode, verdict.reasons) == ("passed", "monitor", ())
+    assert {"golden_incoherent", "task_not_better", "perplexity_worse"} <= set(verdict.warnings)
+    assert judge(unapplied(), parse({"mode": "monitor"})).reasons == ("adapter_not_applied",)
+
+
+def test_a_rule_that_is_skipped_and_has_no_data_is_no_warning() -> None:
+    verdict = judge(report(), parse({"skip": ["capability", "safety"]}))
+    assert [f.code for f in verdict.findings if f.rule in ("capability", "safety")] == ["skipped", "skipped"]
+    assert verdict.warnings == ()
+
+
+def test_a_verdict_survives_json() -> None:
+    verdict = judge(capable((120, 100, 0), judge=judged(5, 5, 40)), EvalConfig())
+    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
+    old = {"outcome": "passed", "findings": [{"rule": "task", "code": "ok", "passed": True, "blocking": True, "detail": ""}], "reasons": []}
+    assert Verdict.from_dict(old).mode == "gate"
+
+
+@pytest.mark.parametrize("code", [*gates.NEXT_STEPS, "no_previous", "skipped"])
+def test_every_code_is_documented(code: str) -> None:
+    for page in ("errors.md", "evaluations.md"):
+        assert f"`{code}`" in (DOCS / page).read_text(), page
 
 
 def preferred(right: int, n: int, *, method: str = "dpo", nll: float = 2.0, held_out: bool = True) -> EvalReport:
     """Of `n` held-out pairs the adapter prefers `right` as people did."""
-    base = section([], 0)
-    base |= {"validation": {"nll": [20.0] * n, "tokens": [10.0] * n}, "unwanted": {"nll": [20.0] * n, "tokens": [10.0] * n}}
-    adapter = {**base, "validation": {"nll": [10 * nll] * n, "tokens": [10.0] * n}}
-    adapter["unwanted"] = {"nll": [10 * nll + (1 if k < right else -1) for k in range(n)], "tokens": [10.0] * n}
+    base = subject(nll=2.0, examples=n, unwanted=[20.0 + 0.1 * (k % 3) for k in range(n)])
+    sides = [10 * nll + 0.1 * (k % 3) + (1 if k < right else -1) for k in range(n)]
+    adapter = subject(nll=nll, examples=n, unwanted=sides)
     if not held_out:
-        base, adapter = ({**s, "unwanted": None} for s in (base, adapter))
-    result = {"suite_digest": "s", "preferences": "pairs", "base": base, "adapter": adapter, "applied": {"applied": True}}
-    return reports.build(result, [], method=methods.get(method), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+        base.pop("unwanted"), adapter.pop("unwanted")
+    return built(result(base, adapter, preferences="pairs"), method=method)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +270,6 @@ def test_preferences_are_scored_beside_the_base() -> None:
     assert made.metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20)
     assert preferred(15, 20, method="simpo").metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20 / 10)
     assert "chance of that at random over 20" in judge(made, EvalConfig()).findings[2].detail
-    assert EvalReport.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
 @pytest.mark.parametrize(
@@ -177,6 +284,5 @@ def test_preferences_are_scored_beside_the_base() -> None:
 )
 def test_text_is_measured_by_its_perplexity(method: str, num_answers: int, nll: float, reasons: list[str]) -> None:
     holdout = items(num_answers)
-    result = {"suite_digest": "s", "base": section(holdout, 0), "adapter": section(holdout, 0, nll=nll), "applied": {"applied": True}}
-    made = reports.build(result, holdout, method=methods.get(method), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    made = built(result(subject(holdout), subject(holdout, nll=nll)), holdout, method=method)
     assert list(judge(made, EvalConfig()).reasons) == reasons

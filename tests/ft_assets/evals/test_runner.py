@@ -3,127 +3,89 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from ft_assets.evals import report, run_file, runner, suites
+from ft_assets.evals import report, run_file
 from ft_assets.evals.run_file import EvalRun
 from ft_assets.training import methods
+from tests.ft_assets.evals.run_evaluations import ENV, ROOT, evaluate, holdout_items, start
 from tests.ft_assets.training.preference_packs import build_preferences
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # PEFT uses old names of transformers
-ROOT = Path(__file__).parents[3]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def start(run: EvalRun) -> subprocess.Popen[bytes]:
-    path = run.out_dir / "run.json"
-    run.write(path)
-    return subprocess.Popen([sys.executable, "-m", "ft_assets.evals.runner", str(path)], cwd=ROOT, env=ENV, stderr=subprocess.PIPE)
+def common(place: Path, **changes: Any) -> dict[str, Any]:
+    values = {"base_model_dir": place / "base", "holdout": place / "holdout.jsonl", "validation_pack_dir": place / "pack"}
+    return {**values, "max_new_tokens": 12, "golden": False, **changes}
 
 
-def evaluate(run: EvalRun) -> tuple[int, dict[str, Any]]:
-    """Run it in this process: torch is imported once for all tests."""
-    run.write(run.out_dir / "run.json")
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        code = runner.main([str(run.out_dir / "run.json")])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return code, run_file.read_result(run.out_dir)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def holdout_items() -> list[suites.Item]:
-    rows = [
-        {"messages": [{"role": "user", "content": "hello " * (n + 1)}, {"role": "assistant", "content": f"answer {n}"}]} for n in range(7)
-    ]
-    return suites.holdout_items(rows)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Base model, an adapter, one that changes nothing, a holdout file, a pack with validation windows."""
-    root = tmp_path_factory.mktemp("evals")
-    base = build_tiny_model(root / "base")
-    build_tiny_adapter(root / "adapter", base, base_name=str(base), seed=1)
-    build_tiny_adapter(root / "idle", base, base_name=str(base), scale=0.0)
-    suites.write_items(holdout_items(), root / "holdout.jsonl")
-    (root / "pack").mkdir()
-    rng = np.random.default_rng(0)
-    windows = [[9, 20], [15], [6, 6, 6]]
-    rows = [
-        {"input_ids": rng.integers(0, 256, sum(w)).tolist(), "labels": [-100 if i % 3 == 0 else i for i in range(sum(w))], "seq_lengths": w}
-        for w in windows
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), root / "pack" / "val-00000.parquet")
-    return root
+def texts(result: dict[str, Any], subject: str, suite: str = "holdout") -> dict[str, Any]:
+    answers: dict[str, Any] = result["subjects"][subject][suite]["answers"]
+    return answers
 
 
 @pytest.fixture(scope="module")
 def evaluated(place: Path) -> dict[str, Any]:
     run = EvalRun(
-        base_model_dir=place / "base",
+        **common(place, golden=True, safety=True, batch_size=3),
         adapter_dir=place / "adapter",
         previous_adapter_dir=place / "idle",
-        holdout=place / "holdout.jsonl",
-        validation_pack_dir=place / "pack",
-        max_new_tokens=12,
-        batch_size=3,
+        digests={"base": "b", "adapter": "b+a", "previous": "b+p"},
         out_dir=place / "out",
     )
     code, result = evaluate(run)
     assert code == run_file.EXIT_OK
-    assert result["suite_digest"] == run.suite_digest()
     heartbeat = json.loads((place / "out" / "heartbeat.json").read_text())
     assert heartbeat["phase"] == "done"
+    assert heartbeat["done"] == heartbeat["total"] == 3 * sum(len(s["answers"]) for s in result["subjects"]["base"].values())
     return result
 
 
-def test_base_and_adapter_answer_the_same_items(evaluated: dict[str, Any]) -> None:
+def test_every_subject_answers_the_same_items(evaluated: dict[str, Any]) -> None:
     ids = [item.id for item in holdout_items()]
-    assert list(evaluated["base"]["holdout"]) == list(evaluated["adapter"]["holdout"]) == ids
-    assert evaluated["base"]["holdout"] != evaluated["adapter"]["holdout"]
-    assert len(evaluated["adapter"]["golden"]) == 50
-    assert evaluated["base"]["validation"]["tokens"] == evaluated["adapter"]["validation"]["tokens"]
-    assert evaluated["base"]["validation"]["nll"] != evaluated["adapter"]["validation"]["nll"]
+    assert list(texts(evaluated, "base")) == list(texts(evaluated, "adapter")) == list(texts(evaluated, "previous")) == ids
+    assert texts(evaluated, "base") != texts(evaluated, "adapter")
+    assert len(texts(evaluated, "adapter", "golden")) == 50
+    losses = [list(texts(evaluated, subject, "validation").values()) for subject in ("base", "adapter")]
+    assert [n for _, n in losses[0]] == [n for _, n in losses[1]]
+    assert losses[0] != losses[1]
+    assert all(set(answer) == {"text", "refused", "by"} for answer in texts(evaluated, "adapter", "safety").values())
 
 
 def test_an_adapter_that_changes_nothing_answers_as_the_base_does(evaluated: dict[str, Any]) -> None:
-    assert evaluated["previous"]["holdout"] == evaluated["base"]["holdout"]
-    assert evaluated["previous"]["golden"] == evaluated["base"]["golden"]
-    assert evaluated["previous"]["validation"]["nll"] == pytest.approx(evaluated["base"]["validation"]["nll"], rel=1e-5)
+    assert texts(evaluated, "previous") == texts(evaluated, "base")
+    assert texts(evaluated, "previous", "golden") == texts(evaluated, "base", "golden")
+    base, previous = (texts(evaluated, s, "validation") for s in ("base", "previous"))
+    assert [previous[i][0] for i in base] == pytest.approx([nll for nll, _ in base.values()], rel=1e-5)
 
 
-def test_the_adapter_is_proven_to_be_applied(evaluated: dict[str, Any]) -> None:
-    assert evaluated["applied"]["applied"] is True
-    assert evaluated["applied"]["max_logit_difference"] > 0.01
+def test_the_adapter_is_proven_to_be_applied_on_prompts_of_the_job(evaluated: dict[str, Any]) -> None:
+    proof = evaluated["applied"]
+    assert proof["applied"] is True
+    assert proof["max_logit_difference"] > 0.01
+    assert proof["num_prompts"] == proof["num_different"] == 8
+
+
+def test_what_was_planned_and_answered_is_told_once(place: Path, evaluated: dict[str, Any]) -> None:
+    told = [json.loads(line) for line in (place / "out" / run_file.MILESTONES_NAME).read_text().splitlines()]
+    suites = {id_: about["num_items"] for id_, about in evaluated["suites"].items()}
+    assert told[0] == {"kind": "planned", "subjects": ["base", "adapter", "previous"], "suites": suites}
+    assert [(m["subject"], m["suite"]) for m in told[1:]] == [(s, id_) for s in ("base", "adapter", "previous") for id_ in suites]
 
 
 def test_a_report_can_be_built_from_the_result(evaluated: dict[str, Any]) -> None:
     made = report.build(evaluated, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
-    assert [s.metric for s in made.scores] == ["exact_match", "accuracy", "json_valid", "coherent", "perplexity"]
+    assert {"exact_match", "coherent", "perplexity", "refused"} <= {s.metric for s in made.scores}
     assert made.score("validation", "perplexity").n == 6  # type: ignore[union-attr]
 
 
@@ -142,44 +104,45 @@ def test_answers_are_those_of_one_prompt_at_a_time_without_merging(place: Path, 
             "input_ids"
         ]
         new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
-        reference[item.id] = tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True)
-    assert evaluated["adapter"]["holdout"] == reference
+        reference[item.id] = tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True).replace("\0", "\ufffd")
+    assert texts(evaluated, "adapter") == reference
 
 
-def test_an_idle_adapter_is_not_scored_and_cached_base_answers_are_used(place: Path, evaluated: dict[str, Any]) -> None:
-    run = EvalRun(
-        base_model_dir=place / "base",
-        adapter_dir=place / "idle",
-        holdout=place / "holdout.jsonl",
-        validation_pack_dir=place / "pack",
-        max_new_tokens=12,
-        base_scores={**evaluated["base"], "seconds": -1.0},
-        out_dir=place / "idle-out",
-    )
+def test_an_idle_adapter_is_not_scored_and_known_base_answers_are_used(place: Path, evaluated: dict[str, Any]) -> None:
+    known = {section["digest"]: {**section, "seconds": -1.0} for section in evaluated["subjects"]["base"].values()}
+    run = EvalRun(**common(place), adapter_dir=place / "idle", known={"base": known}, out_dir=place / "idle-out")
     code, result = evaluate(run)
     assert code == run_file.EXIT_OK
     assert result["error"]["code"] == "adapter_not_applied"
-    assert result["adapter"] is None
-    assert result["base"]["seconds"] == -1.0
+    assert result["applied"] == {"applied": False, "max_logit_difference": 0.0, "num_prompts": 8, "num_different": 0}
+    assert result["subjects"]["adapter"] is None
+    assert {(s["cached"], s["seconds"]) for s in result["subjects"]["base"].values()} == {(True, -1.0)}
+    assert result["seconds"] == 0
     assert not report.build(
         result, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
     ).adapter_applied
 
 
+def test_known_answers_of_other_items_are_not_used(place: Path, evaluated: dict[str, Any]) -> None:
+    known = {section["digest"]: {**section, "seconds": -1.0} for section in evaluated["subjects"]["base"].values()}
+    run = EvalRun(**common(place, max_items=3), adapter_dir=None, known={"base": known}, out_dir=place / "other-out")
+    _, result = evaluate(run)
+    assert result["subjects"]["base"]["holdout"]["cached"] is False
+    assert len(texts(result, "base")) == 3
+
+
 def test_a_whole_model_is_judged_in_place_of_its_base(place: Path, evaluated: dict[str, Any]) -> None:
     build_tiny_model(place / "whole", seed=5)
-    common: dict[str, Any] = {"base_model_dir": place / "base", "holdout": place / "holdout.jsonl", "golden": False}
-    common |= {"validation_pack_dir": place / "pack", "max_new_tokens": 12}
     code, result = evaluate(
-        EvalRun(**common, adapter_dir=place / "whole", previous_adapter_dir=place / "adapter", out_dir=place / "whole-out")
+        EvalRun(**common(place), adapter_dir=place / "whole", previous_adapter_dir=place / "adapter", out_dir=place / "whole-out")
     )
     assert code == run_file.EXIT_OK
     assert result["applied"]["applied"] is True
-    assert result["adapter"]["holdout"] != result["base"]["holdout"] == evaluated["base"]["holdout"]
-    assert result["previous"]["holdout"] == evaluated["adapter"]["holdout"]
-    _, alone = evaluate(EvalRun(**{**common, "base_model_dir": place / "whole"}, adapter_dir=None, out_dir=place / "alone-out"))
-    assert result["adapter"]["validation"] == alone["base"]["validation"]
-    _, same = evaluate(EvalRun(**common, adapter_dir=build_tiny_model(place / "same"), out_dir=place / "same-out"))
+    assert texts(result, "adapter") != texts(result, "base") == texts(evaluated, "base")
+    assert texts(result, "previous") == texts(evaluated, "adapter")
+    _, alone = evaluate(EvalRun(**common(place, base_model_dir=place / "whole"), adapter_dir=None, out_dir=place / "alone-out"))
+    assert texts(result, "adapter", "validation") == texts(alone, "base", "validation")
+    _, same = evaluate(EvalRun(**common(place), adapter_dir=build_tiny_model(place / "same"), out_dir=place / "same-out"))
     assert same["error"]["code"] == "adapter_not_applied"
 
 
@@ -200,32 +163,31 @@ def test_preferences_that_were_held_out_are_scored_on_both_sides(place: Path) ->
     score = made.score("validation", "preference_accuracy")
     assert score is not None and score.n == manifest.validation["num_windows"]
     margins = [
-        (b - a) - (d - c)
-        for a, b, c, d in zip(*(result[s][side]["nll"] for side in ("validation", "unwanted") for s in ("adapter", "base")), strict=True)
+        (b[0] - a[0]) - (d[0] - c[0])
+        for a, b, c, d in zip(
+            *(texts(result, s, side).values() for side in ("validation", "unwanted") for s in ("adapter", "base")), strict=True
+        )
     ]
     assert score.adapter == pytest.approx(sum(m > 0 for m in margins) / len(margins))
 
 
-def test_an_adapter_of_another_base_is_refused_with_a_reason(place: Path) -> None:
+def test_an_adapter_of_another_base_is_not_scored_and_the_result_says_why(place: Path) -> None:
     other = place / "wide"
     build_tiny_adapter(other, place / "base", base_name="x", rank=8, config={"r": 16})
-    code, result = evaluate(EvalRun(base_model_dir=place / "base", adapter_dir=other, golden=False, out_dir=place / "wide-out"))
-    assert code == run_file.EXIT_BAD_INPUT
+    code, result = evaluate(EvalRun(**common(place), adapter_dir=other, out_dir=place / "wide-out"))
+    assert code == run_file.EXIT_OK
     assert result["error"]["code"] == "adapter_unloadable"
+    assert result["applied"] is None and result["subjects"]["adapter"] is None
 
 
-def test_sigterm_stops_it_and_leaves_no_result(place: Path) -> None:
-    run = EvalRun(base_model_dir=place / "base", adapter_dir=None, out_dir=place / "stopped")
-    process = start(run)
-    deadline = time.monotonic() + 60
-    while not (run.out_dir / "heartbeat.json").exists():
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert process.returncode == run_file.EXIT_STOPPED
-    assert not list(run.out_dir.glob("*eval-result*"))
+def test_a_previous_adapter_that_cannot_be_loaded_is_left_out(place: Path) -> None:
+    broken = build_tiny_adapter(place / "narrow", place / "base", base_name="x", rank=8, config={"r": 4})
+    code, result = evaluate(
+        EvalRun(**common(place), adapter_dir=place / "adapter", previous_adapter_dir=broken, out_dir=place / "narrow-out")
+    )
+    assert code == run_file.EXIT_OK
+    assert result["previous_error"]["code"] == "adapter_unloadable"
+    assert result["subjects"]["previous"] is None and result["subjects"]["adapter"] is not None
 
 
 def test_a_run_file_that_cannot_be_read_is_the_callers_fault(tmp_path: Path) -> None:
@@ -234,3 +196,78 @@ def test_a_run_file_that_cannot_be_read_is_the_callers_fault(tmp_path: Path) -> 
         [sys.executable, "-m", "ft_assets.evals.runner", str(tmp_path / "run.json")], cwd=ROOT, env=ENV, capture_output=True
     )
     assert done.returncode == run_file.EXIT_BAD_INPUT
+
+
+def test_a_run_file_survives_the_disk(place: Path, tmp_path: Path) -> None:
+    run = EvalRun(
+        **common(place), adapter_dir=place / "adapter", task_dirs=(place,), capability=("a", "b"), known={"base": {"d": {"answers": {}}}},
+        judge={"url": "http://j/v1", "model": "m", "max_items": 3}, lease=tmp_path / "lease", out_dir=tmp_path,
+    )  # fmt: skip
+    run.write(tmp_path / "run.json")
+    assert EvalRun.read(tmp_path / "run.json") == run
+
+
+def journal_lines(run: EvalRun) -> int:
+    path = run.out_dir / run_file.JOURNAL_NAME
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for_lines(run: EvalRun, process: subprocess.Popen[bytes], num: int) -> None:
+    deadline = time.monotonic() + 90
+    while journal_lines(run) < num:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, (process.stderr and process.stderr.read()) or b""
+        time.sleep(0.005)
+
+
+def slow_run(place: Path, out: str) -> EvalRun:
+    return EvalRun(
+        **common(place, golden=True, batch_size=2), adapter_dir=place / "adapter", previous_adapter_dir=place / "idle",
+        digests={"base": "b", "adapter": "b+a", "previous": "b+p"}, out_dir=place / out,
+    )  # fmt: skip
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    def stripped(value: Any) -> Any:
+        return {k: stripped(v) for k, v in value.items() if k != "seconds"} if isinstance(value, dict) else value
+
+    return dict(stripped(result))
+
+
+def test_killed_and_started_again_it_leaves_the_result_of_a_run_that_was_not(place: Path) -> None:
+    run = slow_run(place, "killed")
+    process = start(run)
+    wait_for_lines(run, process, 12)
+    process.kill()
+    process.communicate(timeout=20)
+    kept = journal_lines(run)
+    journal = run.out_dir / run_file.JOURNAL_NAME
+    journal.write_bytes(journal.read_bytes() + b'{"subject": "b", "suite')  # torn by the crash
+    assert not (run.out_dir / run_file.RESULT_NAME).exists()
+    code, resumed = evaluate(run)
+    assert code == run_file.EXIT_OK
+    whole = replace(run, out_dir=place / "whole-run")
+    _, reference = evaluate(whole)
+    assert without_times(resumed) == without_times(reference)
+    assert journal_lines(run) == journal_lines(whole), "no batch was asked twice"
+    assert 12 <= kept < journal_lines(run), "the kill came in the middle"
+
+
+def test_sigterm_stops_it_and_keeps_what_was_answered(place: Path) -> None:
+    run = slow_run(place, "stopped")
+    process = start(run)
+    wait_for_lines(run, process, 1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == run_file.EXIT_STOPPED
+    assert not list(run.out_dir.glob("*eval-result*"))
+    assert journal_lines(run) >= 1
+
+
+def test_it_stops_when_nobody_waits_for_it_any_more(place: Path) -> None:
+    run = replace(slow_run(place, "abandoned"), lease=place / "lease", lease_s=0.2)
+    (place / "lease").touch()
+    process = start(run)
+    process.communicate(timeout=60)
+    assert process.returncode == run_file.EXIT_STOPPED
+    assert not list(run.out_dir.glob("*eval-result*"))

@@ -4,10 +4,12 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.evals import config, suites
+from ft_assets.evals import config, golden, requests, suites
 from ft_assets.evals.run_file import EvalRun
 
 
@@ -68,25 +70,74 @@ def test_free_text_is_not_asked_for_to_the_letter() -> None:
     assert not suites.is_literal([])
 
 
-def test_the_digest_changes_with_all_that_shapes_an_answer_and_nothing_else(tmp_path: Path) -> None:
+def test_every_suite_has_a_digest_that_follows_from_what_is_asked_and_from_nothing_else() -> None:
     items = suites.holdout_items([row(1), row(2)])
-    suites.write_items(items, tmp_path / "items.jsonl")
-    suites.write_items(items[:1], tmp_path / "fewer.jsonl")
-    pack = tmp_path / "pack"
-    pack.mkdir()
-    (pack / "val-00000.parquet").write_bytes(b"windows")
-    run = EvalRun(base_model_dir=tmp_path, adapter_dir=None, holdout=tmp_path / "items.jsonl", out_dir=tmp_path)
-    digest = run.suite_digest()
-    changed = [
-        {"holdout": tmp_path / "fewer.jsonl"},
-        {"golden": False},
-        {"max_new_tokens": 7},
-        {"max_items": 1},
-        {"validation_pack_dir": pack},
+    decoding = suites.Decoding()
+    digest = suites.holdout_suite(items, decoding).digest
+    assert suites.holdout_suite(list(items), suites.Decoding(golden_max_new_tokens=1)).digest == digest
+    wanted_otherwise = [replace(item, expected="no") for item in items]
+    assert suites.holdout_suite(wanted_otherwise, decoding).digest == digest  # what is expected shapes a score, not an answer
+    others = [
+        suites.holdout_suite(items[:1], decoding),
+        suites.holdout_suite(items[::-1], decoding),
+        suites.holdout_suite(items, suites.Decoding(max_new_tokens=7)),
+        suites.conversation_suite("safety", items, max_new_tokens=256),
+        suites.conversation_suite("holdout", items, max_new_tokens=256, version="2"),
+        suites.golden_suite(decoding),
     ]
-    others = [replace(run, **change).suite_digest() for change in changed]  # type: ignore[arg-type]
-    assert len({digest, *others}) == len(changed) + 1
-    assert replace(run, batch_size=1, out_dir=tmp_path / "elsewhere").suite_digest() == digest
+    assert len({digest, *(other.digest for other in others)}) == len(others) + 1
+
+
+def test_an_answer_may_be_half_as_long_again_as_the_longest_expected_one() -> None:
+    items = suites.holdout_items([row(1)])
+    asked = [suites.holdout_suite(items, suites.Decoding(max_new_tokens=100), longest_expected=n).requests[0] for n in (None, 10, 90)]
+    assert [request.max_new_tokens for request in asked if isinstance(request, requests.Generate)] == [100, 23, 100]
+
+
+def test_the_golden_suite_asks_every_prompt_under_its_own_id() -> None:
+    suite = suites.golden_suite(suites.Decoding(golden_max_new_tokens=9))
+    assert (suite.kind, suite.version, suite.num_items) == ("golden", golden.version(), 50)
+    assert [request.id for request in suite.requests] == [item.id for item in suite.items] == [id_ for id_, _ in golden.prompts()]
+    assert all(isinstance(request, requests.Generate) and request.max_new_tokens == 9 for request in suite.requests)
+
+
+def write_validation(pack: Path, rows: list[dict[str, object]]) -> Path:
+    pack.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), pack / "val-00000.parquet")
+    return pack
+
+
+def test_packed_windows_are_one_suite_of_their_examples(tmp_path: Path) -> None:
+    window = {"input_ids": [1, 2, 3, 4, 5], "labels": [-100, 2, 3, 4, 5], "seq_lengths": [3, 2]}
+    (suite,), kind = suites.validation_suites(write_validation(tmp_path / "pack", [window]), limit=10)
+    assert kind is None
+    assert suite.requests == (
+        requests.Loss(id="example-00000", input_ids=(1, 2, 3), labels=(-100, 2, 3)),
+        requests.Loss(id="example-00001", input_ids=(4, 5), labels=(-100, 5)),
+    )
+
+
+def test_of_pairs_both_sides_are_asked_under_the_same_ids(tmp_path: Path) -> None:
+    pairs: list[dict[str, object]] = [
+        {"chosen_input_ids": [1, n], "chosen_labels": [-100, n], "rejected_input_ids": [1, n + 1], "rejected_labels": [-100, n + 1]}
+        for n in range(5)
+    ]
+    (wanted, unwanted), kind = suites.validation_suites(write_validation(tmp_path / "pack", pairs), limit=3)
+    assert kind == "pairs"
+    assert [(s.id, s.num_items) for s in (wanted, unwanted)] == [("validation", 3), ("unwanted", 3)]
+    assert [request.id for request in wanted.requests] == [request.id for request in unwanted.requests]
+    assert wanted.digest != unwanted.digest
+
+
+def test_a_pack_without_validation_gives_no_suite(tmp_path: Path) -> None:
+    assert suites.validation_suites(tmp_path, limit=10) == ((), None)
+
+
+def test_a_choice_of_positions_is_even_and_always_the_same() -> None:
+    assert suites.spread(3, 10) == [0, 1, 2]
+    assert suites.spread(10, 5) == [0, 2, 4, 6, 8]
+    assert suites.spread(14_042, 200) == sorted(set(suites.spread(14_042, 200)))
+    assert len(suites.spread(14_042, 200)) == 200
 
 
 def test_a_run_file_survives_being_written_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ def _time(name: str, *, nullable: bool = False) -> sa.Column[object]:
 
 def upgrade() -> None:
     op.execute("DELETE FROM eval_scores")  # a cache, and its entries are of single suites from now on
+    op.add_column("eval_scores", sa.Column("suite", sa.Text, nullable=False))
+    op.create_index("ix_eval_scores_suite", "eval_scores", ["subject_digest", "suite", "created_at"])
     op.add_column("jobs", sa.Column("evaluation", JSONB))
     op.add_column("datasets", _time("cooled_at", nullable=True))
     op.add_column("adapters", sa.Column("approval", sa.Text, nullable=False, server_default="none"))
@@ -32,6 +34,7 @@ def upgrade() -> None:
         sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id", name=op.f("fk_replica_adapters_adapter_id"))),
         sa.Column("observed", sa.Text, nullable=False),
         sa.Column("detail", sa.Text),
+        sa.Column("failures", sa.Integer, nullable=False, server_default="0"),
         _time("updated_at"),
         sa.PrimaryKeyConstraint("replica", "adapter_id", name=op.f("pk_replica_adapters")),
     )
@@ -77,9 +80,11 @@ def _evaluations() -> None:
         sa.Column("reasons", JSONB),
         sa.Column("report_key", sa.Text),
         sa.Column("error", JSONB),
+        sa.Column("eval_config", JSONB),
         sa.Column("runs", sa.Integer, nullable=False, server_default="0"),
         _time("created_at"),
         _time("started_at", nullable=True),
+        _time("beat_at", nullable=True),
         _time("finished_at", nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_evaluations")),
     )
@@ -88,6 +93,8 @@ def _evaluations() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_eval_scores_suite", "eval_scores")
+    op.drop_column("eval_scores", "suite")
     for table in ("deletions", "evaluations", "model_routes", "replica_adapters"):
         op.drop_table(table)
     op.drop_column("deployments", "desired_at")

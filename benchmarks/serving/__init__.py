@@ -1,0 +1,1 @@
+"""What serving takes: swaps of adapters under load, and adapters mixed in one batch."""

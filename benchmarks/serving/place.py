@@ -1,0 +1,154 @@
+"""A place to serve from: a database, inference servers, the API in processes of their own, and adapters with known answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import sqlalchemy as sa
+
+from control_plane.service import tenants
+from control_plane.service.platform import Platform
+from control_plane.settings import load
+from control_plane.tables import adapters
+from ft_assets.adapters import package
+from resources.database import embedded, migrate
+from resources.platform import open_platform
+from tests.inference_server import free_port
+from tests.registered_adapter import add_adapter
+from tests.tiny_adapter import build_tiny_adapter
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BASE = REPOSITORY / "examples" / "demo" / "base_model"
+BASE_NAME = "demo-llama-3m"
+QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
+TOKENS = 4
+
+
+def asked(model: str) -> dict[str, object]:
+    """A request with one right answer: greedy, always the same question."""
+    return {"model": model, "messages": QUESTION, "max_tokens": TOKENS, "temperature": 0}
+
+
+def said(body: dict[str, object]) -> str:
+    choices = body["choices"]
+    assert isinstance(choices, list)
+    return str(choices[0]["message"]["content"])
+
+
+@dataclass(kw_only=True)
+class Process:
+    """A process that can be killed and started again."""
+
+    command: Sequence[str]
+    url: str
+    probe: str
+    env: dict[str, str] = field(default_factory=dict)
+    _running: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._running = subprocess.Popen(self.command, cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1", **self.env})
+
+    def wait(self, timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            assert self._running is not None and self._running.poll() is None, f"{self.command} ended"
+            try:
+                if httpx.get(f"{self.url}{self.probe}", timeout=2, trust_env=False).is_success:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.05)
+        raise TimeoutError(f"nothing at {self.url} in {timeout_s} s")
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        if self._running is not None and self._running.poll() is None:
+            self._running.send_signal(how)
+            try:
+                self._running.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self._running.kill()
+                self._running.wait()
+
+
+def server(*options: str, base: Path = BASE) -> Process:
+    port = free_port()
+    command = [sys.executable, "-m", "resources.inference", "--model-dir", str(base), "--served-name", BASE_NAME, "--port", str(port)]
+    return Process(command=[*command, *options], url=f"http://127.0.0.1:{port}", probe="/health", env={"HF_HUB_OFFLINE": "1"})
+
+
+@dataclass(kw_only=True)
+class Place:
+    platform: Platform
+    api: Process
+    servers: list[Process]
+    tenant: str
+    key: str
+    known: dict[str, str] = field(default_factory=dict)
+    """Answer by adapter id."""
+    names: dict[str, str] = field(default_factory=dict)
+
+    def adapter(self, suffix: str, seed: int) -> str:
+        """Register a random adapter, and note what it answers by asking a server for it under another name; its id."""
+        name = f"ft:{BASE_NAME}:{self.tenant}:{suffix}:v{seed}"
+        digest = self.platform.models.get(BASE_NAME).digest
+        id_ = add_adapter(
+            self.platform, self.tenant, name=name, stage="draft", loaded=False, base_model=BASE_NAME, base_digest=digest
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as scratch:
+            made = build_tiny_adapter(Path(scratch) / "trained", BASE, base_name=BASE_NAME, seed=seed, scale=0.1)
+            sha256 = package.write(made, Path(scratch) / "package", served_name=BASE_NAME, base_digest=digest)
+            with self.platform.engine.begin() as conn:
+                prefix = conn.scalar(sa.select(adapters.c.object_prefix).where(adapters.c.id == id_))
+                conn.execute(sa.text("SET LOCAL session_replication_role = replica"))  # records do not change but for this
+                conn.execute(sa.update(adapters).where(adapters.c.id == id_).values(manifest_sha256=sha256))
+            for path in sorted((Path(scratch) / "package").iterdir()):
+                self.platform.objects.put_file(f"{prefix}/{path.name}", path)
+            self.known[id_], self.names[id_] = self._answer(Path(scratch) / "package", f"known-{seed}"), name
+        return id_
+
+    def _answer(self, directory: Path, name: str) -> str:
+        with httpx.Client(base_url=self.servers[0].url, timeout=60, trust_env=False) as client:
+            client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(directory)}).raise_for_status()
+            answer = client.post("/v1/chat/completions", json=asked(name)).raise_for_status()
+            client.post("/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
+        return said(answer.json())
+
+    def client(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=self.api.url, headers=headers, timeout=60, trust_env=False)
+
+
+@contextmanager
+def place(num_servers: int = 2) -> Iterator[Place]:
+    """Everything that a request passes, each in its process; all of it has ended when the block has."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ft-serving-")))
+        home.chmod(0o755)
+        database = embedded.start(home / "postgres", databases=("ft",))
+        stack.callback(embedded.stop, database)
+        servers = [server() for _ in range(num_servers)]
+        port = free_port()
+        env = {
+            "FT_HOME": str(home / "ft"), "FT_DATABASE_URL": embedded.socket_url(home / "postgres", "ft"), "FT_API_PORT": str(port),
+            "FT_INFERENCE_URLS": ",".join(s.url for s in servers), "FT_MLFLOW_URI": "off", "FT_LOG_LEVEL": "WARNING",
+        }  # fmt: skip
+        platform = open_platform(load(env))
+        stack.callback(platform.engine.dispose)
+        migrate.upgrade(platform.engine)
+        api = Process(command=[sys.executable, "-m", "control_plane.api"], url=f"http://127.0.0.1:{port}", probe="/healthz", env=env)
+        for process in (*servers, api):
+            stack.callback(process.stop)
+            process.start()
+        for process in (*servers, api):
+            process.wait()
+        _, key = tenants.create(platform, "bench")
+        yield Place(platform=platform, api=api, servers=servers, tenant="bench", key=key.secret)

@@ -1,0 +1,34 @@
+"""``/v1/data_deletions`` and ``/v1/deletions``: everything that a tenant stored, deleted on request, and the proofs of all deletions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from control_plane.api import render, schemas
+from control_plane.api.deps import AdminPrincipal, PlatformDep, Reader
+from control_plane.service import data_deletion, deletion
+
+router = APIRouter(prefix="/v1", tags=["deletions"])
+
+
+@router.post("/data_deletions", status_code=202)
+def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.DeleteData) -> schemas.Deletion:
+    """Delete all data of the tenant: jobs are cancelled, adapters withdrawn, every object deleted. There is no way back."""
+    tenant = principal.tenant.id
+    asked = data_deletion.request_tenant(platform, tenant, confirm=body.confirm, reason=body.reason, requested_by=principal.key_id)
+    return render.deletion(asked)
+
+
+@router.get("/deletions")
+def list_deletions(
+    platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20
+) -> schemas.ListOf[schemas.Deletion]:  # fmt: skip
+    """Deletions of adapters and of the tenant's data, newest first; without their proofs."""
+    found = deletion.list_deletions(platform, tenant, after=after, limit=limit)
+    return schemas.ListOf(data=[render.deletion(row) for row in found.items], has_more=found.has_more)
+
+
+@router.get("/deletions/{deletion_id}")
+def retrieve(platform: PlatformDep, tenant: Reader, deletion_id: str) -> schemas.Deletion:
+    """One deletion, with its proof once it is done."""
+    return render.deletion(deletion.get(platform, tenant, deletion_id))

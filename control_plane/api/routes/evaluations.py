@@ -1,0 +1,55 @@
+"""``/v1/fine_tuning/jobs/{id}/evaluation``: the router is mounted under the jobs' other spellings too."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from control_plane.api import schemas
+from control_plane.api.deps import PlatformDep, Reader
+from control_plane.console.evaluation_page import MAX_SAMPLES, evaluation_page
+from control_plane.service import assessments
+from control_plane.service.assessments import Assessment
+
+router = APIRouter(tags=["fine_tuning"])
+POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+
+@router.get("/{job_id}/evaluation", response_model=schemas.JobEvaluation, responses={200: {"content": {"text/html": {}}}})
+def evaluation(platform: PlatformDep, tenant: Reader, job_id: str, accept: str = Header("application/json")) -> Response:
+    """The adapter next to its base and the last accepted one, the verdict, and advice. As a page for `Accept: text/html`."""
+    found = rendered(assessments.get(platform, tenant, job_id))
+    body = found.model_dump(mode="json")
+    if "text/html" not in accept:
+        return JSONResponse(body)
+    shown = assessments.telling(platform, tenant, job_id, limit=MAX_SAMPLES)
+    page = evaluation_page(body, curve=assessments.curve(platform, tenant, job_id), samples=shown)
+    return HTMLResponse(page, headers=POLICY)
+
+
+@router.get("/{job_id}/evaluation/samples")
+def samples(
+    platform: PlatformDep,
+    tenant: Reader,
+    job_id: str,
+    suite: Annotated[str | None, Query(description="As `holdout`, `safety`, `golden`, `capability/NAME`.")] = None,
+    only: Annotated[str | None, Query(description="`changed`, `worse` or `better`.")] = None,
+    after: str | None = None,
+    limit: int = 50,
+) -> schemas.ListOf[schemas.EvaluationSample]:
+    """Every item as each model answered it, in a fixed order."""
+    found = assessments.samples(platform, tenant, job_id, suite=suite, only=only, after=after, limit=limit)
+    return schemas.ListOf(data=[schemas.EvaluationSample.model_validate(dict(row)) for row in found.items], has_more=found.has_more)
+
+
+def rendered(found: Assessment) -> schemas.JobEvaluation:
+    return schemas.JobEvaluation(
+        job_id=found.job_id,
+        report=found.report.to_dict(),
+        verdict=schemas.EvaluationVerdict.model_validate(found.verdict.to_dict()),
+        advice=[schemas.EvaluationAdvice.model_validate(a.to_dict()) for a in found.advice],
+        next_run=found.next_run,
+        samples_url=f"/v1/fine_tuning/jobs/{found.job_id}/evaluation/samples",
+    )

@@ -1,0 +1,48 @@
+"""``ft manifest server | route`` and ``ft admin pool-manifest``: objects for a cluster, on stdout."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Objects for a cluster, as YAML: `ft manifest server ID | kubectl apply -f -`.", no_args_is_help=True)
+    group.command("server")(server)
+    group.command("route")(route)
+    app.add_typer(group, name="manifest", rich_help_panel="Models")
+
+
+def register_admin(admin: typer.Typer) -> None:
+    admin.command("pool-manifest")(pool)
+
+
+def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name of a whole model.")]) -> None:
+    """The server of a model that was trained whole: Deployment, Service, NetworkPolicy."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        print(client.server_manifest(model), end="")
+
+
+def route(name: Annotated[str, typer.Argument(metavar="NAME", help="A route of yours.")]) -> None:
+    """A route between versions as llm-d's InferenceModelRewrite."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        print(client.route_manifest(name), end="")
+
+
+def pool(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A base model of the catalogue.")],
+    replicas: Annotated[int, typer.Option(min=1, help="Servers.")] = 2,
+    max_loras: Annotated[int, typer.Option(min=1, help="Adapters in one batch.")] = 8,
+    max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory: at least as many as are loaded.")] = 256,
+) -> None:
+    """The servers of a base model with their adapters: Deployment, NetworkPolicy, InferencePool."""
+    from control_plane.cli.admin import open_local
+    from control_plane.service import manifests
+
+    with open_local() as platform:
+        print(manifests.pool(platform, model, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras), end="")

@@ -1,0 +1,109 @@
+"""An evaluation as one page that needs nothing else: for the API, for ``ft eval --html``, for an attachment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from control_plane.console.charts import interval_bar, loss_curves
+
+TEMPLATES = Path(__file__).parent
+IN_NATS = frozenset({"perplexity", "preference_margin"})
+"""Metrics whose intervals are no share: each is drawn on a scale of its own."""
+FILTERS = (("all", "all"), ("worse", "worse"), ("better", "better"), ("changed", "another answer, same score"), ("same", "the same"))
+KINDS = (("task", "The task"), ("capability", "Capability"), ("safety", "Safety"), ("golden", "Golden prompts"))
+MAX_SAMPLES = 200
+
+
+def evaluation_page(
+    evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]] = (), samples: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """`evaluation` (as the API gives it) as HTML; everything that came from a tenant, a model or a judge is escaped.
+
+    `samples`: rows of the evaluation's samples; without any, those that the report shows.
+    """
+    report, verdict = evaluation["report"], evaluation["verdict"]
+    order = [change for change, _ in FILTERS]
+    shown = sorted(samples or report.get("samples") or (), key=lambda s: order.index(s.get("change", "same")))[:MAX_SAMPLES]
+    return _template().render(
+        e=evaluation,
+        report=report,
+        verdict=verdict,
+        failed=[f for f in verdict["findings"] if f["blocking"] and not f["passed"]],
+        warned=[f for f in verdict["findings"] if f["code"] in verdict.get("warnings", ())],
+        tables=list(_tables(report)),
+        previous=any(s.get("previous") is not None for s in report["scores"]),
+        curves=Markup(loss_curves(curve)),
+        samples=shown,
+        counts={change: sum(s.get("change", "same") == change for s in shown) for change, _ in FILTERS} | {"all": len(shown)},
+        filters=FILTERS,
+        next_run=" ".join(f"--hp {name}={value}" for name, value in (evaluation.get("next_run") or {}).items()),
+        judge=report.get("judge"),
+    )
+
+
+def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Scores by what they speak of, each with its interval as a picture; the gate's metric of a capability suite before its others."""
+    for kind, title in KINDS:
+        scores = [s for s in report["scores"] if _kind(s["suite"]) == kind]
+        ends = [abs(s[end]) for s in scores for end in ("ci_low", "ci_high") if s["metric"] not in IN_NATS]
+        reach = max([x for x in ends if math.isfinite(x)], default=1.0)
+        if scores:
+            yield title, [_row(s, reach, report) for s in scores]
+
+
+def _kind(suite: str) -> str:
+    first = suite.partition("/")[0]
+    return first if first in ("capability", "safety", "golden") else "task"
+
+
+def _row(score: Mapping[str, Any], reach: float, report: Mapping[str, Any]) -> dict[str, Any]:
+    own = max(abs(score["ci_low"]), abs(score["ci_high"])) if score["metric"] in IN_NATS else reach
+    lower = score["metric"] in ("perplexity", "over_refused")
+    middle = (score["ci_low"] + score["ci_high"]) / 2 if score["metric"] in IN_NATS else _gain(score, lower)
+    leading = {run["id"]: run.get("metric") for run in report.get("suites", ())}
+    minor = score["suite"] in leading and leading[score["suite"]] not in (None, score["metric"])
+    bar = interval_bar(score["ci_low"], score["ci_high"], middle, reach=own)
+    since = None
+    if score.get("previous_ci_low") is not None:
+        since = interval_bar(
+            score["previous_ci_low"], score["previous_ci_high"], (score["previous_ci_low"] + score["previous_ci_high"]) / 2, reach=own
+        )
+    share = (not lower and score["metric"] not in IN_NATS) or score["metric"] == "over_refused"
+    return {
+        **score,
+        "bar": Markup(bar),
+        "since": Markup(since) if since else "",
+        "share": share,
+        "lower": lower,
+        "minor": minor,
+        "name": "mean over suites" if score["suite"] == "capability" else score["suite"].removeprefix("capability/"),
+    }
+
+
+def _gain(score: Mapping[str, Any], lower: bool) -> float:
+    gain = float(score["adapter"]) - float(score["base"])
+    return -gain if lower else gain
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["score"] = _score
+    environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
+    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
+    return environment.get_template("evaluation_page.html")
+
+
+def _score(value: float | None, share: bool) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if share else f"{value:,.3f}"

@@ -1,0 +1,179 @@
+"""One ordered evaluation is carried out: the registered files of an adapter, judged on the base that was named; the end is written.
+
+A failed run leaves the order for the next one, three in all. Its tenant is told of a verdict that fails, in the adapter's job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.events import Event
+from control_plane.protocols import Launcher
+from control_plane.service import adapters, base_models, evaluation, evaluations, node_files
+from control_plane.service.eval_following import Watch
+from control_plane.service.evaluation import Evaluated, Judged
+from control_plane.service.platform import Platform
+from control_plane.service.preparation import job_row
+from control_plane.service.transition import record as write_event
+from ft_assets import layout
+from ft_assets.adapters import package
+from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
+from ft_assets.evals.config import EvalConfig
+
+BEAT_EVERY_S = 5.0
+ABOUT = {
+    evaluations.BASE_UPDATE: "does not pass its gate on other bytes of its base model, to which that is to be updated: train it again on "
+    "those, or deprecate it:",
+    evaluations.MONITOR: "fails what is monitored; it goes on being served:",
+    evaluations.MANUAL: "failed an evaluation that was asked for; what is served is not changed by that:",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is judged, read when its run begins."""
+
+    record: AdapterRecord
+    job: sa.Row[Any]
+    base_dir: Path
+    rules: EvalConfig
+
+
+def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMapping:
+    """Carry out a queued evaluation and return its row as it is then; one that is not queued any more is returned as it is.
+
+    An error is written down first and then raised: whoever runs this sees it too.
+    """
+    held = evaluations.claim(platform, evaluation_id)
+    if held is None:
+        return evaluations.find(platform, evaluation_id)
+    with _beating(platform, held) as watch:
+        try:
+            subject = _subject(platform, held)
+            evaluated = _judged(platform, launcher, held, subject, watch)
+        except FtError as error:
+            final = isinstance(error, InvalidRequest | Conflict) and error.code != "evaluation_failed"
+            evaluations.fail(platform, held, error, final=final)
+            raise
+        except Exception as error:
+            evaluations.fail(platform, held, FtError(f"{type(error).__name__}: {error}", code="evaluation_failed"))
+            raise
+        _end(platform, held, subject, evaluated)
+    return evaluations.find(platform, evaluation_id)
+
+
+def _subject(platform: Platform, held: RowMapping) -> Subject:
+    record = adapters.find_record(platform, held["tenant_id"], held["adapter_id"])
+    if record.stage == Stage.ARCHIVED:
+        raise Conflict(f"adapter {record.id} was archived meanwhile: its files are gone", code="not_reevaluated")
+    _check_reads_alike(platform, record, held["base_digest"])
+    _, base_dir = base_models.for_job(platform, record.base_model, held["base_digest"], fresh=True)
+    with platform.engine.connect() as conn:
+        job = job_row(conn, record.tenant_id, record.job_id)
+    return Subject(record=record, job=job, base_dir=base_dir, rules=evaluations.rules_of(job.request, held["eval_config"]))
+
+
+def _check_reads_alike(platform: Platform, record: AdapterRecord, digest: str) -> None:
+    """Held-out rows are kept as tokens: they say nothing to a base that splits text otherwise."""
+    if digest == record.base_digest:
+        return
+    trained_on, judged_on = (platform.models.get_pinned(record.base_model, d) for d in (record.base_digest, digest))
+    if (trained_on.tokenizer_digest, trained_on.template_digest) != (judged_on.tokenizer_digest, judged_on.template_digest):
+        raise Conflict(
+            f"adapter {record.id} was trained with another tokenizer or template than {digest[:12]} has; train it again there",
+            code="not_reevaluated",
+        )
+
+
+def _registered_files(platform: Platform, record: AdapterRecord) -> Path:
+    directory = node_files.materialise(platform, record)
+    if wrong := package.check_files(directory, manifest_sha256=record.manifest_sha256):
+        raise IntegrityError(f"adapter {record.id} on this machine: {'; '.join(r.detail for r in wrong)}; remove {directory}")
+    return directory
+
+
+def _judged(platform: Platform, launcher: Launcher, held: RowMapping, subject: Subject, watch: Watch) -> Evaluated:
+    record = subject.record
+    return evaluation.run_evaluation(
+        platform,
+        launcher,
+        Judged(
+            tenant=record.tenant_id,
+            job=subject.job,
+            adapter_dir=_registered_files(platform, record),
+            manifest_sha256=record.manifest_sha256,
+            base_model=record.base_model,
+            base_dir=subject.base_dir,
+            base_digest=held["base_digest"],
+            eval_config=subject.rules,
+            key=layout.evaluation_key(record.tenant_id, record.id, held["id"]),
+        ),
+        watch=watch,
+    )
+
+
+def _end(platform: Platform, held: RowMapping, subject: Subject, evaluated: Evaluated) -> None:
+    """The verdict and what its tenant is told, in one transaction; nothing of a run that was taken for dead."""
+    with platform.engine.begin() as conn:
+        if not evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated, subject.rules, platform.clock())):
+            return
+        if (event := _alert(held, subject, evaluated)) is not None:
+            write_event(conn, subject.job.id, event, now=platform.clock())
+
+
+def _alert(held: RowMapping, subject: Subject, evaluated: Evaluated) -> Event | None:
+    watched = subject.rules.mode == "monitor"
+    about = f"Adapter {subject.record.name} {ABOUT[evaluations.MONITOR if watched else held['kind']]}"
+    data = {"adapter_id": subject.record.id, "evaluation_id": held["id"], "base_digest": held["base_digest"]}
+    if watched:
+        return evaluations.alert(evaluated, subject.rules, code="monitor_failed", about=about, data=data)
+    return evaluations.alert(evaluated, subject.rules, code="reevaluation_failed", about=about, data=data)
+
+
+class _Held:
+    """Beats for a claimed evaluation until its run is not its own any more; then nobody wants the result."""
+
+    def __init__(self, platform: Platform, held: RowMapping) -> None:
+        self._platform, self._held = platform, held
+        self._done, self._lost = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name=f"beat-{held['id']}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def progress(self, beat: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return not self._lost.is_set()
+
+    def milestone(self, passed: Mapping[str, Any]) -> None:  # noqa: ARG002
+        return None
+
+    def _beat(self) -> None:
+        while not self._done.wait(BEAT_EVERY_S):
+            with contextlib.suppress(SQLAlchemyError):
+                if not evaluations.beat(self._platform, self._held):
+                    self._lost.set()
+
+
+@contextlib.contextmanager
+def _beating(platform: Platform, held: RowMapping) -> Iterator[Watch]:
+    watch = _Held(platform, held)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()

@@ -1,0 +1,322 @@
+"""Plugins of a vLLM server that serves the platform's adapters.
+
+Three, to be named in ``VLLM_PLUGINS``; vLLM calls each in all of its processes, so vLLM itself is imported only inside of them.
+
+``ft_adapter_index``    answers the first request for an adapter that is in the platform's index, without waiting to be told to load it.
+``ft_base_rows``        on CPU: base requests batched with adapter requests keep to the base.
+``ft_free_on_unload``   an unload frees the weights, once the requests under way are done.
+
+Configuration, all from the environment:
+
+``FT_ADAPTER_INDEX``    file, or http(s) address, of the index: ``{name: {"directory", "manifest_sha256", "base_digest"}}``.
+``FT_ADAPTER_ROOT``     where the adapters' directories are on this machine. Default: the directory that the index lies in.
+``FT_BASE_DIGEST``      digest of the base model that this server runs, as the platform's catalogue states it.
+``FT_BASE_ROWS``        ``1`` or ``0``: switch the repair of base rows on or off, whatever the hardware. Default: on where vLLM runs on CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+INDEX, ROOT, DIGEST, BASE_ROWS = "FT_ADAPTER_INDEX", "FT_ADAPTER_ROOT", "FT_BASE_DIGEST", "FT_BASE_ROWS"
+NAME = re.compile(
+    r"ft:[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?"  # the base model, as the catalogue spells ids
+    r":[A-Za-z0-9][\w-]{0,127}:[\w-]{0,64}:[\w-]{1,64}"  # tenant, suffix, opaque part
+    r"|adp-[0-9a-f]{12,64}",
+    re.ASCII,
+)
+MAX_NAME = 400
+"""Characters: longer ones are not looked up."""
+SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}", re.ASCII)
+"""One part of a path: no separator, and never a dot in front."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+MANIFEST, CONFIG, WEIGHTS = "manifest.json", "adapter_config.json", "adapter_model.safetensors"
+MAX_INDEX_BYTES = 64 << 20
+"""About 300,000 adapters."""
+FETCH_TIMEOUT_S = 2.0
+FETCHED_FOR_S = 1.0
+"""An index behind an address is asked again after this time: a burst of unknown names is one request a second."""
+DRAIN_S = 600.0
+"""How long an unload waits for the requests that still use the adapter, before it frees the weights all the same."""
+
+
+class Refused(Exception):
+    """An adapter that must not be served; the message says why, for the server's log."""
+
+
+@dataclass(kw_only=True)
+class Index:
+    """The adapters that may be served: a file that is replaced as a whole, or an address."""
+
+    location: str
+    _stamp: object = None
+    _entries: Mapping[str, Any] = field(default_factory=dict)
+
+    def find(self, name: str) -> Mapping[str, Any] | None:
+        """The entry of `name`; None if it has none. ``Refused`` if the index cannot be read: what is not known is not served."""
+        try:
+            self._fetch() if self._remote else self._read()
+        except (OSError, ValueError, urllib.error.URLError) as e:
+            self._stamp, self._entries = None, {}
+            raise Refused(f"the index {self.location} cannot be read: {type(e).__name__}: {e}") from e
+        entry = self._entries.get(name)
+        if entry is not None and not isinstance(entry, dict):
+            raise Refused(f"its entry in the index is {type(entry).__name__}, not an object")
+        return entry
+
+    @property
+    def _remote(self) -> bool:
+        return self.location.startswith(("http://", "https://"))
+
+    def _read(self) -> None:
+        """A replaced file is another inode, or a later change of the same: only then is it read again."""
+        stat = Path(self.location).stat()
+        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        if stamp != self._stamp:
+            self._entries = _parsed(Path(self.location).read_bytes())
+            self._stamp = stamp
+
+    def _fetch(self) -> None:
+        now = time.monotonic()
+        if isinstance(self._stamp, float) and now - self._stamp < FETCHED_FOR_S:
+            return
+        with urllib.request.urlopen(self.location, timeout=FETCH_TIMEOUT_S) as answer:
+            self._entries = _parsed(answer.read(MAX_INDEX_BYTES + 1))
+        self._stamp = now
+
+
+def _parsed(body: bytes) -> Mapping[str, Any]:
+    if len(body) > MAX_INDEX_BYTES:
+        raise ValueError(f"more than {MAX_INDEX_BYTES} bytes")
+    entries = json.loads(body)
+    if not isinstance(entries, dict):
+        raise ValueError(f"it holds a {type(entries).__name__}, not an object")
+    return entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """Finds the directory of an adapter, and answers for its bytes."""
+
+    index: Index
+    root: Path
+    base_digest: str
+
+    def directory(self, name: str) -> Path | None:
+        """Where the files of `name` are; None if it is no name of ours or not in the index.
+
+        ``Refused`` where something about it is wrong:
+
+        1. Its directory is one segment below the root, and no link.
+        2. It was made for the base model that this server runs.
+        3. Its manifest is the one that was registered, and was made for that base too.
+        4. Every file is the one in the manifest, and there is no other.
+        5. It is a LoRA adapter.
+        """
+        if len(name) > MAX_NAME or not NAME.fullmatch(name):
+            return None
+        entry = self.index.find(name)
+        if entry is None:
+            return None
+        directory = self._below_root(str(entry.get("directory") or ""))
+        self._same_base(str(entry.get("base_digest") or ""), "it was made for")
+        manifest = _manifest(directory, str(entry.get("manifest_sha256") or ""))
+        self._same_base(str(manifest.get("base_digest") or ""), "its manifest names")
+        _check_files(directory, manifest)
+        _check_lora(directory)
+        return directory
+
+    def _below_root(self, segment: str) -> Path:
+        if not SEGMENT.fullmatch(segment):
+            raise Refused(f"directory {segment[:80]!r} is not one segment below {self.root}")
+        directory = self.root / segment
+        if directory.is_symlink() or not directory.is_dir():
+            raise Refused(f"{directory} is not a directory")
+        return directory
+
+    def _same_base(self, digest: str, what: str) -> None:
+        if digest != self.base_digest:
+            raise Refused(f"{what} base {digest[:19] or '(none)'}, this server runs {self.base_digest[:19]}")
+
+
+def _manifest(directory: Path, sha256: str) -> Mapping[str, Any]:
+    if not SHA256.fullmatch(sha256):
+        raise Refused(f"the index has no sha256 of its manifest, but {sha256[:80]!r}")
+    body = _bytes(directory / MANIFEST)
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != sha256:
+        raise Refused(f"{directory / MANIFEST} has sha256 {actual}, the index says {sha256}")
+    manifest = json.loads(body)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise Refused(f"{directory / MANIFEST} lists no files")
+    return manifest
+
+
+def _check_files(directory: Path, manifest: Mapping[str, Any]) -> None:
+    listed: Mapping[str, Any] = manifest["files"]
+    for name in (CONFIG, WEIGHTS):
+        if name not in listed:
+            raise Refused(f"{directory / MANIFEST} does not list {name}")
+    unlisted = sorted({p.name for p in directory.iterdir()} - listed.keys() - {MANIFEST})
+    if unlisted:
+        raise Refused(f"{directory / unlisted[0]} is not in the manifest")
+    for name, facts in sorted(listed.items()):
+        if not SEGMENT.fullmatch(name):
+            raise Refused(f"the manifest lists {name[:80]!r}, which is not the name of a file beside it")
+        actual = _sha256(directory / name)
+        if not isinstance(facts, dict) or actual != facts.get("sha256"):
+            raise Refused(f"{directory / name} has sha256 {actual}, which is not the manifest's")
+
+
+def _check_lora(directory: Path) -> None:
+    config = json.loads(_bytes(directory / CONFIG))
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise Refused(f"its peft_type is {kind!r}, only LORA is served")
+
+
+def _bytes(path: Path) -> bytes:
+    """A link could lead to another tenant's bytes: only plain files are opened."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        return file.read()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def configured(env: Mapping[str, str]) -> Registered | None:
+    """From the environment; None without an index. ``ValueError`` stops the server at its start."""
+    location = env.get(INDEX, "")
+    if not location:
+        return None
+    index = Index(location=location)
+    root = env.get(ROOT, "")
+    if not root and index._remote:
+        raise ValueError(f"{INDEX} is an address, so {ROOT} must say where the adapters' directories are on this machine")
+    if not env.get(DIGEST):
+        raise ValueError(f"{INDEX} is set, so {DIGEST} must be the digest of the base model that this server runs")
+    return Registered(index=index, root=Path(root or Path(location).parent).absolute(), base_digest=env[DIGEST])
+
+
+def serve_registered_adapters() -> None:
+    """Register the resolver; vLLM asks it for each model name that it does not know."""
+    registered = configured(os.environ)
+    if registered is None:
+        return
+    from vllm.logger import init_logger
+    from vllm.lora.request import LoRARequest
+    from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
+
+    log, find = init_logger("vllm.ft"), registered.directory
+
+    class FromIndex(LoRAResolver):  # type: ignore[misc]
+        async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any:  # noqa: ARG002 - the signature is vLLM's
+            try:
+                # In a thread: the weights are hashed, and requests of others go on meanwhile.
+                directory = await asyncio.to_thread(find, lora_name)
+            except (Refused, OSError, ValueError) as e:
+                log.error("adapter %r is not served: %s", lora_name[:MAX_NAME], e)
+                return None
+            if directory is None:
+                log.info("adapter %r is not served: it is not in the index", lora_name[:MAX_NAME])
+                return None
+            # The number is the server's to choose; it only has to be positive here.
+            return LoRARequest(lora_name=lora_name, lora_int_id=1, lora_path=str(directory))
+
+    LoRAResolverRegistry.register_resolver("ft", FromIndex())
+
+
+def keep_base_rows_apart() -> None:
+    """Give rows without an adapter nothing from any: on CPU their index is -1, which picks the last slot's adapter.
+
+    Wrong answers with status 200 otherwise, for every base request that shares a batch with an adapter's. GPU kernels skip such rows
+    themselves and are left alone.
+    """
+    if not _wants_base_rows(os.environ.get(BASE_ROWS, "")):
+        return
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    for name in ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice"):
+        repaired = without_base_rows(getattr(lora_ops, name))
+        for module in (lora_ops, punica_cpu):  # the second imported them by name
+            setattr(module, name, repaired)
+
+
+def _wants_base_rows(asked: str) -> bool:
+    if asked:
+        return asked == "1"
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def without_base_rows(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """`operation(inputs, weights, output, indices, ...)` with the inputs of negative indices set to zero; wrapping twice is once."""
+    if getattr(operation, "ft_base_rows", False):
+        return operation
+
+    @functools.wraps(operation)
+    def repaired(inputs: Any, weights: Any, output: Any, indices: Any, *rest: Any, **named: Any) -> Any:
+        apart = inputs.masked_fill((indices < 0).unsqueeze(1), 0)
+        return operation(apart, weights, output, indices.clamp(min=0), *rest, **named)
+
+    repaired.ft_base_rows = True  # type: ignore[attr-defined]
+    return repaired
+
+
+def free_weights_on_unload() -> None:
+    """Let an unload free the worker's copy too: by itself it forgets the name only, and the weights stay until others push them out."""
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.logger import init_logger
+
+    log = init_logger("vllm.ft")
+    forget = OpenAIServingModels.unload_lora_adapter
+    if getattr(forget, "ft_frees", False):
+        return
+    under_way: set[asyncio.Task[None]] = set()
+
+    async def free(server: Any, name: str, number: int) -> None:
+        engine = server.engine_client
+        deadline = time.monotonic() + DRAIN_S
+        while _in_use(engine, number) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        await engine.remove_lora(number)
+        gone = number not in await engine.list_loras()
+        log.info("adapter %r: its weights are %s", name[:MAX_NAME], "freed" if gone else "still held")
+
+    @functools.wraps(forget)
+    async def unload(server: Any, request: Any) -> Any:
+        known = server.lora_requests.get(request.lora_name)
+        answer = await forget(server, request)
+        if known is not None and server.lora_requests.get(request.lora_name) is not known:
+            task = asyncio.create_task(free(server, request.lora_name, known.lora_int_id))
+            under_way.add(task)  # a task that nobody holds may be collected before its end
+            task.add_done_callback(under_way.discard)
+        return answer
+
+    unload.ft_frees = True  # type: ignore[attr-defined]
+    OpenAIServingModels.unload_lora_adapter = unload
+
+
+def _in_use(engine: Any, number: int) -> bool:
+    """Whether a request under way uses adapter `number`: freed under it, the worker would read the files again at its next token."""
+    states = engine.output_processor.request_states.values()
+    return any(state.lora_request is not None and state.lora_request.lora_int_id == number for state in states)

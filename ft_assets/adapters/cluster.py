@@ -1,0 +1,248 @@
+"""What objects of a cluster have in common here: names, labels, and pods that hold no more rights than a model server needs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from ft_assets.training.memory.gpus import CONTEXT_BYTES, GIB, GPUS
+from ft_assets.training.shapes import ModelShape
+
+Manifest = dict[str, Any]
+"""One object, as it is written in YAML."""
+DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}", re.ASCII)
+PORT = 8000
+USER = 10_001
+"""Any but root: nothing in the images belongs to it."""
+GPU_SHARE = 0.9
+"""Of a GPU's memory that vLLM takes (its ``--gpu-memory-utilization``)."""
+FULL_SEQUENCES = 4
+"""Sequences of full length that the cache has room for at least; vLLM does not start where not one fits."""
+WORKING_BYTES = 3 * GIB
+"""On each GPU: activations of a batch of prompts, and CUDA graphs."""
+PARALLEL = (1, 2, 4, 8)
+WEIGHT_BYTES = 2
+"""Of a parameter, served in bfloat16."""
+VLLM = ("python3", "-m", "vllm.entrypoints.openai.api_server")
+"""Without the ``vllm`` command: builds for other hardware are distributed under other names, which that command does not find."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterSettings:
+    """Where model servers run; of the operator."""
+
+    vllm_image: str
+    """By digest: what is served tomorrow is what was tried today. For pools, with the plugin of ``deploy/vllm`` in it."""
+    platform_image: str
+    """By digest, with this package: fetches and checks a model's files before its server starts."""
+    object_store: str
+    """``s3://bucket/prefix``, as the platform's ``FT_OBJECT_STORE``."""
+    namespace: str = "ft-serving"
+    gpu: str = "h100-80gb"
+    """One of the names of ``ft_assets.training.memory.GPUS``: how much memory a server has."""
+    gpu_resource: str = "nvidia.com/gpu"
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    base_models_claim: str = "ft-base-models"
+    """Volume claim with a directory for each base model, read-only; its name there is the model's digest."""
+    adapters_claim: str = "ft-adapters"
+    """Volume claim with the directories of served adapters and their index; the platform writes it, servers read it."""
+    credentials_secret: str = "ft-object-store"
+    """Secret whose keys are environment variables of the object store's client: read access is enough."""
+    max_model_len: int = 8192
+    """Tokens of prompt and answer together, where the model can take more: room in the cache is paid for in GPUs."""
+    callers: tuple[str, ...] = ("ft-platform",)
+    """Namespaces whose pods may call a server: vLLM's own endpoints ask nobody who they are."""
+
+    def __post_init__(self) -> None:
+        for name in ("vllm_image", "platform_image"):
+            if not DIGEST.fullmatch(getattr(self, name)):
+                raise ValueError(f"{name} {getattr(self, name)!r} does not end in @sha256:<64 digits>; pin the image by its digest")
+        if self.gpu not in GPUS or GPUS[self.gpu].is_cpu:
+            known = ", ".join(name for name, gpu in GPUS.items() if not gpu.is_cpu)
+            raise ValueError(f"gpu {self.gpu!r} is not known; use one of {known}")
+
+
+def num_gpus(shape: ModelShape, settings: ClusterSettings, *, max_model_len: int, adapters_bytes: int = 0) -> int:
+    """The fewest GPUs that hold weights, adapters and a cache; ``ValueError`` where a node's eight do not.
+
+    Heads are shared out whole, so only numbers that divide them are looked at.
+    """
+    cache = 2 * shape.num_layers * shape.kv_size * WEIGHT_BYTES * max_model_len * FULL_SEQUENCES
+    needed = shape.num_parameters * WEIGHT_BYTES + cache + adapters_bytes
+    usable = int(GPUS[settings.gpu].memory_bytes * GPU_SHARE) - CONTEXT_BYTES - WORKING_BYTES
+    for count in PARALLEL:
+        if shape.num_heads % count == 0 and shape.num_kv_heads % count == 0 and needed <= count * usable:
+            return count
+    raise ValueError(
+        f"{needed / GIB:.0f} GiB do not fit on {PARALLEL[-1]} x {settings.gpu}, or {shape.num_kv_heads} key-value heads do not divide by "
+        "as many as it takes; use larger GPUs, or a shorter context_length"
+    )
+
+
+def label(value: str) -> str:
+    """`value` as the value of a label: as it is where it may, else shortened and told apart by a hash."""
+    if re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", value, re.ASCII):
+        return value
+    safe = re.sub(r"[^A-Za-z0-9]+", "-", value).strip("-")[:50].rstrip("-")
+    return f"{safe}-{hashlib.sha256(value.encode()).hexdigest()[:10]}".lstrip("-")
+
+
+def object_name(*parts: str) -> str:
+    """A name that Services take too: lower-case letters, digits and hyphens, at most 63. Other parts make another name."""
+    text = "-".join(parts)
+    safe = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if safe == text and len(safe) <= 63 and len(parts) <= 2:
+        return safe
+    return f"{safe[:50].rstrip('-')}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:10]}"
+
+
+def metadata(name: str, settings: ClusterSettings, labels: Mapping[str, str], **annotations: str) -> Manifest:
+    found: Manifest = {"name": name, "namespace": settings.namespace, "labels": dict(labels)}
+    if annotations:
+        found["annotations"] = {f"ft-platform/{key.replace('_', '-')}": value for key, value in sorted(annotations.items())}
+    return found
+
+
+def labels(component: str, instance: str, **more: str) -> dict[str, str]:
+    own = {"app.kubernetes.io/part-of": "ft-platform", "app.kubernetes.io/component": component, "app.kubernetes.io/instance": instance}
+    return own | {f"ft-platform/{key.replace('_', '-')}": label(value) for key, value in sorted(more.items())}
+
+
+def selector(component: str, instance: str) -> dict[str, str]:
+    """What never changes of the labels of a server's pods."""
+    return {"app.kubernetes.io/component": component, "app.kubernetes.io/instance": instance}
+
+
+def container(name: str, image: str, *, command: Sequence[str], env: Mapping[str, str], mounts: Iterable[Manifest]) -> Manifest:
+    """A container that can write to its mounts alone and gain nothing."""
+    return {
+        "name": name,
+        "image": image,
+        "command": list(command),
+        "env": [{"name": key, "value": value} for key, value in sorted(env.items())],
+        "volumeMounts": list(mounts),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def vllm_container(
+    settings: ClusterSettings, args: Sequence[str], *, gpus: int, env: Mapping[str, str], mounts: Iterable[Manifest]
+) -> Manifest:
+    """vLLM with its probes: not asked before its weights are loaded, and replaced when its engine has died (``/health`` is 503 then)."""
+    quiet = {"HOME": "/tmp", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CACHE_ROOT": "/tmp/vllm"}
+    command = [*VLLM, *args, "--port", str(PORT)]
+    if gpus > 1:
+        command += ["--tensor-parallel-size", str(gpus)]
+    made = container("vllm", settings.vllm_image, command=command, env=quiet | dict(env), mounts=mounts)
+    health = {"httpGet": {"path": "/health", "port": "http"}}
+    devices = {settings.gpu_resource: str(gpus)}
+    return made | {
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "startupProbe": health | {"periodSeconds": 5, "failureThreshold": 360},
+        "readinessProbe": health | {"periodSeconds": 5, "timeoutSeconds": 3},
+        "livenessProbe": health | {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
+        "resources": {
+            "requests": {**devices, "cpu": str(4 * gpus), "memory": f"{16 + 16 * gpus}Gi"},
+            "limits": {**devices, "memory": f"{16 + 32 * gpus}Gi"},
+        },
+    }
+
+
+def pod(
+    settings: ClusterSettings,
+    labels: Mapping[str, str],
+    *,
+    containers: Sequence[Manifest],
+    volumes: Sequence[Manifest],
+    init: Sequence[Manifest] = (),
+) -> Manifest:
+    """A pod under the cluster's restricted profile, without a token of the cluster's API."""
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 120,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": list(containers),
+        "volumes": [scratch("tmp"), {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}, *volumes],
+    }
+    if init:
+        spec["initContainers"] = list(init)
+    if settings.node_selector:
+        spec["nodeSelector"] = dict(settings.node_selector)
+    return {"metadata": {"labels": dict(labels)}, "spec": spec}
+
+
+def scratch(name: str, *, limit_bytes: int = 0) -> Manifest:
+    return {"name": name, "emptyDir": {"sizeLimit": f"{-(-limit_bytes // 2**20)}Mi"} if limit_bytes else {}}
+
+
+def mount(name: str, path: str, *, read_only: bool = False, sub_path: str = "") -> Manifest:
+    found: Manifest = {"name": name, "mountPath": path}
+    return found | ({"readOnly": True} if read_only else {}) | ({"subPath": sub_path} if sub_path else {})
+
+
+def claim(name: str, claim_name: str) -> Manifest:
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}
+
+
+SERVER_MOUNTS = (mount("tmp", "/tmp"), mount("shm", "/dev/shm"))
+
+
+def service(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
+    ports = [{"name": "http", "port": 80, "targetPort": "http"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(name, settings, labels),
+        "spec": {"selector": dict(selects), "ports": ports},
+    }
+
+
+def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
+    """Ingress from the callers' namespaces alone, to the one port."""
+    spaces = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}} for space in settings.callers]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(name, settings, labels),
+        "spec": {
+            "podSelector": {"matchLabels": dict(selects)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": spaces, "ports": [{"protocol": "TCP", "port": PORT}]}],
+        },
+    }
+
+
+def deployment(meta: Manifest, template: Manifest, *, selects: Mapping[str, str], replicas: int) -> Manifest:
+    """New pods are ready before old ones go."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": meta,
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": dict(selects)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": template,
+        },
+    }
+
+
+def to_yaml(objects: Iterable[Manifest]) -> str:
+    """One document for each object, fields in the order in which people write them."""
+    return "---\n".join(yaml.safe_dump(o, sort_keys=False, width=140) for o in objects)

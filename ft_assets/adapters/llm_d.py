@@ -1,0 +1,132 @@
+"""Pools and routes for llm-d: many adapters on one base behind an inference gateway, and a tenant's weights between versions.
+
+A pool is a Deployment of vLLM with the platform's plugin and an InferencePool over its pods: the endpoint picker sends a request to the
+replica that has its adapter and its prefix in memory, and where it is new the plugin finds it in the index. A route is an
+InferenceModelRewrite: requests for the tenant's own name are shared out by weight. Such a route draws anew for each request; the platform's
+own gateway keeps a caller with one version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ft_assets.adapters import cluster, serving_index
+from ft_assets.adapters.cluster import ClusterSettings, Manifest
+from ft_assets.adapters.servability import MAX_RANK, RANKS
+from ft_assets.training.shapes import ModelShape
+
+COMPONENT = "adapter-pool"
+BASE, ADAPTERS = "/base-model", "/adapters"
+POOL_GROUP, REWRITE_GROUP = "inference.networking.k8s.io", "inference.networking.x-k8s.io"
+PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload"
+"""The plugins of ``deploy/vllm`` alone: vLLM's own file resolver follows ``..`` in names."""
+MAX_WEIGHT = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Servers of one base model."""
+
+    base_model: str
+    base_digest: str
+    shape: ModelShape
+    context_length: int
+    replicas: int = 2
+    max_loras: int = 8
+    """Adapters in one batch: each has a slot on the GPU."""
+    max_cpu_loras: int = 256
+    """Adapters that a replica holds in memory. At least as many as are loaded: others are read from disk in the middle of traffic."""
+    max_rank: int = MAX_RANK
+    picker: str = "ft-endpoint-picker"
+    """Service of the endpoint picker, in the same namespace."""
+    picker_port: int = 9002
+
+    def __post_init__(self) -> None:
+        if self.max_rank not in RANKS:
+            raise ValueError(f"max_rank {self.max_rank} is not one that vLLM can be started with: {', '.join(map(str, RANKS))}")
+        if not 1 <= self.max_loras <= self.max_cpu_loras:
+            raise ValueError(f"max_loras {self.max_loras} is outside 1..max_cpu_loras ({self.max_cpu_loras}); raise max_cpu_loras")
+
+    @property
+    def name(self) -> str:
+        """Of the bytes, not of the model's id alone: servers of an updated base are a pool of their own."""
+        return cluster.object_name("ft-pool", self.base_model, self.base_digest[:12])
+
+
+def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
+    """Deployment, NetworkPolicy and InferencePool."""
+    labels = cluster.labels(COMPONENT, pool.name, base_model=pool.base_model, base_digest=pool.base_digest[:12])
+    selects = cluster.selector(COMPONENT, pool.name)
+    traces = {"base_model": pool.base_model, "base_digest": pool.base_digest}
+    template = cluster.pod(
+        settings,
+        labels,
+        containers=[_server(pool, settings)],
+        volumes=[cluster.claim("base-models", settings.base_models_claim), cluster.claim("adapters", settings.adapters_claim)],
+    )
+    return [
+        cluster.deployment(cluster.metadata(pool.name, settings, labels, **traces), template, selects=selects, replicas=pool.replicas),
+        cluster.only_callers(pool.name, settings, labels, selects),
+        {
+            "apiVersion": f"{POOL_GROUP}/v1",
+            "kind": "InferencePool",
+            "metadata": cluster.metadata(pool.name, settings, labels, **traces),
+            "spec": {
+                "selector": {"matchLabels": selects},
+                "targetPorts": [{"number": cluster.PORT}],
+                "endpointPickerRef": {"name": pool.picker, "port": {"number": pool.picker_port}, "failureMode": "FailClose"},
+            },
+        },
+    ]
+
+
+def _server(pool: Pool, settings: ClusterSettings) -> Manifest:
+    slots = pool.max_loras * pool.shape.lora_parameters(pool.max_rank) * cluster.WEIGHT_BYTES
+    max_model_len = min(pool.context_length, settings.max_model_len)
+    gpus = cluster.num_gpus(pool.shape, settings, max_model_len=max_model_len, adapters_bytes=slots)
+    args = [
+        "--model", BASE, "--served-model-name", pool.base_model, f"{pool.base_model}@sha256:{pool.base_digest}", "--dtype", "bfloat16",
+        "--max-model-len", str(max_model_len), "--enable-lora", "--max-loras", str(pool.max_loras), "--max-cpu-loras",
+        str(pool.max_cpu_loras), "--max-lora-rank", str(pool.max_rank),
+    ]  # fmt: skip
+    env = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_PLUGINS": PLUGINS,
+        "FT_ADAPTER_INDEX": f"{ADAPTERS}/{serving_index.filename(pool.base_digest)}",
+        "FT_BASE_DIGEST": pool.base_digest,
+    }
+    mounts = [
+        *cluster.SERVER_MOUNTS,
+        cluster.mount("base-models", BASE, read_only=True, sub_path=pool.base_digest),
+        cluster.mount("adapters", ADAPTERS, read_only=True),
+    ]
+    return cluster.vllm_container(settings, args, gpus=gpus, env=env, mounts=mounts)
+
+
+def render_route(*, tenant: str, name: str, targets: Sequence[tuple[str, int]], pool: str, settings: ClusterSettings) -> Manifest:
+    """Requests for ``<tenant>/<name>`` shared out between `targets`: the models' names on the servers of `pool`, with their weights.
+
+    The tenant is part of what is matched: a rewrite holds for the whole pool, and two tenants may have the same name. Whoever fronts the
+    gateway has to put it there, as it knows who is asking.
+    """
+    shares = [(model, weight) for model, weight in targets if weight > 0]
+    if not shares:
+        raise ValueError(f"route {name!r} has no target with a weight above 0; give one a weight")
+    if over := [weight for _, weight in shares if weight > MAX_WEIGHT]:
+        raise ValueError(f"weight {over[0]} exceeds {MAX_WEIGHT}; only their relation matters, so lower all of them")
+    made = cluster.object_name("ft-route", tenant, name)
+    return {
+        "apiVersion": f"{REWRITE_GROUP}/v1alpha2",
+        "kind": "InferenceModelRewrite",
+        "metadata": cluster.metadata(made, settings, cluster.labels("route", made, tenant=tenant)),
+        "spec": {
+            "poolRef": {"group": POOL_GROUP, "kind": "InferencePool", "name": pool},
+            "rules": [
+                {
+                    "matches": [{"model": {"type": "Exact", "value": f"{tenant}/{name}"}}],
+                    "targets": [{"modelRewrite": model, "weight": weight} for model, weight in shares],
+                }
+            ],
+        },
+    }

@@ -1,0 +1,74 @@
+"""A server of its own for a model that was trained whole: the objects that run it on a cluster.
+
+Its files are fetched from the object store by an init container that holds them against the registry's sha256, so what answers is what was
+evaluated; tokenizer and template come from the base model, whose digest is checked too. The server sees neither the store nor its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ft_assets.adapters import cluster
+from ft_assets.adapters.cluster import ClusterSettings, Manifest
+from ft_assets.adapters.record import FULL, AdapterRecord
+from ft_assets.errors import Conflict
+from ft_assets.training.shapes import ModelShape
+
+COMPONENT = "model-server"
+MODEL, BASES = "/model", "/base-models"
+FETCHES = "resources.fetch_package"
+"""Module of the init container."""
+ROOM = 4
+"""Bytes for a parameter on the node: models trained in float32 are stored so."""
+
+
+def render(
+    record: AdapterRecord, shape: ModelShape, settings: ClusterSettings, *, context_length: int, replicas: int = 1
+) -> list[Manifest]:
+    """Deployment, Service and NetworkPolicy; ``Conflict`` for an adapter, which shares a server."""
+    if record.type != FULL:
+        raise Conflict(
+            f"{record.id} is an adapter: it is served beside others on the servers of {record.base_model}; promote it",
+            code="shares_a_server",
+            param="adapter_id",
+        )
+    name = cluster.object_name("ft", record.id)
+    context_length = min(context_length, settings.max_model_len)
+    gpus = cluster.num_gpus(shape, settings, max_model_len=context_length)
+    labels = cluster.labels(COMPONENT, name, tenant=record.tenant_id, adapter=record.id, job=record.job_id)
+    selects = cluster.selector(COMPONENT, name)
+    traces = {"model": record.name, "manifest_sha256": record.manifest_sha256, "base_model": record.base_model}
+    template = cluster.pod(
+        settings,
+        labels,
+        containers=[_server(record, settings, gpus=gpus, context_length=context_length)],
+        init=[_fetch(record, settings)],
+        volumes=[
+            cluster.scratch("model", limit_bytes=shape.num_parameters * ROOM + 2**30),
+            cluster.claim("base-models", settings.base_models_claim),
+        ],
+    )
+    return [
+        cluster.deployment(cluster.metadata(name, settings, labels, **traces), template, selects=selects, replicas=replicas),
+        cluster.service(name, settings, labels, selects),
+        cluster.only_callers(name, settings, labels, selects),
+    ]
+
+
+def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, context_length: int) -> Manifest:
+    names = (record.name, f"{record.id}@sha256:{record.manifest_sha256}")
+    args = ["--model", MODEL, "--served-model-name", *names, "--dtype", "bfloat16", "--max-model-len", str(context_length)]
+    mounts = [*cluster.SERVER_MOUNTS, cluster.mount("model", MODEL, read_only=True)]
+    return cluster.vllm_container(settings, args, gpus=gpus, env={}, mounts=mounts)
+
+
+def _fetch(record: AdapterRecord, settings: ClusterSettings) -> Manifest:
+    command = [
+        "python", "-m", FETCHES, "--prefix", record.object_prefix, "--manifest-sha256", record.manifest_sha256, "--into", MODEL,
+        "--base-dir", f"{BASES}/{record.base_digest}", "--base-digest", record.base_digest,
+    ]  # fmt: skip
+    env: Mapping[str, str] = {"FT_OBJECT_STORE": settings.object_store, "FT_HOME": "/tmp/ft", "HOME": "/tmp"}
+    mounts = [cluster.mount("tmp", "/tmp"), cluster.mount("model", MODEL), cluster.mount("base-models", BASES, read_only=True)]
+    made = cluster.container("fetch", settings.platform_image, command=command, env=env, mounts=mounts)
+    limits = {"limits": {"cpu": "4", "memory": "4Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}
+    return made | {"envFrom": [{"secretRef": {"name": settings.credentials_secret}}], "resources": limits}

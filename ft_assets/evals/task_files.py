@@ -1,0 +1,242 @@
+"""Which capability suites there are: task definitions of lm-evaluation-harness, read without importing it.
+
+Shipped ones lie in ``tasks/``, an operator's in the directories of ``FT_EVAL_TASKS``; of two with one name the later counts. A definition
+is *ready* when its rows lie on disk: evaluations fetch nothing. Definitions may name Python functions, which the evaluation process
+imports: such a directory is the operator's to trust, so tenants choose suites by name and cannot bring their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.evals.tasks import files
+
+BUILDERS = frozenset({"json", "csv", "parquet", "text", "arrow"})
+"""Values of ``dataset_path`` that read files; any other one is a name on a hub."""
+UNKNOWN = "capability_suite_unknown"
+LARGEST_LISTED = 1 << 28
+"""Rows of larger text files are not counted for a list."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Definition:
+    """A task or a group of tasks as its file spells it, its includes merged."""
+
+    name: str
+    path: Path
+    config: Mapping[str, Any]
+    """Functions are texts here."""
+    error: str | None = None
+    """Why the file cannot be read."""
+
+    @property
+    def is_group(self) -> bool:
+        return "group" in self.config
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        found = self.config.get("metadata")
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """A suite as it is shown to those who choose one."""
+
+    name: str
+    version: str | None
+    num_fewshot: int | None
+    """Examples before each question; None for a group whose tasks say so themselves."""
+    num_items: int | None
+    """Rows of its test files; None where that is not known before it is loaded."""
+    output: str | None
+    """``multiple_choice``, ``generate_until``, ``loglikelihood`` or ``loglikelihood_rolling``."""
+    shipped: bool
+    ready: bool
+    reason: str | None
+    """Why it is not ready."""
+
+
+def find(task_dirs: Sequence[Path]) -> dict[str, Definition]:
+    """Every definition by name: shipped ones, then those of `task_dirs`."""
+    found: dict[str, Definition] = {}
+    for root in (files.SHIPPED, *task_dirs):
+        found |= {definition.name: definition for definition in _definitions(root)}
+    return found
+
+
+def listing(task_dirs: Sequence[Path], data_dir: Path | None) -> list[Listed]:
+    """Suites that a job may name, by name; members of a group are not listed beside it."""
+    definitions = find(task_dirs)
+    members = {task for d in definitions.values() if d.is_group for task in _named_members(d)}
+    return [_listed(d, definitions, data_dir) for name, d in sorted(definitions.items()) if name not in members]
+
+
+def check(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None) -> None:
+    """Refuse a suite that is unknown or not ready, before anything was spent on a job that names it."""
+    definitions = find(task_dirs)
+    for name in names:
+        if name not in definitions:
+            raise InvalidRequest(
+                f"there is no capability suite {name!r}; known: {', '.join(sorted(definitions))}",
+                code=UNKNOWN,
+                param="eval_config.capability",
+            )
+        if reason := why_not(definitions[name], definitions, data_dir):
+            raise InvalidRequest(f"capability suite {name!r} is not ready: {reason}", code=files.NOT_READY, param="eval_config.capability")
+
+
+def why_not(definition: Definition, definitions: Mapping[str, Definition], data_dir: Path | None) -> str | None:
+    """What keeps a suite from being asked; None if nothing does."""
+    if definition.error:
+        return definition.error
+    try:
+        for task in leaves(definition, definitions):
+            for _ in _data_files(task, data_dir):
+                pass
+    except InvalidRequest as e:
+        return e.message
+    return None
+
+
+def leaves(definition: Definition, definitions: Mapping[str, Definition]) -> Iterator[Definition]:
+    """The tasks of a group, at any depth; of a task, itself."""
+    if definition.error:
+        raise InvalidRequest(definition.error, code=files.NOT_READY)
+    if not definition.is_group:
+        yield definition
+        return
+    shared = {k: v for k, v in definition.config.items() if k not in {"group", "task", "metadata"}}
+    for member in _members(definition):
+        name = member.get("task") or member.get("group")
+        if not isinstance(name, str):
+            yield from leaves(
+                Definition(name=definition.name, path=definition.path, config={**member, "group": definition.name}), definitions
+            )
+        elif known := definitions.get(name):
+            yield from leaves(known, definitions)
+        else:
+            yield Definition(name=name, path=definition.path, config={**shared, **member})
+
+
+def _members(group: Definition) -> list[dict[str, Any]]:
+    listed = group.config.get("task")
+    found = listed if isinstance(listed, list) else [listed] if listed else []
+    return [member if isinstance(member, dict) else {"task": member} for member in found]
+
+
+def _named_members(group: Definition) -> Iterator[str]:
+    for member in _members(group):
+        if isinstance(name := member.get("task") or member.get("group"), str):
+            yield name
+
+
+def _listed(definition: Definition, definitions: Mapping[str, Definition], data_dir: Path | None) -> Listed:
+    reason = why_not(definition, definitions, data_dir)
+    version = definition.metadata.get("version")
+    config = definition.config
+    return Listed(
+        name=definition.name,
+        version=None if version is None else str(version),
+        num_fewshot=config.get("num_fewshot", None if definition.is_group else 0),
+        num_items=None if reason else _num_items(definition, definitions, data_dir),
+        output=config.get("output_type"),
+        shipped=definition.path.is_relative_to(files.SHIPPED),
+        ready=reason is None,
+        reason=reason,
+    )
+
+
+def _num_items(definition: Definition, definitions: Mapping[str, Definition], data_dir: Path | None) -> int | None:
+    """Rows of the distinct files of the split that is asked: subjects of one file are counted once."""
+    tested: set[Path] = set()
+    for task in leaves(definition, definitions):
+        split = task.config.get("test_split") or task.config.get("validation_split")
+        paths = [path for name, path in _data_files(task, data_dir) if name == split]
+        if not paths or any(path.suffix not in files.ENDINGS or path.stat().st_size > LARGEST_LISTED for path in paths):
+            return None
+        tested |= set(paths)
+    return sum(files.num_rows(path) for path in tested)
+
+
+def _data_files(task: Definition, data_dir: Path | None) -> Iterator[tuple[str, Path]]:
+    """``(split, file)`` of a task's rows, all of them there; none where the task's own Python brings them."""
+    source, named = str(task.config.get("custom_dataset") or ""), task.metadata.get("files")
+    if source.endswith("ft_assets.evals.tasks.files.operator") and isinstance(named, dict):
+        if data_dir is None:
+            needed = ", ".join(f"{name}{files.ENDINGS[1]}" for name in named.values())
+            raise InvalidRequest(
+                f"no directory of evaluation data is set; put {needed} into one and set {files.DATA_VARIABLE}", code=files.NOT_READY
+            )
+        yield from ((split, files.existing(data_dir / name)) for split, name in named.items())
+    elif source.endswith("ft_assets.evals.tasks.files.shipped") and isinstance(named, dict):
+        yield from ((split, files.existing(files.SHIPPED / name)) for split, name in named.items())
+    elif not source and "class" not in task.config:
+        yield from _builder_files(task)
+
+
+def _builder_files(task: Definition) -> Iterator[tuple[str, Path]]:
+    dataset = str(task.config.get("dataset_path"))
+    if dataset not in BUILDERS:
+        if Path(dataset).is_dir():
+            return
+        message = (
+            f"task {task.name} reads the dataset {dataset!r} of a hub, and evaluations fetch nothing; use dataset_path: json and data_files"
+        )
+        raise InvalidRequest(message, code=files.NOT_READY)
+    for split, path in absolute_files(task.config, task.path.parent).items():
+        if not path.is_file():
+            raise InvalidRequest(f"task {task.name}: {path} does not exist", code=files.NOT_READY)
+        yield split, path
+
+
+def absolute_files(config: Mapping[str, Any], directory: Path) -> dict[str, Path]:
+    """``data_files`` by split; a relative name is one beside the definition."""
+    named = (config.get("dataset_kwargs") or {}).get("data_files") or {}
+    by_split = named if isinstance(named, dict) else {"train": named}
+    if any(not isinstance(name, str) or "://" in name for name in by_split.values()):
+        raise InvalidRequest(f"data_files {named!r} are not one local file for each split", code=files.NOT_READY)
+    return {split: directory / name for split, name in by_split.items()}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads ``!function module.name`` as a text."""
+
+
+def _named_function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    return str(loader.construct_scalar(node))
+
+
+_Loader.add_constructor("!function", _named_function)
+
+
+def _definitions(root: Path) -> Iterator[Definition]:
+    for path in sorted(root.glob("**/*.yaml")):
+        try:
+            config = _config(path, ())
+        except (yaml.YAMLError, OSError, ValueError, UnicodeDecodeError) as e:
+            yield Definition(name=path.stem, path=path, config={}, error=f"{path} cannot be read: {' '.join(str(e).split())}")
+            continue
+        name = config.get("group") or config.get("task")
+        if isinstance(name, str):
+            yield Definition(name=name, path=path, config=config)
+
+
+def _config(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path in seen:
+        raise ValueError(f"{path} includes itself")
+    with path.open(encoding="utf-8") as text:
+        config = yaml.load(text, Loader=_Loader)
+    if not isinstance(config, dict):
+        raise ValueError("not a mapping")
+    included = config.pop("include", None) or []
+    merged: dict[str, Any] = {}
+    for name in included if isinstance(included, list) else [included]:
+        merged |= {k: v for k, v in _config(path.parent / str(name), (*seen, path)).items() if k != "task_list"}
+    return merged | config

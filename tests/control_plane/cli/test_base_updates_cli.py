@@ -1,0 +1,77 @@
+"""Updates of base models and evaluations of adapters from the command line: what is in the way is said, with the command that helps."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from control_plane.service import base_models, evaluations
+from control_plane.service.base_models import Given, add_local
+from control_plane.service.platform import Platform
+from control_plane.settings import load
+from control_plane.tenants import Tenant
+from tests.control_plane.cli.conftest import Done, Ft
+from tests.control_plane.service.test_base_updates import variant
+from tests.registered_adapter import add_adapter
+from tests.tiny_model import build_tiny_model
+
+MODEL = "acme/from-the-shell"
+
+
+@pytest.fixture
+def admin(offline: Ft, platform: Platform) -> Ft:
+    url = platform.engine.url.render_as_string(hide_password=False)
+
+    def run(*args: str | Path, **env: str) -> Done:
+        return offline("admin", "models", *args, FT_DATABASE_URL=url, **env)
+
+    return run
+
+
+def test_an_operator_updates_a_base_under_an_adapter_in_production(
+    admin: Ft, ft_env: dict[str, str], platform: Platform, tenant: Tenant, tmp_path: Path
+) -> None:
+    old = build_tiny_model(tmp_path / "old")
+    new = variant(tmp_path / "new", old)
+    added = add_local(load(ft_env), MODEL, old, Given(license="MIT"))
+    name = f"ft:{MODEL}:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
+    add_adapter(platform, tenant.id, name=name, stage="production", loaded=False, base_model=MODEL, base_digest=added.digest)
+    blocked = admin("update", MODEL, "--path", new)
+    assert blocked.code == 1
+    assert f"ft admin models evaluate {MODEL}" in blocked.err
+    assert "base_update_blocked" in blocked.err
+    assert name in blocked.out
+    assert "not evaluated" in blocked.out
+    (ordered,) = admin("evaluate", MODEL, "--json").json["adapters"]
+    assert ordered["state"] == "running"
+    pass_all(platform, ordered["evaluation_id"])
+    done = admin("update", MODEL, "--apply")
+    assert done.code == 0, done.err
+    assert "ft down && ft up" in done.err
+    catalogue = base_models.catalogue_of(load(ft_env))
+    assert catalogue.get(MODEL).directory == new
+    assert catalogue.get_pinned(MODEL, added.digest).directory == old
+
+
+def pass_all(platform: Platform, evaluation_id: str) -> None:
+    held = evaluations.claim(platform, evaluation_id)
+    assert held is not None
+    with platform.engine.begin() as conn:
+        assert evaluations.finish(conn, held, state="succeeded", outcome="passed", reasons=[], finished_at=platform.clock())
+
+
+def test_a_tenant_has_an_adapter_judged_again(ft: Ft, platform: Platform, tenant: Tenant) -> None:
+    digest = platform.models.get("tiny-base").digest
+    name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
+    add_adapter(platform, tenant.id, name=name, stage="production", loaded=False, base_digest=digest)
+    first = ft("adapters", "evaluate", name, "--json").json
+    assert (first["state"], first["kind"], first["base_digest"]) == ("queued", "manual", digest)
+    pass_all(platform, first["id"])
+    own = ft("adapters", "evaluate", name, "--config", json.dumps({"max_items": 5}), "--json").json
+    assert own["eval_config"] == {"max_items": 5}
+    listed = ft("adapters", "evaluations", name).out.splitlines()
+    assert [first["id"] in line and "passed" in line for line in listed] == [False, False, True]
+    assert name in ft("adapters").out, "the group alone still lists"

@@ -1,0 +1,208 @@
+"""How evaluated jobs end: promoted, monitored, waiting for a person or for a verdict on the present base, or in quarantine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.jobs import JobState
+from control_plane.service import adapters, approvals, base_models, base_updates, conclusion, evaluations, jobs, preparation, promotions
+from control_plane.service.base_models import Given, add_local
+from control_plane.service.evaluation import Evaluated
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.service.transfer import upload
+from control_plane.service.transition import transition
+from control_plane.tables import checkpoints, job_events
+from control_plane.tables import jobs as jobs_table
+from control_plane.tenants import Tenant
+from ft_assets import layout
+from ft_assets.errors import Conflict
+from ft_assets.evals.advice import Advice
+from ft_assets.evals.gates import Finding, Verdict
+from ft_assets.evals.report import EvalReport
+from ft_assets.training.checkpoints import manifest_digest, write_manifest
+from ft_assets.training.spec import TrainingSpec
+from tests.finished_job import prepare
+from tests.tiny_adapter import build_tiny_adapter
+from tests.tiny_model import build_tiny_model
+
+LONGER = Advice(code="too_few_steps", message="Train for longer.")
+MODEL = "acme/concluded"
+FAILED = Finding(rule="task", code="task_not_better", passed=False, blocking=True, detail="0.1, needed 0.5")
+REPORT = EvalReport(
+    base_model=MODEL, base_digest="b", adapter_manifest_sha256="a", suite_digest="s", adapter_applied=True, max_logit_difference=1.0,
+    literal=True, scores=(), golden_faults=(), samples=(), seconds=1.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def operated(platform: Platform, tmp_path: Path) -> Platform:
+    """A platform with an operator's catalogue of its own, which holds one model, and no inference server."""
+    settings = replace(platform.settings, home=tmp_path / "home")
+    add_local(settings, MODEL, build_tiny_model(tmp_path / "base"), Given(license="MIT"))
+    return replace(platform, settings=settings, models=base_models.catalogue_of(settings))
+
+
+Evaluate = Callable[..., str]
+
+
+@pytest.fixture
+def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_path: Path) -> Evaluate:
+    """Makes a job that was trained and evaluated, with that verdict, and is to be concluded; returns its id."""
+
+    def make(*findings: Finding, eval_config: dict[str, Any] | None = None, **body: Any) -> str:
+        request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
+        job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job["id"])
+        preparation.pin_dataset(operated, tenant.id, job_id)
+        spec = prepare(operated, tenant.id, job_id)
+        with operated.engine.begin() as conn:
+            for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
+                transition(conn, job_id, state, message="")
+        store_final(operated, tenant.id, job_id, tmp_path / job_id, spec)
+        blocks = any(f.blocking for f in findings)
+        verdict = Verdict(outcome="quarantined" if blocks else "passed", findings=findings)
+        found = Evaluated(
+            report=REPORT,
+            verdict=verdict,
+            advice=(LONGER,),
+            key=f"{layout.eval_prefix(tenant.id, job_id)}/report.json",
+        )
+        operated.objects.put_bytes(found.key, json.dumps(found.to_dict()).encode())
+        return job_id
+
+    return make
+
+
+def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec) -> None:
+    """A real adapter of the base, committed as the job's finished one."""
+    base = platform.models.get(MODEL).directory
+    assert base is not None
+    made = build_tiny_adapter(scratch, base, base_name="trained-at")
+    write_manifest(made, spec=spec, step=10, attempt=1, created_at=0.0)
+    prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
+    upload(platform.objects, made, prefix)
+    row = {"id": f"ftckpt_{job_id[6:]}", "job_id": job_id, "attempt": 1, "step": 10, "object_prefix": prefix, "metrics": {}, "final": True}
+    with platform.engine.begin() as conn:
+        digest = manifest_digest(made)
+        conn.execute(sa.insert(checkpoints).values(**row, manifest_sha256=digest, created_at=platform.clock()))
+
+
+def withdraw_all(platform: Platform) -> None:
+    """What other tests left in production on the same base would hold an update back."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text("UPDATE adapters SET stage = 'staging' WHERE stage = 'production'"))
+
+
+def job(platform: Platform, job_id: str) -> sa.RowMapping:
+    with platform.engine.connect() as conn:
+        return conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).mappings().one()
+
+
+def last_event(platform: Platform, job_id: str, code: str | None = None) -> sa.RowMapping | None:
+    query = sa.select(job_events).where(job_events.c.job_id == job_id).order_by(job_events.c.seq.desc()).limit(1)
+    with platform.engine.connect() as conn:
+        return conn.execute(query if code is None else query.where(job_events.c.code == code)).mappings().one_or_none()
+
+
+def verdicts(platform: Platform, tenant: Tenant, adapter_id: str) -> list[tuple[str, str | None, list[str] | None]]:
+    found = evaluations.list_evaluations(platform, tenant.id, adapter_id).items
+    return [(row["kind"], row["outcome"], row["reasons"]) for row in found]
+
+
+def test_a_passed_adapter_is_promoted_and_its_verdict_is_kept_once(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job()
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert made["stage"] == "production"
+    assert job(operated, job_id)["state"] == "succeeded"
+    assert conclusion.conclude(operated, tenant.id, job_id)["id"] == made["id"]
+    assert verdicts(operated, tenant, made["id"]) == [("gate", "passed", [])]
+
+
+def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(FAILED)
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert made["stage"] == "quarantined"
+    ended = job(operated, job_id)
+    assert (ended["state"], ended["error"]["code"]) == ("failed", "gate_failed")
+    assert "task_not_better: 0.1, needed 0.5" in ended["error"]["message"]
+    assert "Train for longer." in ended["error"]["message"]
+    assert verdicts(operated, tenant, made["id"]) == [("gate", "quarantined", ["task_not_better"])]
+
+
+def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(replace(FAILED, blocking=False), eval_config={"mode": "monitor"})
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
+    told = last_event(operated, job_id, "monitor_failed")
+    assert told is not None
+    assert (told["level"], told["data"]["reasons"]) == ("warn", ["task_not_better"])
+    assert "needed 0.5. Train for longer." in told["message"]
+    assert verdicts(operated, tenant, made["id"]) == [("monitor", "passed", ["task_not_better"])]
+
+
+def test_a_monitored_adapter_that_is_not_applied_is_blocked_all_the_same(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    unapplied = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="0")
+    job_id = evaluated_job(unapplied, eval_config={"mode": "monitor"})
+    assert conclusion.conclude(operated, tenant.id, job_id)["stage"] == "quarantined"
+    assert job(operated, job_id)["error"]["code"] == "gate_failed"
+
+
+def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(eval_config={"approval": "required"})
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], made["approval"]) == ("staging", "pending")
+    ended = job(operated, job_id)
+    assert (ended["state"], ended["fine_tuned_model"]) == ("succeeded", made["name"])
+    told = last_event(operated, job_id)
+    assert told is not None
+    assert f"ft adapters approve {made['id']}" in told["message"]
+    with pytest.raises(Conflict, match="needs_approval"):
+        promotions.promote(operated, tenant.id, made["id"])
+    assert approvals.approve(operated, tenant.id, made["id"], key_id="key-1", promote=True)["stage"] == "production"
+
+
+def test_an_adapter_whose_base_was_updated_meanwhile_waits_for_a_verdict_on_the_present_one(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    withdraw_all(operated)
+    job_id = evaluated_job()
+    new = build_tiny_model(tmp_path / "new", seed=1)
+    base_updates.stage_local(operated, MODEL, new)
+    done = base_updates.apply(operated, MODEL)
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], job(operated, job_id)["state"]) == ("draft", "succeeded")
+    newest, own = evaluations.list_evaluations(operated, tenant.id, made["id"]).items
+    assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
+    assert own["base_digest"] == made["base_digest"] != done.digest
+    with pytest.raises(Conflict, match="base_digest_mismatch"):
+        promotions.promote(operated, tenant.id, made["id"])
+    held = evaluations.claim(operated, newest["id"])
+    assert held is not None
+    passed = Evaluated(report=REPORT, verdict=Verdict(outcome="passed", findings=()), advice=(), key="k")
+    with operated.engine.begin() as conn:
+        assert evaluations.finish(conn, held, **evaluations.verdict_columns(passed, evaluations.rules_of(None, None), operated.clock()))
+    assert promotions.promote(operated, tenant.id, made["id"])["stage"] == "production"
+
+
+def test_an_adapter_that_may_not_be_served_now_is_kept_and_the_job_says_why(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    job_id = evaluated_job()
+    adapter_id = adapters.adapter_id(job_id)
+    spoilt = operated.settings.work_dir / "adapters" / adapter_id
+    spoilt.mkdir(parents=True)
+    (spoilt / "manifest.json").write_text("{}")
+    kept = conclusion.conclude(operated, tenant.id, job_id)
+    assert (kept["stage"], job(operated, job_id)["state"]) == ("draft", "succeeded")
+    told = last_event(operated, job_id)
+    assert told is not None
+    assert "manifest_mismatch" in told["message"]

@@ -1,0 +1,328 @@
+"""Deletions with proof: nothing left, nothing too early, through crashes, and a chain that shows every change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.protocols import Replica
+from control_plane.service import adapters, data_deletion, deletion, files, jobs, lineage, promotions, tenants
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.tables import adapters as table
+from control_plane.tables import (
+    checkpoints,
+    datasets,
+    deletion_objects,
+    deletions,
+    eval_scores,
+    job_events,
+    ledger_entries,
+    replica_adapters,
+)
+from control_plane.tables import files as files_table
+from control_plane.tables import jobs as jobs_table
+from ft_assets import layout
+from ft_assets.adapters.stages import GRACE
+from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from resources.object_store import LocalObjectStore
+from tests.finished_job import finish
+
+SECRET = "What is 7 plus 7?"
+"""Part of a row that the tenant uploaded."""
+
+
+@dataclass(kw_only=True)
+class Clock:
+    now: datetime
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Weak(LocalObjectStore):
+    """A store that goes away after so many deletions."""
+
+    left: int | None = None
+
+    def delete(self, key: str) -> None:
+        if self.left is not None:
+            if self.left == 0:
+                raise Unavailable("the store is away")
+            self.left -= 1
+        super().delete(key)
+
+
+@dataclass(kw_only=True)
+class Servers:
+    """A fleet of one server, as far as a deletion looks at it."""
+
+    adapters: dict[str, str]
+    ready: bool = True
+
+    def replicas(self) -> list[Replica]:
+        return [Replica(url="http://a", ready=self.ready, adapters=self.adapters if self.ready else {})]
+
+    def load(self, url: str, name: str, directory: Path) -> None:
+        self.adapters[name] = str(directory)
+
+    def unload(self, url: str, name: str) -> None:
+        self.adapters.pop(name, None)
+
+    def probe(self, url: str, name: str) -> float:
+        return 0.0
+
+
+@dataclass(kw_only=True)
+class World:
+    platform: Platform
+    clock: Clock
+    store: Weak
+    write: Callable[..., Path]
+
+    def tenant(self) -> str:
+        return tenants.create(self.platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")[0].id
+
+    def trained(self, tenant: str, **fields: Any) -> str:
+        """An adapter in production, from a file of the tenant, with an evaluation and what nodes keep of it."""
+        with self.write(salt=tenant).open("rb") as stream:
+            file = files.create(self.platform, tenant, stream, filename="payroll of acme.jsonl", purpose="fine-tune")
+        body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": "secret plan"}, **fields}
+        job = jobs.submit(self.platform, tenant, JobRequest.from_body(body)).job
+        id_ = finish(self.platform, tenant, job["id"])
+        report = {"suites": {"holdout": {"digest": hashlib.sha256(job["id"].encode()).hexdigest()}}, "samples": [SECRET]}
+        self.store.put_bytes(f"{layout.eval_prefix(tenant, job['id'])}/report.json", json.dumps(report).encode())
+        for directory in (f"adapters/{id_}", f"jobs/{job['id']}", f"datasets/{tenant}/x"):
+            (self.platform.settings.work_dir / directory).mkdir(parents=True)
+            (self.platform.settings.work_dir / directory / "part").write_text(SECRET)
+        return id_
+
+    def deprecated(self, tenant: str) -> str:
+        id_ = self.trained(tenant)
+        promotions.deprecate(self.platform, tenant, id_)
+        return id_
+
+    def keys(self, prefix: str) -> list[str]:
+        return [info.key for info in self.store.list(prefix)]
+
+    def row(self, id_: str) -> Any:
+        with self.platform.engine.connect() as conn:
+            return conn.execute(sa.select(table).where(table.c.id == id_)).one()
+
+    def delete_data(self, tenant: str) -> str:
+        asked = data_deletion.request_tenant(self.platform, tenant, confirm=tenant, reason="contract ended", requested_by="key_1")
+        return str(asked["id"])
+
+
+@pytest.fixture
+def world(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> World:
+    clock, store = Clock(now=datetime(2026, 5, 1, tzinfo=UTC)), Weak(fresh_platform.settings.home / "objects")
+    return World(platform=replace(fresh_platform, clock=clock, objects=store), clock=clock, store=store, write=write_chat_rows)
+
+
+def test_a_deprecated_adapter_keeps_its_files_for_thirty_days_and_not_longer(world: World) -> None:
+    tenant = world.tenant()
+    id_ = world.deprecated(tenant)
+    prefix = layout.adapter_prefix(tenant, id_)
+    world.clock.now += GRACE - timedelta(minutes=1)
+    assert data_deletion.archive_due(world.platform) == []
+    assert world.keys(prefix)
+    before = {key: world.store.get_bytes(key) for key in world.keys(prefix)}
+    world.store.put_bytes(f"{prefix}/evaluations/ev-1/report.json", b"{}")
+    world.clock.now += timedelta(minutes=2)
+    (asked,) = data_deletion.archive_due(world.platform)
+    assert deletion.carry_out_all(world.platform) == [asked]
+    assert world.keys(prefix) == [f"{prefix}/evaluations/ev-1/report.json"], "reports say why it was served, and stay"
+    record = adapters.get_adapter(world.platform, tenant, id_)
+    assert (record["stage"], record["archived_at"], record["manifest_sha256"] != "") == ("archived", world.clock.now, True)
+    proven = deletion.get(world.platform, tenant, asked)
+    listed = {o["key"]: (o["bytes"], o["sha256"]) for o in proven["proof"]["objects"]}
+    for key, body in before.items():
+        assert listed[key] == (len(body), hashlib.sha256(body).hexdigest())
+    with world.platform.engine.connect() as conn:
+        final = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == record["job_id"], checkpoints.c.final)).one()
+    assert final.removed_at is not None, "the same weights, under another key"
+    assert any(o["key"].startswith(final.object_prefix) for o in proven["proof"]["objects"])
+    assert not (world.platform.settings.work_dir / "adapters" / id_).exists()
+    assert [d["files"] for d in proven["proof"]["directories"]] == [1, 1]
+    traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
+    assert traced["holds"] and traced["adapters"][0]["deletion"]["id"] == asked
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["a server has it", "a server that had it does not answer"])
+def test_an_adapter_that_may_still_be_served_is_kept(world: World, ready: bool) -> None:
+    tenant = world.tenant()
+    id_ = world.deprecated(tenant)
+    served = replace(world.platform, fleet=Servers(adapters={world.row(id_).name: "/x"}, ready=ready))
+    world.clock.now += 2 * GRACE
+    with world.platform.engine.begin() as conn:
+        seen = {"replica": "http://a", "adapter_id": id_, "observed": "loaded", "updated_at": world.clock.now}
+        conn.execute(sa.insert(replica_adapters).values(**seen))
+    assert data_deletion.archive_due(served) == []
+    assert world.row(id_).stage == "deprecated"
+    assert data_deletion.archive_due(replace(world.platform, fleet=Servers(adapters={}))) != []
+
+
+def test_an_adapter_that_a_waiting_job_starts_from_is_kept(world: World) -> None:
+    tenant = world.tenant()
+    id_ = world.deprecated(tenant)
+    with world.platform.engine.connect() as conn:
+        file = conn.execute(
+            sa.select(files_table.c.id).where(files_table.c.tenant_id == tenant, files_table.c.purpose == "fine-tune")
+        ).scalar()
+    body = {"model": "tiny-base", "training_file": file, "warm_start": id_}
+    job = jobs.submit(world.platform, tenant, JobRequest.from_body(body)).job
+    world.clock.now += 2 * GRACE
+    assert data_deletion.archive_due(world.platform) == []
+    jobs.cancel(world.platform, tenant, job["id"])
+    assert len(data_deletion.archive_due(world.platform)) == 1
+
+
+def test_an_adapter_promoted_again_in_its_grace_is_not_deleted(world: World) -> None:
+    tenant = world.tenant()
+    id_ = world.deprecated(tenant)
+    world.clock.now += 2 * GRACE
+    with world.platform.engine.begin() as conn:
+        adapters.set_stage(conn, id_, adapters.Stage.PRODUCTION, promoted_at=world.clock.now)
+    assert world.row(id_).deprecated_at is None
+    assert data_deletion.archive_due(world.platform) == []
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_deletion_goes_on_after_the_store_was_away(world: World, after: int) -> None:
+    tenant = world.tenant()
+    world.trained(tenant)
+    everything = {key: hashlib.sha256(world.store.get_bytes(key)).hexdigest() for key in world.keys(layout.tenant_prefix(tenant))}
+    id_ = world.delete_data(tenant)
+    world.store.left = after
+    assert not deletion.carry_out(world.platform, id_)
+    assert "the store is away" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert len(world.keys(layout.tenant_prefix(tenant))) == len(everything) - after
+    world.store.left = None
+    assert deletion.carry_out(world.platform, id_)
+    proof = deletion.get(world.platform, tenant, id_)["proof"]
+    assert sorted(o["sha256"] for o in proof["objects"]) == sorted(everything.values()), "also of what went before the crash"
+    assert world.keys(layout.tenant_prefix(tenant)) == []
+    with world.platform.engine.connect() as conn:
+        assert conn.execute(sa.select(sa.func.count()).select_from(deletion_objects)).scalar() == 0
+
+
+def texts_of_database(platform: Platform) -> str:
+    """Every value of every row of every table."""
+    with platform.engine.connect() as conn:
+        names = sa.inspect(conn).get_table_names()
+        return "\n".join(text for name in names for text in conn.execute(sa.text(f'SELECT to_jsonb(t)::text FROM "{name}" t')).scalars())
+
+
+def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouched(world: World) -> None:
+    tenant, other = world.tenant(), world.tenant()
+    id_, others = world.trained(tenant), world.trained(other)
+    running = jobs.submit(
+        world.platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": world_file(world, tenant), "seed": 7})
+    ).job["id"]
+    job_id = world.row(id_).job_id
+    with world.platform.engine.begin() as conn:
+        now = world.clock.now
+        event = {
+            "id": "ftevent-1",
+            "job_id": job_id,
+            "level": "error",
+            "type": "message",
+            "code": "x",
+            "message": SECRET,
+            "data": {"row": SECRET},
+        }
+        conn.execute(sa.insert(job_events).values(**event, created_at=now))
+        for job, subject in ((job_id, "base"), (world.row(others).job_id, "base")):
+            suite = hashlib.sha256(job.encode()).hexdigest()
+            row = {"subject_digest": subject, "suite_digest": suite, "suite": "holdout", "scores": {"a": SECRET}, "created_at": now}
+            conn.execute(sa.insert(eval_scores).values(row))
+        common = {"subject_digest": "base", "suite_digest": "g", "suite": "golden", "scores": {}, "created_at": now}
+        conn.execute(sa.insert(eval_scores).values(common))
+        paid = {
+            "attempt": 1,
+            "kind": "usage",
+            "gpu_type": "H200",
+            "gpu_seconds": 9.0,
+            "amount_micros": 1234,
+            "detail": {},
+            "created_at": now,
+        }
+        conn.execute(sa.insert(ledger_entries).values(id=f"{job_id}/a1/usage", tenant_id=tenant, job_id=job_id, **paid))
+    kept = world.keys(layout.tenant_prefix(other))
+    before = texts_of_database(world.platform)
+    assert [text for text in (SECRET, "payroll of acme", "secret plan") if text not in before] == []
+    deletion_id = world.delete_data(tenant)
+    assert world.delete_data(tenant) == deletion_id, "asked for twice, it is one"
+    assert deletion.carry_out(world.platform, deletion_id)
+    after = [line for line in texts_of_database(world.platform).splitlines() if other not in line and others not in line]
+    mine = "\n".join(line for line in after if hashlib.sha256(world.row(others).job_id.encode()).hexdigest() not in line)
+    for text in (SECRET, "payroll of acme", "secret plan"):
+        assert text not in mine
+    assert world.keys(layout.tenant_prefix(tenant)) == []
+    assert world.keys(layout.tenant_prefix(other)) == kept
+    assert adapters.get_adapter(world.platform, other, others)["stage"] == "production"
+    with world.platform.engine.connect() as conn:
+        assert (
+            conn.execute(sa.select(sa.func.sum(ledger_entries.c.amount_micros)).where(ledger_entries.c.tenant_id == tenant)).scalar()
+            == 1234
+        )
+        assert conn.execute(sa.select(sa.func.count()).select_from(eval_scores)).scalar() == 2, "the other tenant's and the platform's stay"
+        assert conn.execute(sa.select(jobs_table.c.state).where(jobs_table.c.id == running)).scalar() == "cancelled"
+        assert conn.execute(sa.select(datasets.c.content_sha256).where(datasets.c.tenant_id == tenant)).scalar()
+    assert world.row(id_).stage == "archived"
+    for directory in (f"adapters/{id_}", f"jobs/{job_id}", f"datasets/{tenant}"):
+        assert not (world.platform.settings.work_dir / directory).exists()
+    found = deletion.get(world.platform, tenant, deletion_id)
+    assert "payroll" not in json.dumps(found["proof"])
+    assert found["proof"]["rows"]["files"] >= 1
+    traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
+    assert traced["holds"], "every digest stays; what is not there has its proof"
+    with world.write(salt="again").open("rb") as stream:
+        again = files.create(world.platform, tenant, stream, filename="new.jsonl", purpose="fine-tune")
+    assert again["status"] == "processed", "the tenant itself goes on"
+
+
+def world_file(world: World, tenant: str) -> str:
+    with world.platform.engine.connect() as conn:
+        query = sa.select(files_table.c.id).where(files_table.c.tenant_id == tenant, files_table.c.purpose == "fine-tune")
+        return str(conn.execute(query).scalar())
+
+
+def test_deletion_asks_twice_and_for_a_reason(world: World) -> None:
+    tenant = world.tenant()
+    with pytest.raises(InvalidRequest, match="write the id to confirm"):
+        data_deletion.request_tenant(world.platform, tenant, confirm="yes", reason="r", requested_by="k")
+    with pytest.raises(Conflict, match="needs a reason"):
+        data_deletion.request_tenant(world.platform, tenant, confirm=tenant, reason=" ", requested_by="k")
+
+
+@pytest.mark.parametrize("tampered", ["a size in a proof", "a reason", "a deletion taken out"])
+def test_a_proof_that_was_changed_or_taken_out_breaks_the_chain(world: World, tampered: str) -> None:
+    done = []
+    for _ in range(3):
+        tenant = world.tenant()
+        world.store.put_bytes(f"{layout.tenant_prefix(tenant)}/files/file-1/a.jsonl", b"row")
+        done.append(world.delete_data(tenant))
+        assert deletion.carry_out(world.platform, done[-1])
+    whole = deletion.verify_chain(world.platform)
+    assert (whole.num_deletions, whole.broken) == (3, ())
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.text("SET LOCAL session_replication_role = replica"))  # as nobody can who is not the database's owner
+        second = deletions.c.id == done[1]
+        if tampered == "a deletion taken out":
+            conn.execute(sa.delete(deletions).where(second))
+        else:
+            proof = sa.func.jsonb_set(deletions.c.proof, "{objects,0,bytes}", sa.cast(9, deletions.c.proof.type))
+            values = {"proof": proof} if "size" in tampered else {"reason": "another"}
+            conn.execute(sa.update(deletions).where(second).values(values))
+    assert deletion.verify_chain(world.platform).broken == ((done[2],) if "taken" in tampered else (done[1],))

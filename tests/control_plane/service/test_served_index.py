@@ -1,0 +1,79 @@
+"""The index of served adapters follows the desired state, for each digest of a base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane.protocols import Replica
+from control_plane.service import promotions, served_index, tenants
+from control_plane.service.adapters import find_record
+from control_plane.service.node_files import materialise
+from control_plane.service.platform import Platform
+from ft_assets.adapters import package, serving_index
+from ft_assets.base_models import Catalogue
+from tests.tiny_model import build_tiny_model
+from tests.vllm.customer import Customer
+
+OTHER = "f" * 64
+
+
+@pytest.fixture
+def customer(new_platform: Callable[..., Platform], tmp_path: Path) -> Customer:
+    base = build_tiny_model(tmp_path / "base")
+    platform = replace(new_platform(), models=Catalogue({"tiny": ({"id": "tiny", "path": str(base)}, base)}))
+    made, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    return Customer(platform=platform, id=made.id, base=base, scratch=tmp_path)
+
+
+def serving(customer: Customer, digest: str | None = None) -> Replica:
+    own = customer.platform.models.get("tiny").digest
+    return Replica(url="http://one", ready=True, base="tiny", base_digest=digest or own, adapters={})
+
+
+def read(customer: Customer, digest: str | None = None) -> Any:
+    name = serving_index.filename(digest or customer.platform.models.get("tiny").digest)
+    return json.loads((customer.platform.settings.work_dir / "adapters" / name).read_bytes())
+
+
+def test_what_is_desired_is_in_the_index_and_what_is_withdrawn_is_not(customer: Customer) -> None:
+    one, two, draft = (customer.register(customer.trained(seed=seed)) for seed in (1, 2, 3))
+    for made in (one, two):
+        promotions.promote(customer.platform, customer.id, made["id"])
+    served_index.write(customer.platform, [serving(customer)])
+    assert read(customer)[one["name"]] == {
+        "directory": one["id"], "manifest_sha256": one["manifest_sha256"], "base_digest": one["base_digest"],
+    }  # fmt: skip
+    assert set(read(customer)) == {one["name"], two["name"]} and draft["name"] not in read(customer)
+    promotions.deprecate(customer.platform, customer.id, one["id"])
+    served_index.write(customer.platform, [])
+    assert set(read(customer)) == {two["name"]}
+    promotions.deprecate(customer.platform, customer.id, two["id"])
+    served_index.write(customer.platform, [])
+    assert read(customer) == {}
+
+
+def test_servers_of_other_bytes_read_another_index_with_what_was_made_for_them(customer: Customer) -> None:
+    made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained())["id"])
+    served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
+    assert read(customer, OTHER) == {}
+    where = materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)  # as it is once it is accepted
+    served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
+    sha256 = hashlib.sha256((where / package.MANIFEST).read_bytes()).hexdigest()
+    assert read(customer, OTHER) == {made["name"]: {"directory": where.name, "manifest_sha256": sha256, "base_digest": OTHER}}
+    assert sha256 != made["manifest_sha256"]
+    assert set(read(customer)) == {made["name"]}
+
+
+def test_a_disk_that_takes_no_index_stops_no_rollout(customer: Customer, caplog: pytest.LogCaptureFixture) -> None:
+    (customer.platform.settings.work_dir).mkdir(parents=True, exist_ok=True)
+    (customer.platform.settings.work_dir / "adapters").write_text("not a directory")
+    served_index.write(customer.platform, [serving(customer)])
+    assert "the index of served adapters was not written" in caplog.text

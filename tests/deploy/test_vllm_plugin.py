@@ -1,0 +1,250 @@
+"""The door of a vLLM server: which names it opens for, and on which bytes. Without vLLM: that is tests/vllm."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ft_assets.adapters import package, serving_index
+from ft_assets.adapters.record import make_name
+from ft_assets.adapters.serving_index import Entry
+from tests.tiny_adapter import build_tiny_adapter
+from tests.tiny_model import build_tiny_model
+
+BASE = "b" * 64
+INDEX = serving_index.filename(BASE)
+ID = "adp-0123456789abcdef01234567"
+NAME = "ft:tiny:acme:support:0123456789ab"
+
+
+def _module() -> ModuleType:
+    path = Path(__file__).parents[2] / "deploy" / "vllm" / "ft_vllm_plugin.py"
+    spec = importlib.util.spec_from_file_location("ft_vllm_plugin", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+plugin = _module()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of served adapters, with one, and the index."""
+    scratch = tmp_path_factory.mktemp("made")
+    source = build_tiny_adapter(scratch / "trained", build_tiny_model(scratch / "base"), base_name="tiny")
+    package.write(source, scratch / "adapters" / ID, served_name="tiny", base_digest=BASE)
+    return scratch / "adapters"
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "adapters"))
+
+
+def entry(root: Path, **changes: str) -> Entry:
+    sha256 = hashlib.sha256((root / ID / package.MANIFEST).read_bytes()).hexdigest()
+    return Entry(**({"name": NAME, "directory": ID, "manifest_sha256": sha256, "base_digest": BASE} | changes))
+
+
+def registered(root: Path, location: str | None = None) -> Any:
+    index = {"FT_ADAPTER_INDEX": location or str(root / INDEX), "FT_ADAPTER_ROOT": str(root), "FT_BASE_DIGEST": BASE}
+    return plugin.configured(index)
+
+
+def test_an_adapter_of_the_index_is_found(root: Path) -> None:
+    serving_index.write(root / INDEX, [entry(root)])
+    assert registered(root).directory(NAME) == root / ID
+
+
+def test_what_the_platform_names_is_a_name() -> None:
+    for base in ("tiny", "meta-llama/Llama-3.1-8B-Instruct", "demo-llama-3m"):
+        for suffix in (None, "Support Bot!", "x" * 200):
+            assert plugin.NAME.fullmatch(str(make_name(base, "t-1_a", suffix, "0123456789ab")))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "tiny", "../adp-0123456789abcdef01234567", f"../{NAME}", f"{NAME}/..", "ft:../..:acme:s:1", "ft:a/../b:acme:s:1", "/etc/passwd",
+        "ft:tiny:../../x:s:1", "ft:tiny:acme:s/../..:1", "ft:tiny:acme:s:..", f"{NAME}\n", f"{NAME}\x00", "ft:tiny:acme:s:%2e%2e",
+        "ft:.hidden:acme:s:1", "ft:tiny\\x:acme:s:1", "ft:tíny:acme:s:1", "ft:" + "a" * 500 + ":acme:s:1", "adp-../../../../etc",
+    ],
+)  # fmt: skip
+def test_what_is_no_name_is_not_looked_up(root: Path, name: str) -> None:
+    """Not even where somebody had put it into the index."""
+    body = {name: {"directory": ID, "manifest_sha256": entry(root).manifest_sha256, "base_digest": BASE}}
+    (root / INDEX).write_text(json.dumps(body))
+    assert registered(root).directory(name) is None
+
+
+@pytest.mark.parametrize("directory", ["", ".", "..", f"../{ID}", f"{ID}/../{ID}", f"/{ID}", f"{ID}/", ".hidden", "absent", "a\x00b"])
+def test_a_directory_that_is_not_one_below_the_root_is_refused(root: Path, directory: str) -> None:
+    (root / ".hidden").mkdir()
+    serving_index.write(root / INDEX, [entry(root, directory=directory)])
+    with pytest.raises(plugin.Refused, match=r"not one segment below|not a directory"):
+        registered(root).directory(NAME)
+
+
+def test_a_directory_for_another_base_has_its_mark_in_the_name(root: Path) -> None:
+    (root / ID).rename(root / f"{ID}@{'b' * 16}")
+    sha256 = hashlib.sha256((root / f"{ID}@{'b' * 16}" / package.MANIFEST).read_bytes()).hexdigest()
+    serving_index.write(root / INDEX, [Entry(name=NAME, directory=f"{ID}@{'b' * 16}", manifest_sha256=sha256, base_digest=BASE)])
+    assert registered(root).directory(NAME) == root / f"{ID}@{'b' * 16}"
+
+
+def test_a_linked_directory_is_refused(root: Path, tmp_path: Path) -> None:
+    (root / ID).rename(tmp_path / "elsewhere")
+    (root / ID).symlink_to(tmp_path / "elsewhere")
+    serving_index.write(root / INDEX, [entry(root)])
+    with pytest.raises(plugin.Refused, match="not a directory"):
+        registered(root).directory(NAME)
+
+
+@pytest.mark.parametrize("victim", [package.WEIGHTS, package.CONFIG, package.MANIFEST])
+def test_one_changed_byte_is_refused(root: Path, victim: str) -> None:
+    serving_index.write(root / INDEX, [entry(root)])
+    body = bytearray((root / ID / victim).read_bytes())
+    body[-2] ^= 1
+    (root / ID / victim).write_bytes(body)
+    with pytest.raises(plugin.Refused, match="has sha256"):
+        registered(root).directory(NAME)
+
+
+def _extra_file(adapter: Path) -> None:
+    (adapter / "pytorch_model.bin").write_bytes(b"\x80")
+
+
+def _linked_weights(adapter: Path) -> None:
+    (adapter / package.WEIGHTS).rename(adapter.parent / "weights")
+    (adapter / package.WEIGHTS).symlink_to(adapter.parent / "weights")
+
+
+def _absent_weights(adapter: Path) -> None:
+    (adapter / package.WEIGHTS).unlink()
+
+
+@pytest.mark.parametrize("harm", [_extra_file, _linked_weights, _absent_weights])
+def test_files_that_are_not_the_registered_ones_are_refused(root: Path, harm: Callable[[Path], None]) -> None:
+    serving_index.write(root / INDEX, [entry(root)])
+    harm(root / ID)
+    with pytest.raises((plugin.Refused, OSError)):
+        registered(root).directory(NAME)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"base_digest": "c" * 64}, "it was made for base c{19}, this server runs b{19}"),
+        ({"base_digest": ""}, r"\(none\)"),
+        ({"manifest_sha256": "0" * 64}, "the index says 0{64}"),
+        ({"manifest_sha256": ""}, "no sha256 of its manifest"),
+    ],
+)
+def test_another_base_or_manifest_is_refused(root: Path, change: dict[str, str], says: str) -> None:
+    serving_index.write(root / INDEX, [entry(root, **change)])
+    with pytest.raises(plugin.Refused, match=says):
+        registered(root).directory(NAME)
+
+
+def test_a_manifest_for_another_base_is_refused_whatever_the_index_says(root: Path, made: Path) -> None:
+    shutil.rmtree(root / ID)
+    sha256 = package.write(made / ID, root / ID, served_name="tiny", base_digest="c" * 64)
+    serving_index.write(root / INDEX, [entry(root, manifest_sha256=sha256)])
+    with pytest.raises(plugin.Refused, match="its manifest names base c"):
+        registered(root).directory(NAME)
+
+
+def test_only_lora_is_served(root: Path, made: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(made / ID, tmp_path / "source"))
+    config = json.loads((source / package.CONFIG).read_text())
+    (source / package.CONFIG).write_text(json.dumps({**config, "peft_type": "IA3"}))
+    shutil.rmtree(root / ID)
+    sha256 = package.write(source, root / ID, served_name="tiny", base_digest=BASE)
+    serving_index.write(root / INDEX, [entry(root, manifest_sha256=sha256)])
+    with pytest.raises(plugin.Refused, match="peft_type is 'IA3'"):
+        registered(root).directory(NAME)
+
+
+def test_the_index_is_read_again_when_it_is_replaced(root: Path) -> None:
+    serving_index.write(root / INDEX, [])
+    server = registered(root)
+    assert server.directory(NAME) is None
+    assert serving_index.write(root / INDEX, [entry(root)])
+    assert server.directory(NAME) == root / ID
+    assert not serving_index.write(root / INDEX, [entry(root)])
+    serving_index.write(root / INDEX, [])
+    assert server.directory(NAME) is None
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "null", f'{{"{NAME}": "{ID}"}}', None])
+def test_without_a_readable_index_nothing_is_served(root: Path, text: str | None) -> None:
+    serving_index.write(root / INDEX, [entry(root)])
+    server = registered(root)
+    assert server.directory(NAME) is not None
+    index = root / INDEX
+    index.unlink() if text is None else index.write_text(text)
+    with pytest.raises(plugin.Refused, match="index"):
+        server.directory(NAME)
+
+
+def test_the_index_may_be_behind_an_address(root: Path, serve: Callable[[ASGIApp], str]) -> None:
+    async def index(_: Request) -> Response:
+        return Response(serving_index.render([entry(root)]))
+
+    url = serve(Starlette(routes=[Route("/index.json", index)]))
+    assert registered(root, f"{url}/index.json").directory(NAME) == root / ID
+    with pytest.raises(plugin.Refused, match="cannot be read"):
+        registered(root, f"{url}/absent").directory(NAME)
+    with pytest.raises(plugin.Refused, match="cannot be read"):
+        registered(root, "http://127.0.0.1:9/index.json").directory(NAME)
+
+
+def test_a_server_that_is_told_half_of_it_does_not_start() -> None:
+    assert plugin.configured({}) is None
+    with pytest.raises(ValueError, match="FT_BASE_DIGEST must be"):
+        plugin.configured({"FT_ADAPTER_INDEX": "/x/index.json"})
+    with pytest.raises(ValueError, match="FT_ADAPTER_ROOT must say"):
+        plugin.configured({"FT_ADAPTER_INDEX": "http://x/index.json", "FT_BASE_DIGEST": BASE})
+
+
+def test_an_index_has_a_name_once_and_no_order(root: Path) -> None:
+    one, two = entry(root), entry(root, name="adp-0123456789ab")
+    assert serving_index.render([one, two]) == serving_index.render([two, one])
+    with pytest.raises(ValueError, match="twice"):
+        serving_index.render([one, one])
+
+
+def test_rows_without_an_adapter_get_nothing_from_any() -> None:
+    """The arithmetic of the repair, on the operation as the CPU kernels do it."""
+    import torch
+
+    def gathers(inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, indices: torch.Tensor, scale: float) -> None:
+        output += torch.einsum("bi,boi->bo", inputs, weights[indices]) * scale
+
+    rng = torch.Generator().manual_seed(1)
+    weights, inputs = torch.randn(3, 5, 4, generator=rng), torch.randn(4, 4, generator=rng)
+    indices = torch.tensor([0, -1, 2, -1])
+    unrepaired, repaired = torch.zeros(4, 5), torch.zeros(4, 5)
+    gathers(inputs, weights, unrepaired, indices, 2.0)
+    operation = plugin.without_base_rows(plugin.without_base_rows(gathers))
+    operation(inputs, weights, repaired, indices, 2.0)
+    assert np.abs(unrepaired[1].numpy()).max() > 0  # the fault is there to be repaired
+    assert repaired[[1, 3]].abs().max() == 0
+    assert torch.equal(repaired[[0, 2]], unrepaired[[0, 2]])

@@ -1,0 +1,73 @@
+"""Jobs that wait for their evaluation: really submitted and packed, their adapter made instead of trained."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.jobs import JobState
+from control_plane.service import files, jobs, packing, preparation
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.service.transition import transition
+from control_plane.tables import checkpoints
+from control_plane.tables import jobs as jobs_table
+from ft_assets import layout
+from ft_assets.training import checkpoints as on_disk
+from ft_assets.training.spec import TrainingSpec
+from tests.tiny_adapter import build_tiny_adapter
+
+CHEAP = {"task_metric": "perplexity", "max_items": 8, "max_new_tokens": 8, "capability": [], "skip": ["golden", "safety"]}
+"""Evaluation in which little is asked."""
+
+
+def evaluating_job(
+    platform: Platform,
+    tenant: str,
+    rows: Path,
+    *,
+    seed: int = 1,
+    scale: float = 0.02,
+    eval_config: dict[str, Any] | None = None,
+    **body: Any,
+) -> str:
+    """A job in state ``evaluating`` with an adapter of random numbers; returns its id."""
+    with rows.open("rb") as stream:
+        file = files.create(platform, tenant, stream, filename=rows.name, purpose="fine-tune")
+    asked = {
+        "model": "tiny-base", "training_file": file["id"], "hyperparameters": {"n_epochs": 1, "rank": 8, "max_seq_len": 128},
+        "eval_config": {**CHEAP, **(eval_config or {})}, "seed": seed, **body,
+    }  # fmt: skip
+    job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(asked)).job["id"])
+    preparation.pin_dataset(platform, tenant, job_id)
+    packing.pack(platform, tenant, job_id)
+    for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
+        with platform.engine.begin() as conn:
+            transition(conn, job_id, state, message="")
+    finish(platform, tenant, job_id, seed=seed, scale=scale)
+    return job_id
+
+
+def finish(platform: Platform, tenant: str, job_id: str, *, seed: int, scale: float) -> None:
+    """Store an adapter as the one that the job's training has left."""
+    with platform.engine.connect() as conn:
+        job = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
+    base = platform.models.get(job.model).directory
+    assert base is not None
+    made = platform.settings.work_dir / "made" / job_id
+    build_tiny_adapter(made, base, base_name=job.model, seed=seed, scale=scale)
+    spec = TrainingSpec.from_dict(job.spec)
+    on_disk.write_manifest(made, spec=spec, step=10, attempt=1, created_at=0.0)
+    prefix = f"{layout.job_prefix(tenant, job_id)}/final/a1"
+    for path in sorted(made.iterdir()):
+        platform.objects.put_file(f"{prefix}/{path.name}", path)
+    row = {
+        "id": f"ftckpt_{job_id}", "job_id": job_id, "attempt": 1, "step": 10, "object_prefix": prefix,
+        "manifest_sha256": on_disk.manifest_digest(made), "metrics": {}, "final": True, "created_at": platform.clock(),
+    }  # fmt: skip
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(checkpoints).values(**row))
+    shutil.rmtree(made)

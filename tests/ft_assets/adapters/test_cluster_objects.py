@@ -1,0 +1,240 @@
+"""Rendered objects: valid against the published schemas, with no more rights than they need, and tied to the registered bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ft_assets.adapters import cluster, llm_d, servers
+from ft_assets.adapters.cluster import ClusterSettings, Manifest
+from ft_assets.adapters.llm_d import Pool
+from ft_assets.adapters.record import FULL, LORA, AdapterRecord
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Conflict
+from ft_assets.training import shapes
+from resources.fetch_package import _parser
+
+SCHEMAS = Path(__file__).parents[3].parent / "shared" / "schemas"
+DIGEST = "@sha256:" + "0" * 64
+SETTINGS = ClusterSettings(vllm_image=f"vllm-ft{DIGEST}", platform_image=f"ft-platform{DIGEST}", object_store="s3://ft/objects")
+LLAMA_8B = shapes.of("meta-llama/Llama-3.1-8B")
+RECORD = AdapterRecord(
+    id="adp-0123456789abcdef01234567", tenant_id="acme", name="ft:meta-llama/Llama-3.1-8B:acme:support:0123456789ab", type=FULL,
+    base_model="meta-llama/Llama-3.1-8B", base_digest="b" * 64, job_id="ftjob-1", dataset_id="ds_1", pack_fingerprint="p",
+    spec_sha256="s", lock_sha256="l", commit="c", metrics={"loss": 1.0}, eval_report_key="k", eval_passed=True, rank=None, alpha=None,
+    modules=(), object_prefix="tenants/acme/adapters/adp-0123456789abcdef01234567", manifest_sha256="a" * 64, stage=Stage.DRAFT,
+    created_at=datetime(2026, 1, 1, tzinfo=UTC), promoted_at=None,
+)  # fmt: skip
+POOL = Pool(base_model="meta-llama/Llama-3.1-8B", base_digest="b" * 64, shape=LLAMA_8B, context_length=8192)
+
+
+def server(**changes: Any) -> list[Manifest]:
+    return servers.render(replace(RECORD, **changes), LLAMA_8B, SETTINGS, context_length=8192)
+
+
+def route(**changes: Any) -> Manifest:
+    given: dict[str, Any] = {"tenant": "acme", "name": "support", "targets": [("ft:m:acme:s:1", 90), ("ft:m:acme:s:2", 10)]}
+    return llm_d.render_route(**given | {"pool": POOL.name, "settings": SETTINGS} | changes)
+
+
+def everything() -> list[Manifest]:
+    return [*server(), *llm_d.render_pool(POOL, SETTINGS), route()]
+
+
+def named(objects: list[Manifest], kind: str) -> Manifest:
+    (found,) = [o for o in objects if o["kind"] == kind]
+    return found
+
+
+def flag(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+@pytest.mark.parametrize("made", everything(), ids=lambda o: f"{o['kind']}-{o['metadata']['name'][:12]}")
+def test_every_object_holds_to_its_schema(made: Manifest) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    if made["apiVersion"].partition("/")[0] in (llm_d.POOL_GROUP, llm_d.REWRITE_GROUP):
+        return  # below
+    kubernetes_validate.validate(made, "1.34", strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**made, "spec": {**made["spec"], "a_field_of_nobody": 1}}, "1.34", strict=True)
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with unknown fields refused, as the API server does for an object that is applied strictly."""
+    if isinstance(schema, list):
+        return [_closed(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {k: _closed(v) for k, v in schema.items()}
+    return closed | {"additionalProperties": False} if "properties" in closed and "additionalProperties" not in closed else closed
+
+
+def test_the_inference_pool_holds_to_the_published_definition() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    file = SCHEMAS / "inference.networking.k8s.io_inferencepools.yaml"
+    if not file.is_file():
+        pytest.skip(f"no definition of InferencePool at {file}")
+    (version,) = [v for v in yaml.safe_load(file.read_text())["spec"]["versions"] if v["name"] == "v1"]
+    schema = _closed(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    made = named(llm_d.render_pool(POOL, SETTINGS), "InferencePool")
+    jsonschema.validate(made, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**made, "spec": {**made["spec"], "a_field_of_nobody": 1}}, schema)
+
+
+def test_a_pool_selects_the_pods_of_its_deployment_and_no_others() -> None:
+    objects = llm_d.render_pool(POOL, SETTINGS)
+    pods = named(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    selects = named(objects, "InferencePool")["spec"]["selector"]["matchLabels"]
+    assert selects.items() <= pods.items()
+    updated = named(llm_d.render_pool(replace(POOL, base_digest="c" * 64), SETTINGS), "Deployment")["spec"]["template"]["metadata"][
+        "labels"
+    ]
+    assert not selects.items() <= updated.items()  # servers of other bytes are another pool
+
+
+def pods() -> Iterator[dict[str, Any]]:
+    for made in everything():
+        if made["kind"] == "Deployment":
+            yield made["spec"]["template"]["spec"]
+
+
+def test_pods_have_no_rights_that_a_model_server_does_not_need() -> None:
+    found = list(pods())
+    assert len(found) == 2
+    for pod in found:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            limits = container["securityContext"]
+            assert limits == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+            assert "@sha256:" in container["image"]
+            assert {mount["name"] for mount in container["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_server_sees_neither_the_store_nor_its_keys_and_cannot_write_the_model() -> None:
+    (fetch,), (vllm,) = (named(server(), "Deployment")["spec"]["template"]["spec"][key] for key in ("initContainers", "containers"))
+    assert fetch["envFrom"] == [{"secretRef": {"name": "ft-object-store"}}]
+    assert "envFrom" not in vllm and "FT_OBJECT_STORE" not in {e["name"] for e in vllm["env"]}
+    assert {m["mountPath"]: m.get("readOnly", False) for m in vllm["volumeMounts"]} == {"/tmp": False, "/dev/shm": False, "/model": True}
+
+
+def test_what_is_fetched_is_what_was_registered() -> None:
+    (fetch,) = named(server(), "Deployment")["spec"]["template"]["spec"]["initContainers"]
+    asked = _parser().parse_args(fetch["command"][3:])
+    assert (asked.prefix, asked.manifest_sha256, asked.base_digest) == (RECORD.object_prefix, "a" * 64, "b" * 64)
+    assert str(asked.base_dir) == f"/base-models/{'b' * 64}"
+    assert fetch["command"][:3] == ["python", "-m", "resources.fetch_package"]
+
+
+def test_a_server_answers_under_the_registered_name() -> None:
+    (vllm,) = named(server(), "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert flag(vllm["command"], "--served-model-name") == RECORD.name
+    assert flag(vllm["command"], "--max-model-len") == "8192"
+    labels = named(server(), "Deployment")["metadata"]["labels"]
+    assert (labels["ft-platform/tenant"], labels["ft-platform/adapter"]) == ("acme", RECORD.id)
+
+
+def test_a_pool_is_started_with_what_the_platform_relies_on() -> None:
+    (vllm,) = named(llm_d.render_pool(POOL, SETTINGS), "Deployment")["spec"]["template"]["spec"]["containers"]
+    env = {e["name"]: e["value"] for e in vllm["env"]}
+    assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "filesystem" not in env["VLLM_PLUGINS"]
+    assert (env["FT_ADAPTER_INDEX"], env["FT_BASE_DIGEST"]) == (f"/adapters/index-{'b' * 16}.json", "b" * 64)
+    names = vllm["command"][vllm["command"].index("--served-model-name") + 1 :][:2]
+    assert names == [POOL.base_model, f"{POOL.base_model}@sha256:{'b' * 64}"]
+    assert int(flag(vllm["command"], "--max-cpu-loras")) >= int(flag(vllm["command"], "--max-loras"))
+    assert next(m for m in vllm["volumeMounts"] if m["mountPath"] == "/adapters")["readOnly"] is True
+
+
+def test_the_plugins_named_are_the_ones_that_ship() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[3] / "deploy" / "vllm" / "pyproject.toml").read_text())
+    assert set(llm_d.PLUGINS.split(",")) == set(project["project"]["entry-points"]["vllm.general_plugins"])
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "context", "gpus"),
+    [
+        ("meta-llama/Llama-3.1-8B", "h100-80gb", 8192, 1),
+        ("meta-llama/Llama-3.1-8B", "l4-24gb", 2048, 1),
+        ("meta-llama/Llama-3.1-8B", "l4-24gb", 16384, 2),
+        ("meta-llama/Llama-3.1-70B", "h100-80gb", 8192, 4),
+        ("meta-llama/Llama-3.1-70B", "h200-141gb", 8192, 2),
+    ],
+)
+def test_the_gpus_of_a_server_follow_from_the_models_size(model: str, gpu: str, context: int, gpus: int) -> None:
+    assert cluster.num_gpus(shapes.of(model), replace(SETTINGS, gpu=gpu), max_model_len=context) == gpus
+
+
+def test_what_fits_on_no_node_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit on 8 x t4-16gb"):
+        cluster.num_gpus(shapes.of("meta-llama/Llama-3.1-70B"), replace(SETTINGS, gpu="t4-16gb"), max_model_len=8192)
+
+
+def test_several_gpus_share_one_model() -> None:
+    made = servers.render(RECORD, shapes.of("meta-llama/Llama-3.1-70B"), SETTINGS, context_length=8192)
+    (vllm,) = named(made, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert flag(vllm["command"], "--tensor-parallel-size") == vllm["resources"]["limits"]["nvidia.com/gpu"] == "4"
+
+
+def test_an_adapter_has_no_server_of_its_own() -> None:
+    with pytest.raises(Conflict, match="served beside others") as refused:
+        server(type=LORA)
+    assert refused.value.code == "shares_a_server"
+
+
+def test_a_route_shares_requests_of_one_tenants_name_between_models() -> None:
+    spec = route()["spec"]
+    assert route()["apiVersion"] == "inference.networking.x-k8s.io/v1alpha2"
+    assert spec["poolRef"] == {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": POOL.name}
+    (rule,) = spec["rules"]
+    assert rule["matches"] == [{"model": {"type": "Exact", "value": "acme/support"}}]
+    assert rule["targets"] == [{"modelRewrite": "ft:m:acme:s:1", "weight": 90}, {"modelRewrite": "ft:m:acme:s:2", "weight": 10}]
+
+
+def test_routes_of_two_tenants_never_meet() -> None:
+    one, two = route(tenant="a-b", name="c"), route(tenant="a", name="b-c")
+    assert one["spec"]["rules"][0]["matches"] != two["spec"]["rules"][0]["matches"]
+    assert one["metadata"]["name"] != two["metadata"]["name"]
+
+
+def test_a_target_without_weight_gets_no_requests_and_a_route_needs_one() -> None:
+    made = route(targets=[("a", 0), ("b", 5)])
+    assert made["spec"]["rules"][0]["targets"] == [{"modelRewrite": "b", "weight": 5}]
+    with pytest.raises(ValueError, match="no target with a weight"):
+        route(targets=[("a", 0)])
+    with pytest.raises(ValueError, match="exceeds 1000000"):
+        route(targets=[("a", 2_000_000)])
+
+
+@pytest.mark.parametrize("image", ["vllm:latest", "vllm", f"vllm{DIGEST[:-1]}", f"vllm {DIGEST}"])
+def test_an_image_without_its_digest_is_refused(image: str) -> None:
+    with pytest.raises(ValueError, match="pin the image"):
+        replace(SETTINGS, vllm_image=image)
+
+
+def test_unusual_names_make_names_that_a_cluster_takes() -> None:
+    for value in ("acme", "a" * 200, "Ünïcode!", "-x-", "a/b", "a.b_c", ""):
+        assert len(cluster.label(value)) <= 63
+        name = cluster.object_name("ft", value)
+        assert len(name) <= 63 and name.strip("-") == name and name == name.lower()
+    assert cluster.label("a/b") != cluster.label("a-b") and cluster.object_name("a/b") != cluster.object_name("a-b")
+
+
+def test_the_yaml_reads_back_as_the_objects() -> None:
+    objects = everything()
+    assert list(yaml.safe_load_all(cluster.to_yaml(objects))) == json.loads(json.dumps(objects))
+    assert cluster.to_yaml(objects) == cluster.to_yaml(everything())

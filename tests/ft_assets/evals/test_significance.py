@@ -1,0 +1,69 @@
+"""Paired tests against what textbooks and scipy say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ft_assets.evals.significance import binomial_at_least, binomial_at_most, difference, holm, items_needed, least_items, mean_difference
+
+
+def test_zeros_and_ones_are_tested_as_mcnemar_does() -> None:
+    gains = [1.0] * 15 + [-1.0] * 5 + [0.0] * 80
+    found = difference(gains)
+    assert found.mean == pytest.approx(0.1)
+    assert found.p_better == pytest.approx(0.020694732666015625)  # binomtest(15, 20, alternative="greater")
+    assert found.p_worse == pytest.approx(0.994091033935546875)
+    assert found.interval.low > 0
+
+
+def test_other_sizes_are_tested_by_flipping_signs() -> None:
+    few = difference([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert few.p_better == pytest.approx(1 / 32)
+    many = difference(list(np.linspace(0.1, 1.0, 40)))
+    assert many.p_better == pytest.approx(1e-4)
+    assert difference([0.5, -0.25] * 20).p_better == pytest.approx(difference([0.5, -0.25] * 20).p_better)
+
+
+def test_items_count_by_their_weight() -> None:
+    assert difference([1.0, -1.0], [3.0, 1.0]).mean == pytest.approx(0.5)
+
+
+def test_a_mean_over_suites_counts_each_suite_alike() -> None:
+    assert mean_difference([[1.0] * 10, [0.0] * 1000]).mean == pytest.approx(0.5)
+
+
+def test_no_difference_is_no_difference() -> None:
+    for found in (difference([]), difference([0.0] * 50)):
+        assert (found.mean, found.interval.low, found.interval.high, found.p_better, found.p_worse) == (0.0, 0.0, 0.0, 1.0, 1.0)
+
+
+def test_equal_models_are_called_different_as_often_as_alpha_says() -> None:
+    random = np.random.default_rng(7)
+    p = [difference(list((random.random(60) < 0.5) * 1.0 - (random.random(60) < 0.5) * 1.0)).p_worse for _ in range(400)]
+    assert sum(x <= 0.05 for x in p) / len(p) < 0.08
+
+
+def test_binomial_tails() -> None:
+    assert binomial_at_least(60, 100) == pytest.approx(0.028443966820490392)
+    assert binomial_at_most(3, 10, 0.5) == pytest.approx(0.171875)
+    assert binomial_at_most(3, 10, 0.3) == pytest.approx(0.6496107184)
+    assert binomial_at_least(0, 5, 0.1) == 1.0
+    assert binomial_at_least(3, 5, 0.0) == 0.0
+    assert 0 < binomial_at_least(2600, 5000) < 0.003
+
+
+def test_holm_steps_down_and_stops() -> None:
+    assert holm({"a": 0.001, "b": 0.004, "c": 0.02}, alpha=0.01) == {"a": True, "b": True, "c": False}
+    assert holm({"a": 0.006, "b": 0.006}, alpha=0.01) == {"a": False, "b": False}
+    assert holm({}, alpha=0.01) == {}
+
+
+def test_how_few_items_can_tell_anything_and_how_many_tell_a_difference() -> None:
+    assert (least_items(0.01), least_items(0.05)) == (7, 5)
+    assert all(2.0 ** -least_items(a) <= a < 2.0 ** (1 - least_items(a)) for a in (0.01, 0.05))
+    assert items_needed(0.04, 0.1, alpha=0.01) == pytest.approx(812, rel=0.05)
+    assert items_needed(0.08, 0.1, alpha=0.01) < items_needed(0.04, 0.1, alpha=0.01) / 3
+    assert not math.isnan(items_needed(0.0, 0.0, alpha=0.01))
