@@ -303,6 +303,22 @@ class FtClient:
             time.sleep(poll_s)
         return found
 
+    def adapter_evaluation(self, adapter: str, evaluation_id: str) -> Json:
+        """The report of a finished evaluation, as :meth:`evaluation` gives a job's own."""
+        return self._api.json("GET", path_of("/v1/adapters", adapter, "evaluations", evaluation_id, "report"))
+
+    def adapter_evaluation_page(self, adapter: str, evaluation_id: str) -> bytes:
+        """The same as an HTML page that needs nothing else."""
+        return self._api.content(path_of("/v1/adapters", adapter, "evaluations", evaluation_id, "report"), accept="text/html")
+
+    def adapter_evaluation_samples(
+        self, adapter: str, evaluation_id: str, *, suite: str | None = None, only: str | None = None, page_size: int = 100
+    ) -> Iterator[Json]:
+        """Every item of it as each model answered it, page after page."""
+        path = path_of("/v1/adapters", adapter, "evaluations", evaluation_id, "samples")
+        asked = {"limit": page_size} | {k: v for k, v in (("suite", suite), ("only", only)) if v is not None}
+        yield from self._api.pages(path, **asked)
+
     def routes(self) -> list[Json]:
         return self._api.list("/v1/model_routes")
 

@@ -111,6 +111,8 @@ class Replica:
     """Directory by name."""
     error: str | None = None
     """Why it is not ready."""
+    silent: bool = False
+    """It answered a moment ago and does not now: it may be busy, and what was seen of it holds for now."""
 
 
 class Fleet(Protocol):

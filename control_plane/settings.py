@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +27,9 @@ class Settings:
     """``FT_INFERENCE_PORT``: default 8001."""
     inference_urls: tuple[str, ...]
     """``FT_INFERENCE_URLS``: replicas, comma-separated. Default the local server."""
+    served_adapters_dir: PurePosixPath | None
+    """``FT_SERVED_ADAPTERS_DIR``: where the inference servers see ``<home>/work/adapters``, which is one volume for both. Default: at
+    the same path."""
     drain_s: float
     """``FT_DRAIN_S``: seconds that a withdrawn adapter stays loaded, for requests that were on their way. Default 5."""
     base_models: tuple[Path, ...]
@@ -84,6 +87,11 @@ class Settings:
         return self.home / "work"
 
     @property
+    def adapters_dir(self) -> Path:
+        """The directories of served adapters and their index; servers read it, and it may be a volume of its own."""
+        return self.work_dir / "adapters"
+
+    @property
     def models_dir(self) -> Path:
         """The operator's catalogue of base models, and what was fetched for it."""
         return self.home / "models"
@@ -121,6 +129,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         dagster_port=int(e.get("FT_DAGSTER_PORT") or 3000),
         inference_port=inference_port,
         inference_urls=tuple(u.strip().rstrip("/") for u in urls.split(",")),
+        served_adapters_dir=_absolute(e.get("FT_SERVED_ADAPTERS_DIR") or ""),
         drain_s=float(e.get("FT_DRAIN_S") or 5),
         base_models=tuple(Path(p) for p in (e.get("FT_BASE_MODELS") or "").split(":") if p),
         cluster_file=Path(e["FT_CLUSTER"]) if e.get("FT_CLUSTER") else None,
@@ -147,6 +156,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
 
 def _unless_off(asked: str) -> str:
     return "" if asked == "off" else asked
+
+
+def _absolute(asked: str) -> PurePosixPath | None:
+    """A path of another machine: nothing of this one is added to it."""
+    if asked and not asked.startswith("/"):
+        raise ValueError(f"FT_SERVED_ADAPTERS_DIR {asked!r} is not absolute; give the path at which the inference servers mount it")
+    return PurePosixPath(asked) if asked else None
 
 
 def _mlflow_uri(asked: str, home: Path) -> str:

@@ -378,7 +378,9 @@ deletion_requests = sa.Table(
     sa.Column("requested_by", sa.Text, nullable=False),  # id of a key, operator, or retention
     sa.Column("waiting_for", sa.Text),  # why it is not done yet
     sa.Column("removed", JSONB, nullable=False, server_default="[]"),  # directories of this platform's machines, with what they held
-    _time("requested_at"), _time("done_at", nullable=True),
+    _time("requested_at"),
+    _time("absent_at", nullable=True),  # when nothing of it was found; a second look follows before it is done
+    _time("done_at", nullable=True),
     sa.Index("ix_deletion_requests_tenant_id", "tenant_id"),
     sa.Index(
         "uq_deletion_requests_open", "subject_kind", "subject_id", unique=True, postgresql_where=sa.text("done_at IS NULL")
@@ -390,7 +392,7 @@ deletion_objects = sa.Table(
     sa.Column("deletion_id", sa.Text, sa.ForeignKey("deletion_requests.id"), primary_key=True),
     sa.Column("object_key", sa.Text, primary_key=True),
     sa.Column("bytes", sa.BigInteger, nullable=False),
-    sa.Column("sha256", sa.Text, nullable=False),  # read from the store before it was deleted
+    sa.Column("sha256", sa.Text, primary_key=True),  # read from the store before it was deleted; a key can come again with other bytes
     _time("deleted_at", nullable=True),
 )  # fmt: skip
 """What a deletion has found and what of it is gone; moves into the proof at its end."""
@@ -424,7 +426,7 @@ exports = sa.Table(
 
 eval_scores = sa.Table(
     "eval_scores", metadata,
-    sa.Column("subject_digest", sa.Text, primary_key=True),  # base model, or base model and adapter manifest
+    sa.Column("subject_digest", sa.Text, primary_key=True),  # base model, or base model and adapter manifest; "@" and where
     sa.Column("suite_digest", sa.Text, primary_key=True),  # one suite's items and decoding settings
     sa.Column("suite", sa.Text, nullable=False),  # its id
     sa.Column("scores", JSONB, nullable=False),  # its answers, as the runner leaves them

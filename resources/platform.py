@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from pathlib import PurePosixPath
 
 from control_plane.service.base_models import catalogue_of
 from control_plane.service.platform import Platform
@@ -11,7 +12,7 @@ from control_plane.settings import Settings
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_engine
 from resources.model_registry import MlflowRegistry
-from resources.serving import HttpFleet
+from resources.serving import SAME, HttpFleet, Mounted
 from resources.tracking import MlflowTracker
 
 
@@ -30,8 +31,14 @@ def _open(_pid: int, settings: Settings) -> Platform:
         engine=shared_engine(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),
         models=catalogue_of(settings),
-        fleet=HttpFleet(settings.inference_urls) if any(settings.inference_urls) else None,
+        fleet=HttpFleet(settings.inference_urls, mounted=mounted(settings)) if any(settings.inference_urls) else None,
         settings=settings,
         tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
     )
+
+
+def mounted(settings: Settings) -> Mounted:
+    """How the adapters' directory is called on each side."""
+    there = settings.served_adapters_dir
+    return Mounted(here=PurePosixPath(settings.adapters_dir), there=there) if there else SAME

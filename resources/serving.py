@@ -8,9 +8,10 @@ plain 500, so a 500 of an engine that is still healthy counts as for good too.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import httpx
@@ -19,24 +20,59 @@ from control_plane.protocols import Replica
 from ft_assets.errors import Conflict, FtError, Unavailable
 
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})
-TIMEOUT = httpx.Timeout(30.0, connect=2.0)
-"""A load reads a few hundred MB at most; a replica that does not accept in 2 s is down."""
+TIMEOUT = httpx.Timeout(10.0, connect=2.0)
+"""A load reads a few hundred MB at most, and goes on where nobody waits for it; a replica that does not accept in 2 s is down."""
 LISTING_TIMEOUT = httpx.Timeout(3.0, connect=1.0)
 """A replica that hangs holds up a round over the others for no longer than this."""
+SILENT_S = 15.0
+"""How long what was seen of a replica holds after its last listing: one that is overloaded lists nothing, and answers requests."""
 DIGEST_MARK = "@sha256:"
 """A server tells which bytes its base is by a second served name: ``<base>@sha256:<digest>`` (vLLM: ``--served-model-name``)."""
 
 
-class HttpFleet:
-    """Replicas by URL; thread-safe."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mounted:
+    """One volume at two paths: `here` for the platform, `there` for the servers. Other paths are the same on both sides."""
 
-    def __init__(self, urls: Sequence[str], *, transport: httpx.BaseTransport | None = None) -> None:
+    here: PurePosixPath
+    there: PurePosixPath
+
+    def sent(self, path: str) -> str:
+        return _moved(path, self.here, self.there)
+
+    def told(self, path: str) -> str:
+        return _moved(path, self.there, self.here)
+
+
+def _moved(path: str, old: PurePosixPath, new: PurePosixPath) -> str:
+    found = PurePosixPath(path)
+    return str(new / found.relative_to(old)) if found.is_relative_to(old) else path
+
+
+SAME = Mounted(here=PurePosixPath("/"), there=PurePosixPath("/"))
+
+
+class HttpFleet:
+    """Replicas by URL; thread-safe. Its callers speak of the platform's own paths: `mounted` says where servers see them."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        mounted: Mounted = SAME,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mounted = mounted
         # No environment proxies between the platform and its own servers.
         self._clients = {
             url: httpx.Client(base_url=url, timeout=TIMEOUT, transport=transport, trust_env=False)
             for url in dict.fromkeys(u.rstrip("/") for u in urls)
         }
+        self._clock = clock
         self._bases: dict[str, str] = {}
+        self._heard = dict.fromkeys(self._clients, clock())
+        """When each listed its models last; at first, when somebody began to ask."""
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -49,7 +85,7 @@ class HttpFleet:
             return list(pool.map(self._describe, self._clients))
 
     def load(self, url: str, name: str, directory: Path) -> None:
-        client, path = self._clients[url], str(directory)
+        client, path = self._clients[url], self._mounted.sent(str(directory))
         answer = _send(client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         if answer.status_code == 400 and "already been loaded" in answer.text:  # by another process in the meantime, perhaps
             where = _cards(client).adapters.get(name)
@@ -57,7 +93,7 @@ class HttpFleet:
                 return
             if where is not None:
                 raise Conflict(
-                    f"{url} serves {name} from {where} already; a name stands for one directory: unload it first", code="adapter_refused"
+                    f"{url} serves {name} from {where} already; a name stands for one directory: unload it first", code="served_elsewhere"
                 )
         _check(client, answer, f"load {name}")
 
@@ -76,10 +112,13 @@ class HttpFleet:
         try:
             found = _cards(self._clients[url])
         except FtError as e:
-            return Replica(url=url, ready=False, base=self._bases.get(url), error=e.message)
+            gone = isinstance(e, Conflict) or isinstance(e.__cause__, httpx.ConnectError)
+            silent = not gone and self._clock() - self._heard[url] < SILENT_S
+            return Replica(url=url, ready=False, base=self._bases.get(url), error=e.message, silent=silent)
+        self._heard[url] = self._clock()
         if found.base is not None:
             self._bases[url] = found.base
-        return found
+        return replace(found, adapters={name: self._mounted.told(path) for name, path in found.adapters.items()})
 
 
 def _cards(client: httpx.Client) -> Replica:

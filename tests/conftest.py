@@ -90,11 +90,24 @@ def catalogue(base_model_dir: Path) -> Catalogue:
 
 
 @pytest.fixture(scope="session")
+def platforms() -> list[Platform]:
+    """Every platform that was made so far."""
+    return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def idle_connections(platforms: list[Platform]) -> Iterator[None]:
+    """Closed after each module: the server's number of connections is limited, and each platform has a pool of its own."""
+    yield
+    for platform in platforms:
+        platform.engine.dispose()
+
+
+@pytest.fixture(scope="session")
 def new_platform(
-    new_database: Callable[[], str], catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Platform]]:
+    new_database: Callable[[], str], catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory, platforms: list[Platform]
+) -> Callable[..., Platform]:
     """Makes a platform with a database and a directory of its own; keywords are environment variables without ``FT_``."""
-    made: list[Platform] = []
 
     def make(**env: str) -> Platform:
         home = tmp_path_factory.mktemp("home")
@@ -109,12 +122,10 @@ def new_platform(
             fleet=None,
             settings=settings,
         )
-        made.append(platform)
+        platforms.append(platform)
         return platform
 
-    yield make
-    for platform in made:
-        platform.engine.dispose()
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def main(path: Path) -> int:
         run_file.write_json(out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": error})
     elif code == 0:
         milestones.passed("answered", subject="base", suite="golden", num_items=1, seconds=0.1, cached=False)
-        body = {"format": run_file.FORMAT, "digests": run["digests"], "error": None}
+        body = {"format": run_file.FORMAT, "question": run["question"], "digests": run["digests"], "error": None}
         run_file.write_json(out_dir / run_file.RESULT_NAME, body)
     return code
 

@@ -99,7 +99,7 @@ class Bench:
         if code != run_file.EXIT_OK:
             raise RuntimeError(f"the evaluation of {name} ended with {code}")
         result = run_file.read_result(out)
-        self._known = {s["digest"]: s for s in (result["subjects"]["base"] or {}).values()}
+        self._known = {run_file.known_key(s["digest"], s["environment"]): s for s in (result["subjects"]["base"] or {}).values()}
         built = report.build(
             result,
             self.files.items,

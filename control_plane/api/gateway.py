@@ -40,6 +40,8 @@ PATIENCE_S = 2.0
 """How long a request waits for a server that has its model: a restarted one is given its adapters again within that."""
 LOOK_AGAIN_S = 0.1
 MAX_RESENDS = 1
+MAX_LACKS = 1024
+"""Models that a server is remembered to lack at most."""
 MAX_HELD = 1 << 16
 """Bytes of a stream that are held back at most."""
 OVERLOADED = frozenset({429, 502, 503, 504})
@@ -69,6 +71,8 @@ class Elsewhere(Exception):
 class _Server:
     under_way: int = 0
     failed_at: float | None = None
+    trial_under_way: bool = False
+    """One request finds out whether it is well again."""
     lacks: dict[str, float] = field(default_factory=dict)
     """Since when, by model."""
 
@@ -92,7 +96,7 @@ class Gateway:
     def _reluctance(self, url: str, model: str) -> tuple[bool, bool, int]:
         server, now = self._server(url), self._clock()
         lacks = now - server.lacks.get(model, -SKIP_S) < SKIP_S
-        ill = server.failed_at is not None and (now - server.failed_at < SKIP_S or server.under_way > 0)
+        ill = server.failed_at is not None and (now - server.failed_at < SKIP_S or server.trial_under_way)
         return lacks, ill, server.under_way
 
     async def forward(self, path: str, body: Mapping[str, Any], resolve: Callable[[], Awaitable[Target]]) -> Response:
@@ -122,7 +126,8 @@ class Gateway:
         server = self._server(url)
         request = self._client.build_request("POST", f"{url}{path}", json=body, headers={"accept-encoding": "identity"})
         server.under_way += 1
-        streams = False
+        streams, trial = False, server.failed_at is not None and not server.trial_under_way
+        server.trial_under_way |= trial
         try:
             answer = await self._client.send(request, stream=True)
             try:
@@ -147,12 +152,14 @@ class Gateway:
         finally:
             if not streams:
                 server.under_way -= 1
+            if trial:
+                server.trial_under_way = False
         server.failed_at = None
         return made
 
     def _refused(self, server: _Server, answer: httpx.Response, model: str) -> None:
         if answer.status_code == 404:
-            server.lacks[model] = self._clock()
+            self._remember_lack(server, model)
             raise Elsewhere("the inference servers do not have it (any more)")
         if answer.status_code in OVERLOADED:
             server.failed_at = self._clock()
@@ -160,6 +167,12 @@ class Gateway:
         if answer.status_code >= 500:
             raise Elsewhere(f"the inference server failed ({answer.status_code})", broke_off=True)
         server.lacks.pop(model, None)
+
+    def _remember_lack(self, server: _Server, model: str) -> None:
+        now = self._clock()
+        if len(server.lacks) >= MAX_LACKS:
+            server.lacks = dict([(m, at) for m, at in server.lacks.items() if now - at < SKIP_S][1 - MAX_LACKS :])
+        server.lacks[model] = now
 
     def _left(self, server: _Server) -> Callable[[], None]:
         def left() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -109,11 +111,27 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def evaluations(adapter: AdapterId, as_json: Json = False) -> None:
-    """List the verdicts on an adapter and those that it waits for, newest first."""
+def evaluations(
+    adapter: AdapterId,
+    evaluation: Annotated[str | None, typer.Argument(metavar="[EVALUATION]", help="Show this one as `ft eval` shows a job's own.")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Of one evaluation: every item as each model answered it.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Of one evaluation: write it as a page to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the verdicts on an adapter and those that it waits for, newest first; or show one."""
+    from control_plane.cli.evaluations import tell
     from control_plane.cli.remote import connect
 
+    if evaluation is None and (samples or html is not None):
+        raise InvalidRequest(
+            f"--samples and --html are of one evaluation: `ft adapters evaluations {adapter} EVALUATION`", param="evaluation"
+        )
     with connect() as client:
+        if evaluation is not None:
+            listed = client.adapter_evaluation_samples(adapter, evaluation) if samples else None
+            page = partial(client.adapter_evaluation_page, adapter, evaluation)
+            tell(client.adapter_evaluation(adapter, evaluation), page, samples=listed, html=html, as_json=as_json)
+            return
         found = client.adapter_evaluations(adapter)
     if as_json:
         print_json(found)

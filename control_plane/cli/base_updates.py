@@ -65,7 +65,7 @@ def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpd
 
     if not as_json and found.blocking:
         _show(found, as_json=False)  # as a table, before the refusal says it in a sentence
-    done = base_updates.apply(platform, found.model_id)
+    done = base_updates.apply(platform, found.model_id, digest=found.staged)
     say(
         f"{done.model_id} stands for {done.digest[:12]} now, and new jobs train on it. Inference servers serve it once they are started "
         "again: `ft down && ft up` for the local one"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, print_json, say, table
-
-if TYPE_CHECKING:
-    from control_plane.client import FtClient
 
 SAMPLE_CHARS = 500
 COLUMNS = ("SUITE", "METRIC", "N", "BASE", "PREVIOUS", "CANDIDATE", "GAIN, 95 %", "")
@@ -34,16 +31,23 @@ def evaluation(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.evaluation(job_id)
-        if html is not None:
-            html.write_bytes(client.evaluation_page(job_id))
-            say(f"the evaluation is in {html}")
-        if samples or suite or only:
-            _samples(client, job_id, suite=suite, only=only, as_json=as_json)
-        elif as_json:
-            print_json(found)
-        elif html is None:
-            show(found)
+        listed = client.evaluation_samples(job_id, suite=suite, only=only) if samples or suite or only else None
+        tell(client.evaluation(job_id), lambda: client.evaluation_page(job_id), samples=listed, html=html, as_json=as_json)
+
+
+def tell(
+    found: Mapping[str, Any], page: Callable[[], bytes], *, samples: Iterator[Mapping[str, Any]] | None, html: Path | None, as_json: bool
+) -> None:
+    """Show an evaluation as it was asked for; the command ends with 1 if the adapter did not pass."""
+    if html is not None:
+        html.write_bytes(page())
+        say(f"the evaluation is in {html}")
+    if samples is not None:
+        _samples(samples, as_json=as_json)
+    elif as_json:
+        print_json(found)
+    elif html is None:
+        show(found)
     if found["verdict"]["outcome"] != "passed":
         raise typer.Exit(Exit.FAILED)
 
@@ -93,9 +97,9 @@ def _after(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"\ntook {report['seconds']:.1f} s, {cost['gpu_s']:.1f} GPU-seconds, {tokens} judge tokens"
 
 
-def _samples(client: FtClient, job_id: str, *, suite: str | None, only: str | None, as_json: bool) -> None:
+def _samples(samples: Iterator[Mapping[str, Any]], *, as_json: bool) -> None:
     """One JSON object a line, or a few lines a sample."""
-    for sample in client.evaluation_samples(job_id, suite=suite, only=only):
+    for sample in samples:
         if as_json:
             print_json(sample)
             continue

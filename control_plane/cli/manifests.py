@@ -40,7 +40,10 @@ def pool(
     max_loras: Annotated[int, typer.Option(min=1, help="Adapters in one batch.")] = 8,
     max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory: at least as many as are loaded.")] = 256,
 ) -> None:
-    """The servers of a base model with their adapters: Deployment, NetworkPolicy, InferencePool."""
+    """The servers of a base model with their adapters: StatefulSet with its Service, NetworkPolicy, InferencePool.
+
+    Comments in front give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
+    """
     from control_plane.cli.admin import open_local
     from control_plane.service import manifests
 

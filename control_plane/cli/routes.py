@@ -14,8 +14,9 @@ Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT...", help="A
 
 
 def register(app: typer.Typer) -> None:
-    routes = typer.Typer(help="Names of your own for models, with weights between versions.", no_args_is_help=True)
-    for name, command in (("set", set_route), ("list", list_routes), ("show", show), ("delete", delete)):
+    routes = typer.Typer(help="List your routes: names of your own for models, with weights between versions.", invoke_without_command=True)
+    routes.callback()(list_routes)
+    for name, command in (("set", set_route), ("show", show), ("delete", delete)):
         routes.command(name)(command)
     app.add_typer(routes, name="routes", rich_help_panel="Models")
 
@@ -31,8 +32,10 @@ def set_route(name: Name, targets: Targets, as_json: Json = False) -> None:
         _told(client.set_route(name, parsed), as_json=as_json)
 
 
-def list_routes(as_json: Json = False) -> None:
-    """List your routes."""
+def list_routes(context: typer.Context, as_json: Json = False) -> None:
+    """List your routes: names of your own for models, with weights between versions."""
+    if context.invoked_subcommand is not None:
+        return
     from control_plane.cli.remote import connect
 
     with connect() as client:

@@ -55,7 +55,8 @@ def register(
     """Store and register the adapter or whole model in `directory`, as ``draft`` or ``quarantined``; a job's second call returns
     the first's.
 
-    Lineage is taken from the job's row and must be complete. An adapter that the servers could not serve is quarantined
+    Lineage is taken from the job's row and must be complete. A draft whose job asked for a person's approval waits for it from
+    the first, however the job ends. An adapter that the servers could not serve is quarantined
     too, whatever the verdict, and so is a whole model that is not one of its base; ``refusals`` of the answer says why. The
     caller moves the job.
     """
@@ -121,6 +122,7 @@ def _record(
     job: RowMapping, id_: str, report: EvalReport, made: Path, manifest_sha256: str, *, eval_report_key: str, passed: bool, now: datetime
 ) -> AdapterRecord:
     spec: Mapping[str, Any] = job["spec"] or {}
+    asked: Mapping[str, Any] = (job["request"] or {}).get("eval_config") or {}
     start: Mapping[str, Any] = job["warm_start"] or {}
     read = None if whole_model.is_whole(made) else package.read(made)
     opaque = id_.removeprefix("adp-")[:12]
@@ -150,6 +152,7 @@ def _record(
         promoted_at=None,
         parent_adapter_id=start.get("adapter_id"),
         parent_checkpoint_id=start.get("checkpoint_id"),
+        approval="pending" if passed and asked.get("approval") == "required" else "none",
     )
 
 

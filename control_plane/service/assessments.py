@@ -1,4 +1,7 @@
-"""What a tenant sees of its job's evaluation: report, verdict and advice, the curves beside them, and every item page by page."""
+"""What a tenant sees of an evaluation: report, verdict and advice, the curves beside them, and every item page by page.
+
+A job's own is found by the job, one of a registered adapter by its row: both are the same files under another key.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from sqlalchemy.engine import RowMapping
+
 from control_plane.service import jobs
-from control_plane.service.evaluation import metric_lines, samples_key
+from control_plane.service.evaluation import Evaluated, metric_lines, samples_key
 from control_plane.service.platform import Platform
 from ft_assets import layout
 from ft_assets.errors import InvalidRequest, NotFound
@@ -44,15 +49,17 @@ class SamplePage:
 
 def get(platform: Platform, tenant: str, job_id: str) -> Assessment:
     """The job's own evaluation, or that of the earlier job whose adapter is its answer."""
-    key = _key(platform, tenant, job_id)
-    body = json.loads(_stored(platform, tenant, job_id, key))
-    return Assessment(
-        job_id=job_id,
-        report=EvalReport.from_dict(body["report"]),
-        verdict=Verdict.from_dict(body["verdict"]),
-        advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
-        key=key,
-    )
+    return _read(platform, job_id, _key(platform, tenant, job_id))
+
+
+def of_evaluation(platform: Platform, evaluation: RowMapping) -> Assessment:
+    """What is stored of a finished evaluation of an adapter."""
+    return _read(platform, evaluation["job_id"], _report_key(platform, evaluation))
+
+
+def _read(platform: Platform, job_id: str, key: str) -> Assessment:
+    found = Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)
+    return Assessment(job_id=job_id, report=found.report, verdict=found.verdict, advice=found.advice, key=key)
 
 
 def curve(platform: Platform, tenant: str, job_id: str) -> list[dict[str, Any]]:
@@ -65,32 +72,57 @@ def samples(
     limit: int = 50,
 ) -> SamplePage:  # fmt: skip
     """Items of the evaluation in the order in which they were stored, from behind the one whose id is `after`."""
-    if not 1 <= limit <= MAX_PAGE:
-        raise InvalidRequest(f"limit {limit} is outside 1..{MAX_PAGE}", code="invalid_limit", param="limit")
-    if only is not None and only not in get_args(Only):
-        raise InvalidRequest(f"only {only[:40]!r} is none of {', '.join(get_args(Only))}", param="only")
-    key = _key(platform, tenant, job_id)
+    asked = _Asked(suite=suite, only=only, after=after, limit=limit)
+    return _page(platform, _key(platform, tenant, job_id), asked)
+
+
+def samples_of_evaluation(
+    platform: Platform, evaluation: RowMapping, *, suite: str | None = None, only: str | None = None, after: str | None = None,
+    limit: int = 50,
+) -> SamplePage:  # fmt: skip
+    """As :func:`samples`, of an evaluation of an adapter."""
+    asked = _Asked(suite=suite, only=only, after=after, limit=limit)
+    return _page(platform, _report_key(platform, evaluation), asked)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """Which rows of an evaluation, checked."""
+
+    suite: str | None
+    only: str | None
+    after: str | None
+    limit: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= MAX_PAGE:
+            raise InvalidRequest(f"limit {self.limit} is outside 1..{MAX_PAGE}", code="invalid_limit", param="limit")
+        if self.only is not None and self.only not in get_args(Only):
+            raise InvalidRequest(f"only {self.only[:40]!r} is none of {', '.join(get_args(Only))}", param="only")
+
+
+def _page(platform: Platform, key: str, asked: _Asked) -> SamplePage:
     found: list[Mapping[str, Any]] = []
-    behind = after is None
-    for row in _rows(platform, tenant, job_id, key):
+    behind = asked.after is None
+    for row in _rows(platform, key):
         if not behind:
-            behind = row["id"] == after
-        elif _wanted(row, suite, only):
+            behind = row["id"] == asked.after
+        elif _wanted(row, asked.suite, asked.only):
             found.append(row)
-        if len(found) > limit:
+        if len(found) > asked.limit:
             break
     if not behind:
         raise InvalidRequest(
-            f"after {after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
+            f"after {asked.after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
         )
-    return SamplePage(items=found[:limit], has_more=len(found) > limit)
+    return SamplePage(items=found[: asked.limit], has_more=len(found) > asked.limit)
 
 
-def telling(platform: Platform, tenant: str, job_id: str, *, limit: int) -> list[Mapping[str, Any]]:
+def telling(platform: Platform, found: Assessment, *, limit: int) -> list[Mapping[str, Any]]:
     """At most `limit` items for a page: those that got worse or better, then those that only changed, then any."""
     order = {"worse": 0, "better": 0, "changed": 1}
     by_rank: dict[int, list[Mapping[str, Any]]] = {0: [], 1: [], 2: []}
-    for row in _rows(platform, tenant, job_id, _key(platform, tenant, job_id)):
+    for row in _rows(platform, found.key):
         kept = by_rank[order.get(row["change"], 2)]
         if len(kept) < limit:
             kept.append(row)
@@ -103,10 +135,10 @@ def _wanted(row: Mapping[str, Any], suite: str | None, only: str | None) -> bool
     return only is None or (row["change"] != "same" if only == "changed" else row["change"] == only)
 
 
-def _rows(platform: Platform, tenant: str, job_id: str, key: str) -> Iterator[Mapping[str, Any]]:
+def _rows(platform: Platform, key: str) -> Iterator[Mapping[str, Any]]:
     """Rows under ids that are unique over suites; of an evaluation without such a file, the samples that its report shows."""
     if not platform.objects.exists(samples_key(key)):
-        shown = json.loads(_stored(platform, tenant, job_id, key))["report"].get("samples", ())
+        shown = json.loads(platform.objects.get_bytes(key))["report"].get("samples", ())
         yield from (_named({"suite": "holdout", "change": "same", **row}) for row in shown)
         return
     with platform.objects.open(samples_key(key)) as lines:
@@ -120,13 +152,18 @@ def _named(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(platform: Platform, tenant: str, job_id: str) -> str:
-    return f"{layout.eval_prefix(tenant, jobs.measured_by(platform, tenant, job_id))}/report.json"
-
-
-def _stored(platform: Platform, tenant: str, job_id: str, key: str) -> bytes:
+    key = f"{layout.eval_prefix(tenant, jobs.measured_by(platform, tenant, job_id))}/report.json"
     if not platform.objects.exists(key):
         state = jobs.get(platform, tenant, job_id).row["state"]
         raise NotFound(
             f"job {job_id} is {state} and has no evaluation; one follows every training that succeeds", code="evaluation_not_found"
         )
-    return platform.objects.get_bytes(key)
+    return key
+
+
+def _report_key(platform: Platform, evaluation: RowMapping) -> str:
+    key = evaluation["report_key"]
+    if key is None or not platform.objects.exists(key):
+        why = "its report was deleted" if key else f"it is {evaluation['state']}; a report follows its verdict"
+        raise NotFound(f"evaluation {evaluation['id']} has no report: {why}", code="evaluation_not_found", param="evaluation_id")
+    return str(key)

@@ -111,17 +111,21 @@ def evaluate(platform: Platform, model_id: str, *, again: bool = False) -> BaseU
     return status(platform, model_id)
 
 
-def apply(platform: Platform, model_id: str) -> BaseUpdate:
+def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> BaseUpdate:
     """Switch the id to the staged bytes; ``base_update_blocked`` names the production adapters that do not hold on them.
 
-    The bytes are read again first. An id that stands for them already is left as it is.
+    The bytes are read again first. With `digest` nothing else is switched to than those bytes.
     """
     entry, _ = platform.models.entry(model_id)
     if not entry.get("next"):
         raise Conflict(
             f"nothing is staged for base model {model_id}; stage bytes with --path or --repo and --revision", code="nothing_staged"
         )
-    digest = entry["next"]["digest"]
+    if digest is not None and entry["next"]["digest"] != digest:
+        raise Conflict(
+            f"{entry['next']['digest'][:12]} is staged for {model_id}, and not {digest[:12]}; look at it again", code="nothing_staged"
+        )
+    digest = str(entry["next"]["digest"])
     platform.models.get_pinned(model_id, digest, fresh=True)
     with platform.engine.begin() as conn, edited(catalogue_file(platform.settings.models_dir)) as entries:
         entry = entries.get(model_id) or {}
@@ -196,8 +200,10 @@ def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str,
     current = platform.models.get(model_id, fresh=True)
     alone = {"id": model_id, "path": str(directory), **{k: source[k] for k in ("repo", "revision", "license") if source.get(k)}}
     found = Catalogue({model_id: (alone, directory)}).get(model_id, fresh=True)
-    if found.digest == current.digest:
-        return status(platform, model_id)  # switched to already
+    if found.digest == current.digest:  # switched to already
+        if entry.get("next"):
+            raise _staged(entry, f"{model_id} stands for these bytes already, and others are staged")
+        return status(platform, model_id)
     with platform.engine.connect() as conn:
         in_production = len(_production(conn, model_id))
     _check_fits(current, found, in_production=in_production)
@@ -208,14 +214,18 @@ def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str,
         kept = entries.get(model_id) or base_models.pinned({**entry, "id": model_id}, current, platform.settings.models_dir)
         staged = kept.get("next")
         if staged and staged["digest"] != found.digest:
-            raise Conflict(
-                f"other bytes are staged for {model_id} already ({staged['digest'][:12]}); apply them, or drop them with "
-                f"`ft admin models update {model_id} --abandon`",
-                code="update_staged",
-            )
+            raise _staged(kept, f"other bytes are staged for {model_id} already")
         if not staged:
             entries[model_id] = {**kept, "next": version, "history": _told(platform, kept, "staged", found.digest)}
     return status(platform, model_id)
+
+
+def _staged(entry: dict[str, Any], why: str) -> Conflict:
+    return Conflict(
+        f"{why} ({entry['next']['digest'][:12]}); apply those (`ft admin models update {entry['id']} --apply`), or drop them "
+        f"(`ft admin models update {entry['id']} --abandon`)",
+        code="update_staged",
+    )
 
 
 def _check_fits(current: BaseModel, new: BaseModel, *, in_production: int) -> None:

@@ -27,10 +27,12 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
 
     1. Gate failed: the adapter is kept in quarantine and not served; the job fails with ``gate_failed`` and advice. A monitored
        job's verdict blocks only an adapter that is not applied or not servable; whatever else failed is told (``monitor_failed``).
-    2. Approval required: it waits in ``staging`` until somebody approves it; the job succeeds.
-    3. Its base was updated while it was trained: its evaluation on the present one is ordered; the job succeeds.
+    2. Its base was updated while it was trained: its evaluation on the present one is ordered, and a pass goes on with 3 or 4
+       (:mod:`control_plane.service.reevaluation`); the job succeeds.
+    3. Approval required: it waits in ``staging`` until somebody approves it; the job succeeds.
     4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model; the job succeeds.
-    5. A job that has ended already keeps its end; registration and verdict are written once.
+    5. A monitored job's adapter was judged by the short suites so far: its evaluation with all of them is ordered.
+    6. A job that has ended already keeps its end; registration and verdict are written once.
     """
     evaluated = load_evaluated(platform, tenant, job_id)
     with platform.engine.connect() as conn:
@@ -53,22 +55,24 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
         return made
     warning = None
     if rules.mode == "monitor":
-        about = f"The evaluation of {made['name']} would have blocked it, but is only monitored:"
+        about = f"The evaluation of {made['name']} before its promotion would have blocked it, but is only monitored:"
         warning = evaluations.alert(evaluated, rules, code="monitor_failed", about=about, data={"adapter_id": made["id"]})
     return _end_passed(platform, job, made, rules, warning)
 
 
 def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
     asked = made["type"] == LORA and (job.request or {}).get("auto_promote", True)
+    update = None
     passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed what is monitored, which does not block it,")
     if made["type"] != LORA:
         message = f"Model {made['name']} passed its gate and is registered; it is not served: {made['detail']}."
+    elif (update := _order_on_present_base(platform, made)) is not None:
+        made, then = _held_back(platform, made, rules, promoted=asked)
+        message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
+        message += f"one. Once that has passed: {then}."
     elif rules.approval == "required":
         made = _await_approval(platform, made)
         message = f"{passed} and waits in {made['stage']} for approval: `ft adapters approve {made['id']}`, with a key that may write."
-    elif (update := _order_on_present_base(platform, made)) is not None:
-        message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
-        message += f"one. Once that has passed: `ft promote {made['id']}`."
     elif not asked:
         message = f"{passed} and is in {made['stage']}."
     elif is_cancelled(platform, job.id):
@@ -80,6 +84,8 @@ def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: Eval
         error = {"code": "not_servable", "message": message, "param": None}
         _end(platform, job.id, JobState.FAILED, message, warning, adapter_id=made["id"], error=error)
         return made
+    if rules.mode == "monitor" and made["type"] == LORA and update is None:
+        evaluations.request(platform, made["tenant_id"], made["id"], kind=evaluations.MONITOR)
     results.store(platform, made["tenant_id"], job.id)
     ended = _end(platform, job.id, JobState.SUCCEEDED, message, warning, adapter_id=made["id"], fine_tuned_model=made["name"])
     if not ended and made["stage"] == Stage.PRODUCTION:
@@ -98,11 +104,18 @@ def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, 
     return made, f"{passed} and is in {made['stage']}."
 
 
+def _held_back(platform: Platform, made: Adapter, rules: EvalConfig, *, promoted: bool) -> tuple[Adapter, str]:
+    """An adapter that waits for a verdict on its present base, and what follows a pass."""
+    if rules.approval == "required":
+        return _await_approval(platform, made), f"`ft adapters approve {made['id']} --promote`"
+    return made, "it is promoted" if promoted else f"`ft promote {made['id']}`"
+
+
 def _await_approval(platform: Platform, made: Adapter) -> Adapter:
     with platform.engine.begin() as conn:
         row = adapters.locked_row(conn, made["tenant_id"], made["id"])
-        if row["approval"] == "none" and row["stage"] == Stage.DRAFT:
-            adapters.set_stage(conn, made["id"], Stage.STAGING, approval="pending")
+        if row["stage"] == Stage.DRAFT:
+            adapters.set_stage(conn, made["id"], Stage.STAGING)
     return adapters.get_adapter(platform, made["tenant_id"], made["id"])
 
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from control_plane.service import deletion, tenants
 from control_plane.service.adapters import set_stage
-from control_plane.service.erasure import AdapterFiles
+from control_plane.service.erasure import AdapterFiles, Servers
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters
 from ft_assets.adapters.stages import GRACE, Stage
@@ -49,9 +49,10 @@ def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:
     query = sa.select(adapters.c.id, adapters.c.tenant_id).where(adapters.c.stage == Stage.DEPRECATED.value, due)
     with platform.engine.connect() as conn:
         found = conn.execute(query.order_by(adapters.c.deprecated_at).limit(at_a_time)).all()
-    made = []
+    made, servers = [], Servers(platform=platform)
     for row in found:
-        if AdapterFiles(tenant=row.tenant_id, id=row.id).needed_by(platform) is None and (id_ := _archive(platform, row.tenant_id, row.id)):
+        needed = AdapterFiles(tenant=row.tenant_id, id=row.id).needed_by(platform, servers)
+        if needed is None and (id_ := _archive(platform, row.tenant_id, row.id)):
             made.append(id_)
     return made
 

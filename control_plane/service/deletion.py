@@ -3,13 +3,15 @@
 A deletion is a row that is asked for, carried out in steps that can be gone on with after a crash, and ends with a proof that the
 database keeps for good:
 
-1. Wait until nobody needs it: no server loads the adapter, no workload of the tenant runs, no job is to start from it.
+1. Wait until nobody needs it: no server loads the adapter, nothing of the tenant runs or was running just now, no job is to start from it.
 2. Read every object that is to go, and keep its size and sha256.
 3. Delete the objects, then the directories on this machine.
-4. List and look again: an object that is there, or came since, goes back to step 2.
+4. List and look again: an object that is there, or came since, goes back to step 2. Of a tenant's data that is done once more,
+   minutes after nothing was found, for what a step wrote that nobody knew of.
 5. In one transaction: texts and stages in the database, and the proof.
 
-What has gone wrong (``FAILURES``: a store that is away, a disk) is told in ``waiting_for`` and tried again by the next round.
+What has gone wrong (a store that is away, a disk, a row that the database refuses to change) is told in ``waiting_for`` and tried
+again by the next round; it keeps no other deletion waiting.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from control_plane.service import erasure
 from control_plane.service.listing import Page, page
@@ -88,28 +91,30 @@ def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str
     with platform.engine.connect() as conn:
         query = sa.select(deletion_requests.c.id).where(deletion_requests.c.done_at.is_(None)).order_by(deletion_requests.c.requested_at)
         waiting = list(conn.execute(query).scalars())
-    done = []
+    done, servers = [], erasure.Servers(platform=platform)
     for id_ in waiting:
         if time.monotonic() >= until:
             break
-        if carry_out(platform, id_, until=until):
+        if carry_out(platform, id_, until=until, servers=servers):
             done.append(id_)
     return done
 
 
-def carry_out(platform: Platform, deletion_id: str, *, until: float | None = None) -> bool:
+def carry_out(platform: Platform, deletion_id: str, *, until: float | None = None, servers: erasure.Servers | None = None) -> bool:
     """Go on with a deletion; whether it is done. What it waits for is written into its row."""
     with platform.engine.connect() as conn:
         asked = conn.execute(sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id)).mappings().one()
     if asked["done_at"] is not None:
         return True
     try:
-        waiting_for = _go_on(platform, asked, time.monotonic() + BUDGET_S if until is None else until)
+        until = time.monotonic() + BUDGET_S if until is None else until
+        waiting_for = _go_on(platform, asked, until, servers or erasure.Servers(platform=platform))
     except NotYet as why:
         waiting_for = str(why)
-    except (*FAILURES, FtError) as error:
-        waiting_for = str(error)
-        log.warning("deletion %s is not done yet: %s", deletion_id, error)
+    except (*FAILURES, FtError, SQLAlchemyError) as error:
+        said = str(error.orig if isinstance(error, DBAPIError) else error)
+        waiting_for = said.partition("\n")[0]  # what the database says further on has a row's values
+        log.warning("deletion %s is not done yet: %s", deletion_id, waiting_for)
     if waiting_for is None:
         return True
     with platform.engine.begin() as conn:
@@ -118,32 +123,48 @@ def carry_out(platform: Platform, deletion_id: str, *, until: float | None = Non
     return False
 
 
-def _go_on(platform: Platform, asked: RowMapping, until: float) -> str | None:
+def _go_on(platform: Platform, asked: RowMapping, until: float, servers: erasure.Servers) -> str | None:
     """None once the proof is kept; else what is left to do."""
     subject = erasure.subject_of(asked)
     subject.withdraw(platform)
-    if (needed := subject.needed_by(platform)) is not None:
+    if (needed := subject.needed_by(platform, servers)) is not None:
         raise NotYet(needed)
     for _ in range(3):  # what came while it was deleted is deleted, too
-        if not _take_stock(platform, asked["id"], subject.keys(platform), until):
+        if not _take_stock(platform, asked["id"], subject, until):
             return "its objects are being read; the next round goes on"
         if not _delete(platform, asked["id"], until):
             return "its objects are being deleted; the next round goes on"
         _remove_directories(platform, asked["id"], subject.directories(platform))
         if next(iter(subject.keys(platform)), None) is None:
+            look_at = _absent_since(platform, asked["id"]) + subject.SETTLES
+            if platform.clock() < look_at:
+                return f"nothing of it was found; a second look follows after {look_at:%Y-%m-%d %H:%M:%S} UTC"
             _conclude(platform, asked, subject)
             return None
     return "objects appear while it is carried out; the next round goes on"
 
 
-def _take_stock(platform: Platform, id_: str, keys: Iterable[str], until: float) -> bool:
+def _absent_since(platform: Platform, id_: str) -> datetime:
+    """Since when nothing of it was found; now, where something had to be deleted since."""
+    this = deletion_requests.c.id == id_
+    later = sa.exists().where(deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at > deletion_requests.c.absent_at)
+    now = sa.literal(platform.clock(), deletion_requests.c.absent_at.type)
+    since = sa.case((later, now), else_=sa.func.coalesce(deletion_requests.c.absent_at, now))
+    with platform.engine.begin() as conn:
+        found: datetime = conn.execute(
+            sa.update(deletion_requests).where(this).values(absent_at=since).returning(deletion_requests.c.absent_at)
+        ).scalar_one()
+    return found
+
+
+def _take_stock(platform: Platform, id_: str, subject: erasure.Subject, until: float) -> bool:
     """Keep size and sha256 of every object before any of them goes; False where the time was over first."""
     with platform.engine.connect() as conn:
         mine = sa.select(deletion_objects.c.object_key).where(
             deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at.is_(None)
         )
         known = set(conn.execute(mine).scalars())
-    for key in keys:
+    for key in subject.keys(platform):
         if key in known:
             continue
         if time.monotonic() >= until:
@@ -152,10 +173,10 @@ def _take_stock(platform: Platform, id_: str, keys: Iterable[str], until: float)
             size, sha256 = digest_of(platform, key)
         except NotFound:
             continue
-        seen = {"bytes": size, "sha256": sha256, "deleted_at": None}
-        statement = insert(deletion_objects).values(deletion_id=id_, object_key=key, **seen)
-        with platform.engine.begin() as conn:  # one that is there again is another one
-            conn.execute(statement.on_conflict_do_update(index_elements=["deletion_id", "object_key"], set_=seen))
+        subject.forget(platform, key)
+        statement = insert(deletion_objects).values(deletion_id=id_, object_key=key, bytes=size, sha256=sha256)
+        with platform.engine.begin() as conn:  # one that is there again with other bytes is another one
+            conn.execute(statement.on_conflict_do_update(constraint=deletion_objects.primary_key, set_={"deleted_at": None}))
     return True
 
 
@@ -209,12 +230,12 @@ def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject) -
     mine = deletion_objects.c.deletion_id == id_
     with platform.engine.begin() as conn:
         conn.execute(sa.text("SELECT pg_advisory_xact_lock(:id)"), {"id": CHAIN_LOCK})
-        removed, done = conn.execute(
-            sa.select(deletion_requests.c.removed, deletion_requests.c.done_at).where(deletion_requests.c.id == id_).with_for_update()
-        ).one()  # fmt: skip
+        columns = (deletion_requests.c.removed, deletion_requests.c.done_at, deletion_requests.c.absent_at)
+        removed, done, absent_at = conn.execute(sa.select(*columns).where(deletion_requests.c.id == id_).with_for_update()).one()
         if done is not None:
             return
-        objects = conn.execute(sa.select(deletion_objects).where(mine).order_by(deletion_objects.c.object_key)).mappings().all()
+        order = (deletion_objects.c.object_key, deletion_objects.c.deleted_at, deletion_objects.c.sha256)
+        objects = conn.execute(sa.select(deletion_objects).where(mine).order_by(*order)).mappings().all()
         previous = conn.execute(sa.select(deletions.c.sha256).order_by(deletions.c.seq.desc()).limit(1)).scalar()
         rows = subject.erase(conn, now)
         proof = {
@@ -231,12 +252,13 @@ def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject) -
             "num_objects": len(objects),
             "bytes": sum(o["bytes"] for o in objects),
             "store": platform.objects.uri("tenants").removesuffix("/tenants"),
+            "first_absent_at": _told(absent_at),
             "verified_absent_at": _told(now),
             "directories": removed,
             "rows": rows,
         }
-        columns = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "requested_at")
-        row = {**{k: asked[k] for k in columns}, "proof": proof, "done_at": now, "previous_sha256": previous}
+        kept = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "requested_at")
+        row = {**{k: asked[k] for k in kept}, "proof": proof, "done_at": now, "previous_sha256": previous}
         conn.execute(sa.insert(deletions).values(**row, sha256=chain_sha256(row)))
         this = sa.update(deletion_requests).where(deletion_requests.c.id == id_)
         conn.execute(this.values(done_at=now, waiting_for=None))
@@ -288,7 +310,7 @@ def get(platform: Platform, tenant: str, deletion_id: str) -> Mapping[str, Any]:
         if proven is None
         else {k: proven[k] for k in ("proof", "sha256", "previous_sha256")}
     )
-    return {**{k: v for k, v in asked.items() if k != "removed"}, **kept}
+    return {**{k: v for k, v in asked.items() if k not in ("removed", "absent_at")}, **kept}
 
 
 def json_of(row: Mapping[str, Any]) -> str:

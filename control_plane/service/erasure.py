@@ -9,19 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane import tables as t
 from control_plane.jobs import FINAL
+from control_plane.protocols import Replica
+from control_plane.service import fleet, node_files, promotions, sweeps
 from control_plane.service import jobs as jobs_service
-from control_plane.service import promotions, sweeps
 from control_plane.service.platform import Platform
 from ft_assets import layout
 from ft_assets.adapters.stages import Stage
@@ -35,17 +37,36 @@ OWN_SUITES = ("holdout", "validation", "unwanted")
 """Suites whose items are a tenant's."""
 FILE = re.compile(r"(?P<directory>tenants/[^/]+/files/[^/]+)/(?P<name>[^/]+)")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+QUIET = timedelta(minutes=2)
+"""Since its last beat, after which a step of a job, an evaluation or an export writes nothing any more: they beat every few seconds."""
+
+
+@dataclass(kw_only=True)
+class Servers:
+    """What every server says of itself: asked once a round, and not before somebody wants to know."""
+
+    platform: Platform
+
+    @cached_property
+    def replicas(self) -> Sequence[Replica]:
+        return fleet.ask(self.platform).replicas
 
 
 class Subject(Protocol):
+    SETTLES: ClassVar[timedelta]
+    """How long nothing may have been found, before a last look."""
+
     def withdraw(self, platform: Platform) -> None:
         """See to it that nobody needs it for long; repeated by every round."""
 
-    def needed_by(self, platform: Platform) -> str | None:
-        """Who needs it now; None where it can go."""
+    def needed_by(self, platform: Platform, servers: Servers) -> str | None:
+        """Who needs it now, or still writes to it; None where it can go."""
 
     def keys(self, platform: Platform) -> Iterator[str]:
         """Objects that are there and are to go."""
+
+    def forget(self, platform: Platform, key: str) -> None:
+        """Forget what an object points at, before it goes; called once an object."""
 
     def directories(self, platform: Platform) -> Iterator[Path]: ...
 
@@ -69,14 +90,18 @@ def proven_key(key: str) -> str:
 class AdapterFiles:
     """The files of an archived adapter: its own, the finished ones of its job that are the same, and its exports."""
 
+    SETTLES: ClassVar = timedelta()
     tenant: str
     id: str
 
     def withdraw(self, platform: Platform) -> None:
         """Nothing is to do: what is archived is neither promoted nor started from."""
 
-    def needed_by(self, platform: Platform) -> str | None:
-        return served_by(platform, self.id) or _starting_from(platform, self.id)
+    def needed_by(self, platform: Platform, servers: Servers) -> str | None:
+        return served_by(platform, [self.id], servers) or _starting_from(platform, self.id)
+
+    def forget(self, platform: Platform, key: str) -> None:
+        """Nothing is to do: its reports stay."""
 
     def keys(self, platform: Platform) -> Iterator[str]:
         prefix, job_id = self._places(platform)
@@ -90,7 +115,7 @@ class AdapterFiles:
     def directories(self, platform: Platform) -> Iterator[Path]:
         work = platform.settings.work_dir
         _, job_id = self._places(platform)
-        yield from sorted((work / "adapters").glob(f"{self.id}*"))
+        yield from node_files.copies(platform, self.id)
         yield work / "jobs" / layout.checked_id(job_id)
 
     def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
@@ -121,11 +146,12 @@ class AdapterFiles:
 class TenantData:
     """Everything that a tenant has stored, whoever made it. The tenant itself stays, with its keys and what it owes."""
 
+    SETTLES: ClassVar = timedelta(minutes=5)
     tenant: str
     id: str
 
     def withdraw(self, platform: Platform) -> None:
-        """Cancel what runs, take every adapter out of service, and forget answers to the tenant's items."""
+        """Cancel what runs and what waits, and take every adapter out of service. Nothing begins anew: files cannot be named any more."""
         with platform.engine.connect() as conn:
             live = sa.select(t.jobs.c.id).where(t.jobs.c.tenant_id == self.tenant, t.jobs.c.state.not_in(FINAL))
             open_sweeps = sa.select(t.sweeps.c.id).where(
@@ -139,19 +165,32 @@ class TenantData:
             _unless_over(jobs_service.cancel, platform, self.tenant, job_id)
         with platform.engine.begin() as conn:
             conn.execute(sa.delete(t.model_routes).where(t.model_routes.c.tenant_id == self.tenant))
+            named = (t.files.c.tenant_id == self.tenant) & t.files.c.deleted_at.is_(None)
+            conn.execute(sa.update(t.files).where(named).values(deleted_at=platform.clock()))
+            conn.execute(sa.delete(t.exports).where(t.exports.c.tenant_id == self.tenant, t.exports.c.status == "queued"))
             _end_evaluations(conn, self.tenant, platform.clock())
         for adapter_id in found[2]:
             promotions.deprecate(platform, self.tenant, adapter_id)
-        _forget_answers(platform, self.tenant)
 
-    def needed_by(self, platform: Platform) -> str | None:
+    def needed_by(self, platform: Platform, servers: Servers) -> str | None:
         held = sa.select(t.jobs.c.id).join(t.reservations, t.reservations.c.job_id == t.jobs.c.id)
         with platform.engine.connect() as conn:
             query = held.where(t.jobs.c.tenant_id == self.tenant, t.reservations.c.released_at.is_(None)).limit(1)
             if (job_id := conn.execute(query).scalar()) is not None:
                 return f"job {job_id} is cancelled, and its workload has not ended yet"
+            if (writer := _writing(conn, self.tenant, platform.clock())) is not None:
+                return writer
             mine = list(conn.execute(sa.select(t.adapters.c.id).where(t.adapters.c.tenant_id == self.tenant)).scalars())
-        return next((why for id_ in mine if (why := served_by(platform, id_)) is not None), None)
+        return served_by(platform, mine, servers)
+
+    def forget(self, platform: Platform, key: str) -> None:
+        """Cached answers to the tenant's items: an entry of items that two tenants have names the first of them, but reports say which
+        suites were asked."""
+        if not (("/evals/" in key or "/evaluations/" in key) and key.endswith(".json")):
+            return
+        own = t.eval_scores.c.suite.in_(OWN_SUITES) & t.eval_scores.c.suite_digest.in_(_digests(platform, key))
+        with platform.engine.begin() as conn:
+            conn.execute(sa.delete(t.eval_scores).where(own))
 
     def keys(self, platform: Platform) -> Iterator[str]:
         yield from (info.key for info in platform.objects.list(layout.tenant_prefix(self.tenant)))
@@ -167,30 +206,52 @@ class TenantData:
             yield work / "jobs" / layout.checked_id(job_id)
             yield from sorted((work / "launcher").glob(f"{job_id}-*"))
         for adapter_id in made:
-            yield from sorted((work / "adapters").glob(f"{adapter_id}*"))
+            yield from node_files.copies(platform, adapter_id)
 
     def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
-        counted = {name: conn.execute(statement).rowcount for name, statement in _statements(self.tenant, now).items()}
-        archived = t.adapters.c.stage != Stage.ARCHIVED.value
+        archived = t.adapters.c.stage != Stage.ARCHIVED.value  # first: a record of before the rules may change only so
         stage = {"stage": Stage.ARCHIVED.value, "archived_at": now}
         ended = conn.execute(sa.update(t.adapters).where(t.adapters.c.tenant_id == self.tenant, archived).values(stage)).rowcount
+        counted = {name: conn.execute(statement).rowcount for name, statement in _statements(self.tenant, now).items()}
         return counted | {"adapters": ended}
 
 
-def served_by(platform: Platform, adapter_id: str) -> str | None:
-    """The server that has an adapter loaded, as the servers themselves say now, or as was seen last where one does not answer."""
+def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) -> str | None:
+    """The server that has one of the adapters loaded, as the servers say, or as was seen last where one does not answer."""
+    if not adapter_ids:
+        return None
+    loaded = sa.select(t.replica_adapters.c.replica, t.replica_adapters.c.adapter_id).where(
+        t.replica_adapters.c.adapter_id.in_(adapter_ids), t.replica_adapters.c.observed == "loaded"
+    )  # fmt: skip
+    is_wanted = t.deployments.c.adapter_id.in_(adapter_ids) & (t.deployments.c.desired == "loaded")
     with platform.engine.connect() as conn:
-        name = conn.execute(sa.select(t.adapters.c.name).where(t.adapters.c.id == adapter_id)).scalar_one()
-        loaded = sa.select(t.replica_adapters.c.replica).where(
-            t.replica_adapters.c.adapter_id == adapter_id, t.replica_adapters.c.observed == "loaded"
-        )  # fmt: skip
-        seen = set(conn.execute(loaded).scalars())
-        wanted = conn.execute(sa.select(t.deployments.c.desired).where(t.deployments.c.adapter_id == adapter_id)).scalar()
-    if wanted == "loaded":
-        return f"adapter {adapter_id} is to be served"
-    for replica in platform.fleet.replicas() if platform.fleet is not None else ():
-        if name in replica.adapters or (not replica.ready and replica.url in seen):
-            return f"adapter {adapter_id} is loaded on {replica.url}"
+        names = conn.execute(sa.select(t.adapters.c.name, t.adapters.c.id).where(t.adapters.c.id.in_(adapter_ids))).all()
+        seen = {(row.replica, row.adapter_id) for row in conn.execute(loaded)}
+        wanted = conn.execute(sa.select(t.deployments.c.adapter_id).where(is_wanted).limit(1)).scalar()
+    if wanted is not None:
+        return f"adapter {wanted} is to be served"
+    for replica in servers.replicas:
+        for name, id_ in names:
+            if name in replica.adapters or (not replica.ready and (replica.url, id_) in seen):
+                return f"adapter {id_} is loaded on {replica.url}"
+    return None
+
+
+def _writing(conn: Connection, tenant: str, now: datetime) -> str | None:
+    """Who may still write objects of the tenant, though nobody wants them any more: runs hold no reservation."""
+    since = now - QUIET
+    claimed_at = t.files.c.progress["at"].as_float()
+    writers = {
+        "job {} was worked on": sa.select(t.jobs.c.id).where(t.jobs.c.tenant_id == tenant, t.jobs.c.heartbeat_at > since),
+        "file {} was validated": sa.select(t.files.c.id).where(t.files.c.tenant_id == tenant, claimed_at > since.timestamp()),
+        "evaluation {} ran": sa.select(t.evaluations.c.id).where(t.evaluations.c.tenant_id == tenant, t.evaluations.c.beat_at > since),
+        "export {} was made": sa.select(t.exports.c.id).where(
+            t.exports.c.tenant_id == tenant, t.exports.c.status == "running", t.exports.c.beat_at > since
+        ),
+    }
+    for what, query in writers.items():
+        if (id_ := conn.execute(query.limit(1)).scalar()) is not None:
+            return f"{what.format(id_)} less than {QUIET.total_seconds():g} s ago, and may still write"
     return None
 
 
@@ -213,20 +274,6 @@ def _end_evaluations(conn: Connection, tenant: str, now: datetime) -> None:
     mine = sa.update(t.evaluations).where(t.evaluations.c.tenant_id == tenant, t.evaluations.c.state.in_(("queued", "running")))
     error = {"code": "data_deleted", "message": "the tenant's data is being deleted", "param": None}
     conn.execute(mine.values(state="failed", error=error, finished_at=now))
-
-
-def _forget_answers(platform: Platform, tenant: str) -> None:
-    """Delete cached answers to the tenant's items and of its adapters.
-
-    An entry of items that two tenants have names the first of them: the tenant's own reports say which suites were asked.
-    """
-    digests: set[str] = set()
-    for info in platform.objects.list(layout.tenant_prefix(tenant)):
-        if ("/evals/" in info.key or "/evaluations/" in info.key) and info.key.endswith(".json"):
-            digests |= _digests(platform, info.key)
-    own = t.eval_scores.c.suite.in_(OWN_SUITES) & t.eval_scores.c.suite_digest.in_(digests)
-    with platform.engine.begin() as conn:
-        conn.execute(sa.delete(t.eval_scores).where(sa.or_(t.eval_scores.c.tenant_id == tenant, own)))
 
 
 def _digests(platform: Platform, key: str) -> set[str]:

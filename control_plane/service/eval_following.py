@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -27,6 +29,19 @@ GRACE_S = 10.0
 MAX_STARTS = 3
 """Processes of one following that may be killed from outside; what is killed three times (for its memory, say) will be again."""
 TOLD_NAME = "told"
+AGAIN = (run_file.EXIT_STOPPED, run_file.EXIT_OK)
+"""How a process ends whose work another one goes on with; OK: with the result of another question."""
+RUNNING = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How long an evaluation may take."""
+
+    stall_s: float = 600.0
+    """Without another answer, while a model answers: a batch of 32 answers of 256 tokens takes a large model a minute or two."""
+    total_s: float = 6 * 3600.0
+    """From when it is followed to its result: sixteen suites of 1,000 items take an 8B model on one accelerator an hour or two."""
 
 
 class Watch(Protocol):
@@ -66,35 +81,27 @@ class JobWatch:
             record(conn, self._job_id, events.evaluation_event(passed), now=self._platform.clock())
 
 
-class Unwatched:
-    """Nobody looks on."""
+def follow(launcher: Launcher, run: EvalRun, *, name: str, watch: Watch, limits: Limits | None = None) -> Mapping[str, Any]:
+    """The result of `run`, by the first of these that there is. It counts only if it answers the same question.
 
-    def progress(self, beat: Mapping[str, Any]) -> bool:  # noqa: ARG002 - the protocol's
-        return True
-
-    def milestone(self, passed: Mapping[str, Any]) -> None:
-        pass
-
-
-def follow(launcher: Launcher, run: EvalRun, *, name: str, watch: Watch) -> Mapping[str, Any]:
-    """The result of `run`, by the first of these that there is.
-
-    1. A result that an earlier process left, of the same subjects.
-    2. A process that runs: it is adopted as it is.
-    3. A new process, which goes on from the journal; once more if it is killed from outside, :data:`MAX_STARTS` in all.
+    1. A result that an earlier process left.
+    2. A process that runs: it is adopted as it is, and ended if it was asked something else.
+    3. A new process, which goes on from the journal; once more if it is killed from outside or stands still, :data:`MAX_STARTS` in all.
     """
     run.out_dir.mkdir(parents=True, exist_ok=True)
+    run, clock = replace(run, question=run_file.question(run)), _Clock(limits or Limits())
     for started in count():
         number, status = _newest(launcher, name)
-        if status.phase not in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
+        if status.phase in RUNNING and _asked(run) != run.question:
+            status = launcher.stop(status.name, grace_s=GRACE_S)
+        if status.phase not in RUNNING:
             if (found := _result(run)) is not None:
                 _tell(run, watch)
                 return found
             if started == MAX_STARTS:
-                raise _failed(launcher, status)
+                raise clock.stood_still(status.name, started) or _failed(launcher, status)
             number += 1
-            _touch(run)
-            run.write(run.out_dir / run_file.RUN_NAME)
+            _prepare(run)
         workload = Workload(
             name=f"{name}-{number}",
             module="ft_assets.evals.runner",
@@ -102,31 +109,101 @@ def follow(launcher: Launcher, run: EvalRun, *, name: str, watch: Watch) -> Mapp
             work_dir=run.out_dir,
             secrets=(JUDGE_KEY, SAFETY_KEY),
         )
-        status, wanted = _follow(launcher, workload, run, watch)
-        if status.exit_code == run_file.EXIT_OK:
+        status, wanted = _follow(launcher, workload, run, watch, clock)
+        if status.exit_code == run_file.EXIT_OK and (found := _result(run)) is not None:
             _tell(run, watch)
-            return run_file.read_result(run.out_dir)
-        again = status.phase is WorkloadPhase.LOST or status.exit_code == run_file.EXIT_STOPPED or (status.exit_code or 0) < 0
+            return found
         if not wanted:
             raise Conflict(f"evaluation {workload.name} was stopped: nobody wants its result any more", code="evaluation_stopped")
-        if not again:
+        if clock.is_over:
+            raise clock.over(workload.name)
+        again = status.phase is WorkloadPhase.LOST or status.exit_code in AGAIN or (status.exit_code or 0) < 0
+        if not again and not clock.still:
             raise _refusal(run) or _failed(launcher, status)
     raise AssertionError("unreachable")
 
 
-def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch) -> tuple[WorkloadStatus, bool]:
+class _Clock:
+    """Tells when an evaluation stands still, or has had its time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._began = limits, time.monotonic()
+        self.start()
+
+    def start(self) -> None:
+        """Another process begins."""
+        self.still, self._since = False, time.monotonic()
+        self._beat: Mapping[str, Any] = {}
+
+    def seen(self, beat: Mapping[str, Any]) -> None:
+        places = ("phase", "subject", "suite", "done")
+        if beat.get("phase") != "answering" or any(beat.get(key) != self._beat.get(key) for key in places):
+            self._since = time.monotonic()
+        self._beat = beat
+        self.still = time.monotonic() - self._since > self._limits.stall_s
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self._began > self._limits.total_s
+
+    def over(self, name: str) -> FtError:
+        return FtError(
+            f"evaluation {name} was stopped after {self._limits.total_s / 3600:.3g} h, {self._place}; what was answered is kept; lower "
+            "capability_limit, max_items or max_new_tokens, or name fewer capability suites",
+            code="evaluation_timed_out",
+        )
+
+    def stood_still(self, name: str, times: int) -> FtError | None:
+        """The error of the last process, if that is why it was ended."""
+        if not self.still:
+            return None
+        return FtError(
+            f"evaluation {name} gave no answer for {self._limits.stall_s / 60:.3g} min, {self._place}, as {times} processes in a row; "
+            "an operator looks at its log and at the accelerator",
+            code="evaluation_stalled",
+        )
+
+    @property
+    def _place(self) -> str:
+        beat = self._beat
+        where = f" ({beat.get('subject')}, {beat.get('suite')})" if beat.get("suite") else ""
+        return f"with {beat.get('done') or 0} of {beat.get('total') or '?'} requests answered{where}"
+
+
+def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, clock: _Clock) -> tuple[WorkloadStatus, bool]:
     """How the workload ended, and whether its result is still wanted."""
     wanted = True
+    clock.start()
     launcher.start_or_adopt(workload)
     try:
-        while wanted and launcher.status(workload.name).phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
+        while wanted and not clock.still and not clock.is_over and launcher.status(workload.name).phase in RUNNING:
             _touch(run)
             _tell(run, watch)
-            wanted = watch.progress(read_heartbeat(run.out_dir))
+            beat = read_heartbeat(run.out_dir)
+            clock.seen(beat)
+            wanted = watch.progress(beat)
             time.sleep(POLL_S)
     finally:
         status = launcher.stop(workload.name, grace_s=GRACE_S)  # ended already, unless this step is being ended too
     return status, wanted
+
+
+def _prepare(run: EvalRun) -> None:
+    """Leave the run file of a new process; what was told of another question is over."""
+    if _asked(run) != run.question:
+        for name in (run_file.MILESTONES_NAME, TOLD_NAME):
+            (run.out_dir / name).unlink(missing_ok=True)
+    (run.out_dir / run_file.HEARTBEAT_NAME).unlink(missing_ok=True)
+    _touch(run)
+    run.write(run.out_dir / run_file.RUN_NAME)
+
+
+def _asked(run: EvalRun) -> str | None:
+    """The question that the newest process in this place was given."""
+    try:
+        return str(json.loads((run.out_dir / run_file.RUN_NAME).read_text(encoding="utf-8")).get("question"))
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _newest(launcher: Launcher, name: str) -> tuple[int, WorkloadStatus]:
@@ -141,13 +218,18 @@ def _newest(launcher: Launcher, name: str) -> tuple[int, WorkloadStatus]:
 
 
 def _result(run: EvalRun) -> Mapping[str, Any] | None:
-    """What an earlier process found out, if it was asked about the same subjects."""
+    """What a process found out, if it was asked the same."""
     try:
         found = run_file.read_result(run.out_dir)
     except (FileNotFoundError, ValueError):
         return None
-    same = found.get("format") == run_file.FORMAT and found.get("digests") == dict(run.digests)
-    return found if same else None
+    return found if answers(found, run) else None
+
+
+def answers(result: Mapping[str, Any], run: EvalRun) -> bool:
+    """Whether `result` is that of `run`, or of another with the same question."""
+    asked = run.question or run_file.question(run)
+    return result.get("format") == run_file.FORMAT and result.get("question") == asked and result.get("digests") == dict(run.digests)
 
 
 def _touch(run: EvalRun) -> None:

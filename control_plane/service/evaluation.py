@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 
@@ -29,6 +29,7 @@ from control_plane.service.transfer import download
 from control_plane.settings import Settings
 from control_plane.tables import checkpoints, datasets, job_events, jobs, ledger_entries
 from ft_assets import layout
+from ft_assets.adapters import whole_model
 from ft_assets.errors import Conflict
 from ft_assets.evals import config, gates, metrics, report, run_file, suites
 from ft_assets.evals.advice import Advice, LastRun, advise
@@ -39,6 +40,8 @@ from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
 
 LEASE_NAME = "lease"
+GENERATED_BY = "generated_by"
+"""Key of a job's metadata: the model that wrote its training data, if one did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +87,17 @@ class Evaluated:
     def to_dict(self) -> dict[str, Any]:
         return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
 
+    @classmethod
+    def from_bytes(cls, stored: bytes, *, key: str) -> Self:
+        """A stored report with its verdict, of this version or an earlier one."""
+        body = json.loads(stored)
+        return cls(
+            report=EvalReport.from_dict(body["report"]),
+            verdict=Verdict.from_dict(body["verdict"]),
+            advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
+            key=key,
+        )
+
     @property
     def samples_key(self) -> str:
         return samples_key(self.key)
@@ -99,33 +113,27 @@ class Evaluated:
         return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
 
 
-def samples_key(report_key: str) -> str:
-    """Every item with every subject's answer, one JSON a line."""
-    return f"{report_key.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
+def report_key(tenant: str, job_id: str) -> str:
+    """Where the report of the job's own evaluation is."""
+    return f"{layout.eval_prefix(tenant, job_id)}/report.json"
 
 
-def evaluate(
-    platform: Platform,
-    launcher: Launcher,
-    tenant: str,
-    job_id: str,
-    *,
-    adapter_dir: Path | None = None,
-    base_digest: str | None = None,
-    rules: config.EvalConfig | None = None,
-    key: str | None = None,
-    watch: Watch | None = None,
-) -> Evaluated:
-    """Judge the job's adapter next to its base and the last accepted one; the report is stored and returned. May be run again.
+def samples_key(report: str) -> str:
+    """Every item with every subject's answer, one JSON a line: beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
 
-    The rest is for an adapter that is registered already: its files, the base's bytes that it is judged on, other rules, and where the
-    report goes. It is its own lineage's last one, so nothing else stands beside it.
-    """
+
+def result_key(report: str) -> str:
+    """All that the evaluation's process has left: beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
+
+
+def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Evaluated:
+    """Judge the job's adapter next to its base and the last accepted one; the report is stored and returned. May be run again."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    digest = base_digest or job.base_digest
-    directory = adapter_dir or fetch_final(platform, job_id)
-    _, base_dir = base_models.for_job(platform, job.model, digest, fresh=True)
+    directory = fetch_final(platform, job_id)
+    _, base_dir = base_models.for_job(platform, job.model, job.base_digest, fresh=True)
     judged = Judged(
         tenant=tenant,
         job=job,
@@ -133,25 +141,32 @@ def evaluate(
         manifest_sha256=manifest_digest(directory),
         base_model=job.model,
         base_dir=base_dir,
-        base_digest=digest,
-        eval_config=rules or config.parse((job.request or {}).get("eval_config")),
-        key=key or f"{layout.eval_prefix(tenant, job_id)}/report.json",
-        compare=adapter_dir is None,
+        base_digest=job.base_digest,
+        eval_config=_own_rules(job, directory),
+        key=report_key(tenant, job_id),
     )
-    default: Watch = eval_following.JobWatch(platform, job_id) if key is None else eval_following.Unwatched()
-    return run_evaluation(platform, launcher, judged, watch=watch or default)
+    return run_evaluation(platform, launcher, judged, watch=eval_following.JobWatch(platform, job_id))
+
+
+def _own_rules(job: sa.Row[Any], directory: Path) -> config.EvalConfig:
+    """What a job's own evaluation asks; a whole model is evaluated this once, and so completely."""
+    rules = config.parse((job.request or {}).get("eval_config"))
+    return rules if whole_model.is_whole(directory) else config.short(rules)
 
 
 def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, watch: Watch) -> Evaluated:
     """Ask, score, judge and store; `watch` hears how far it is and says when to stop.
 
-    Whoever calls this again for the same `judged`, from whichever process of this machine, goes on where the last one was.
+    Whoever calls this again for the same `judged`, from whichever process of this machine, goes on where the last one was. Once the
+    result is stored, the work directory goes; asked again, the same question is answered by what is stored.
     """
     out_dir = job_dir(platform, judged.job.id) / "evals" / judged.name
     asked = judged.eval_config
     items = suites.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=asked.max_items)
     run = _run(platform, judged, out_dir, items)
-    result = eval_following.follow(launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch)
+    result = _stored_result(platform, judged, run)
+    if result is None:
+        result = eval_following.follow(launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch)
     known_answers.remember(platform, judged.tenant, result)
     built = report.build(
         result,
@@ -173,9 +188,17 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
     )
     rows = report.sample_rows(result, items)
     platform.objects.put_bytes(evaluated.samples_key, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-    platform.objects.put_bytes(f"{judged.key.rpartition('/')[0]}/{run_file.RESULT_NAME}", json.dumps(result).encode())
+    platform.objects.put_bytes(result_key(judged.key), json.dumps(result).encode())
     platform.objects.put_bytes(evaluated.key, json.dumps(evaluated.to_dict()).encode())
+    shutil.rmtree(out_dir, ignore_errors=True)
     return evaluated
+
+
+def _stored_result(platform: Platform, judged: Judged, run: EvalRun) -> Mapping[str, Any] | None:
+    """What was found out of the same question before, here or on another machine."""
+    key = result_key(judged.key)
+    found = json.loads(platform.objects.get_bytes(key)) if platform.objects.exists(key) else {}
+    return found if eval_following.answers(found, run) else None
 
 
 def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suites.Item]) -> EvalRun:
@@ -195,9 +218,14 @@ def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suites.I
         max_items=asked.max_items,
         lease=out_dir / LEASE_NAME,
         out_dir=out_dir,
-        **_stages(platform.settings, asked, items, (judged.base_model, (judged.job.metadata or {}).get("generated_by"))),
+        **_stages(platform.settings, asked, items, _compared(platform, judged)),
     )
     return known_answers.with_known(platform, run)
+
+
+def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
+    """Names that tell the families of what a judge compares: the base's, here and where it comes from, and the data's author's."""
+    return judged.base_model, platform.models.card(judged.base_model).repo, (judged.job.metadata or {}).get(GENERATED_BY)
 
 
 def _stages(settings: Settings, asked: config.EvalConfig, items: Sequence[suites.Item], compared: Sequence[str | None]) -> dict[str, Any]:
@@ -273,15 +301,8 @@ def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
 
 def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
     """The stored report and verdict of the job's last evaluation."""
-    key = f"{layout.eval_prefix(tenant, job_id)}/report.json"
-    body = json.loads(platform.objects.get_bytes(key))
-    verdict = body["verdict"]
-    return Evaluated(
-        report=EvalReport.from_dict(body["report"]),
-        verdict=Verdict(outcome=verdict["outcome"], findings=tuple(gates.Finding(**f) for f in verdict["findings"])),
-        advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
-        key=key,
-    )
+    key = report_key(tenant, job_id)
+    return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)
 
 
 def cost_micros(platform: Platform, job_id: str) -> int:

@@ -8,7 +8,7 @@ the number of the run is its fencing token, so that a run taken for dead writes 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,12 +18,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.events import Event
-from control_plane.service import adapters
+from control_plane.service import adapters, capability_suites
 from control_plane.service.evaluation import Evaluated
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform
 from control_plane.service.scheduling import PRIORITY
-from control_plane.tables import evaluations, jobs
+from control_plane.tables import adapters as registered
+from control_plane.tables import evaluations, jobs, tenants
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
@@ -78,7 +79,7 @@ def request(
 
     `base_digest` is of any bytes that its base model's id stands for, stood for, or is to stand for; default: the present ones.
     `rules` are laid over the job's ``eval_config``. Refused: a whole model, an adapter without files, more than
-    :data:`MAX_OPEN` of a tenant's own.
+    :data:`MAX_OPEN` of a tenant's own, and of those that name a capability suite that is unknown or not ready.
     """
     found = adapters.find_record(platform, tenant, reference)
     if found.type != LORA:
@@ -86,11 +87,13 @@ def request(
     digest = base_digest or platform.models.card(found.base_model).digest
     platform.models.get_pinned(found.base_model, digest)
     with platform.engine.begin() as conn:
+        if kind == MANUAL:  # before the adapter's row, as everyone who locks both
+            conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # many at once are counted one by one
         record = AdapterRecord.from_row(adapters.locked_row(conn, tenant, found.id))
         if record.stage == Stage.ARCHIVED:
             raise Conflict(f"adapter {record.id} is archived: its files are gone", code="not_reevaluated", param="adapter_id")
         job = conn.execute(sa.select(jobs.c.request).where(jobs.c.id == record.job_id)).scalar_one()
-        eval_config.parse({**_asked(job), **(rules or {})})
+        asked = rules_of(job, rules)
         wanted = {"adapter_id": record.id, "base_digest": digest, "kind": kind}
         same = [evaluations.c[name] == value for name, value in wanted.items()]
         mine = evaluations.c.eval_config.is_(None) if rules is None else evaluations.c.eval_config == dict(rules)
@@ -98,6 +101,7 @@ def request(
         if (row := conn.execute(sa.select(evaluations).where(*same, mine, is_open)).mappings().first()) is not None:
             return row
         if kind == MANUAL:
+            capability_suites.check(platform, asked)
             _check_room(conn, tenant)
         values = {
             **wanted, "id": f"ev-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "job_id": record.job_id, "base_model": record.base_model,
@@ -117,12 +121,12 @@ def _check_room(conn: Connection, tenant: str) -> None:
 
 
 def of_job(platform: Platform, record: Mapping[str, Any], evaluated: Evaluated, rules: EvalConfig) -> None:
-    """Keep the verdict of the adapter's own job; a second call finds it kept."""
+    """Keep the verdict of the adapter's own job; a second call finds it kept. Of a monitored job it is the one of the short suites."""
     now = platform.clock()
     row = {
         "id": f"ev-{record['id'].removeprefix('adp-')}", "tenant_id": record["tenant_id"], "job_id": record["job_id"],
         "adapter_id": record["id"], "base_model": record["base_model"], "base_digest": record["base_digest"],
-        "kind": MONITOR if rules.mode == "monitor" else GATE, "runs": 1, "created_at": now, "started_at": now,
+        "kind": GATE, "runs": 1, "created_at": now, "started_at": now,
         **verdict_columns(evaluated, rules, now),
     }  # fmt: skip
     with platform.engine.begin() as conn:
@@ -148,6 +152,19 @@ def accepted_digests(conn: Connection, adapter_id: str, own_digest: str) -> froz
     return frozenset({own_digest, *(digest for digest, outcome in newest.items() if outcome == gates.PASSED)})
 
 
+def accepted_elsewhere(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
+    """(adapter, base digest) for those of these bases that an adapter was not trained on and may be served on; of all adapters at once."""
+    query = (
+        sa.select(evaluations.c.adapter_id, evaluations.c.base_digest, evaluations.c.outcome)
+        .join(registered, registered.c.id == evaluations.c.adapter_id)
+        .where(evaluations.c.base_digest.in_(digests), evaluations.c.base_digest != registered.c.base_digest)
+        .where(evaluations.c.state == SUCCEEDED, evaluations.c.eval_config.is_(None))
+        .order_by(evaluations.c.finished_at, evaluations.c.id)
+    )
+    newest = {(row.adapter_id, row.base_digest): row.outcome for row in conn.execute(query)}
+    return frozenset(where for where, outcome in newest.items() if outcome == gates.PASSED)
+
+
 def list_evaluations(platform: Platform, tenant: str, reference: str, *, after: str | None = None, limit: int = 20) -> EvaluationPage:
     """Verdicts on an adapter and those that it waits for, newest first."""
     record = adapters.find_record(platform, tenant, reference)
@@ -158,11 +175,13 @@ def list_evaluations(platform: Platform, tenant: str, reference: str, *, after: 
     return EvaluationPage(items=found.items, has_more=found.has_more)
 
 
-def find(platform: Platform, evaluation_id: str, *, tenant: str | None = None) -> RowMapping:
-    """An evaluation: of `tenant`, or for the platform itself of whatever tenant."""
+def find(platform: Platform, evaluation_id: str, *, of: AdapterRecord | None = None) -> RowMapping:
+    """An evaluation: `of` an adapter, or for the platform itself of whichever."""
     query = sa.select(evaluations).where(evaluations.c.id == evaluation_id)
+    if of is not None:
+        query = query.where(evaluations.c.tenant_id == of.tenant_id, evaluations.c.adapter_id == of.id)
     with platform.engine.connect() as conn:
-        row = conn.execute(query if tenant is None else query.where(evaluations.c.tenant_id == tenant)).mappings().one_or_none()
+        row = conn.execute(query).mappings().one_or_none()
     if row is None:
         message = f"no evaluation {evaluation_id[:80]!r}; list an adapter's with GET /v1/adapters/ID/evaluations"
         raise NotFound(message, code="evaluation_not_found", param="evaluation_id")

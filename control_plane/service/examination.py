@@ -190,29 +190,29 @@ def _is_registered(platform: Platform, tenant: str, dataset_id: str) -> bool:
 def register(conn: Connection, file: RowMapping, accepted: Accepted, *, now: datetime) -> None:
     """Enter the dataset version of `file`; content that the tenant has already keeps its name, version and approval.
 
-    A dataset is named after its file; another content under the same name is its next version.
+    A dataset is named after its file; another content under the same name is its next version. One whose report was erased with
+    the tenant's data has a report again.
     """
     tenant = file["tenant_id"]
     conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # one version number each
     name = dataset_name(file["filename"])
     newest = sa.select(sa.func.coalesce(sa.func.max(datasets.c.version), 0)).where(datasets.c.tenant_id == tenant, datasets.c.name == name)
-    conn.execute(
-        insert(datasets)
-        .values(
-            tenant_id=tenant,
-            id=accepted.dataset_id,
-            name=name,
-            version=newest.scalar_subquery() + 1,
-            format=accepted.report["format"],
-            content_sha256=accepted.content_sha256,
-            row_count=accepted.num_rows,
-            uri=accepted.uri,
-            report=accepted.report,
-            review="pending" if accepted.report.get("review") else "none",
-            created_at=now,
-        )
-        .on_conflict_do_nothing(index_elements=["tenant_id", "id"])
+    new = insert(datasets).values(
+        tenant_id=tenant,
+        id=accepted.dataset_id,
+        name=name,
+        version=newest.scalar_subquery() + 1,
+        format=accepted.report["format"],
+        content_sha256=accepted.content_sha256,
+        row_count=accepted.num_rows,
+        uri=accepted.uri,
+        report=accepted.report,
+        review="pending" if accepted.report.get("review") else "none",
+        created_at=now,
     )
+    again = {"report": new.excluded.report, "cooled_at": None}
+    erased = datasets.c.report["erased"].astext == "true"
+    conn.execute(new.on_conflict_do_update(index_elements=["tenant_id", "id"], set_=again, where=erased))
 
 
 def summary(report: Mapping[str, Any], file_id: str) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.jobs import FINAL
 from control_plane.service import examination, suites
+from control_plane.service.deletion_guard import refuse_while_deleted
 from control_plane.service.fetching import is_fetched, waits_for_token
 from control_plane.service.file_progress import claimed, progress_of
 from control_plane.service.listing import Order, Page, page
@@ -53,6 +54,8 @@ def create(
     exists: a crash in between leaves an object that nothing names, never a file without its bytes.
     """
     check_request(platform, policies=policies, model=model, purpose=purpose)
+    with platform.engine.connect() as conn:
+        refuse_while_deleted(conn, tenant)  # before a byte is read, and again with the row
     tier = tier_named(get_tenant(platform, tenant).tier)
     file_id, name = new_id(), safe_filename(filename)
     received = receive(platform.objects, file_key(tenant, file_id, name), stream, tier)
@@ -92,6 +95,7 @@ def insert(
         "model": model, "source": source, "hub_token_given": hub_token_given, "status": "uploaded", "created_at": platform.clock(),
     }  # fmt: skip
     with platform.engine.begin() as conn:
+        refuse_while_deleted(conn, tenant)
         return conn.execute(sa.insert(files).values(**values).returning(files)).mappings().one()
 
 

@@ -5,12 +5,14 @@ its adapter at once (:func:`load`); everything else, and what a promotion could 
 server that was restarted, that drifted, or that is still to be rid of an adapter whose requests are drained.
 
 A server that cannot be reached is tried again in every round, a load that failed for now after a while; a server that
-refuses an adapter for good is left alone until the adapter is promoted again.
+refuses an adapter for good is left alone until the adapter is promoted again. A server that stops answering in the middle
+of a round is left to the next one, and one that has much to do goes on there: no other waits for it longer than for one call.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,6 +41,10 @@ ONE_ROUND = 0x66745F666C656574
 """Key of the advisory lock ("ft_fleet"): one round at a time, in whichever process."""
 OTHER_BASE = "base_digest_mismatch"
 """How a refusal begins that ends as soon as the server serves other bytes, or the adapter is accepted on them."""
+FOR_NOW = "served_elsewhere"
+"""Code of a refusal that the next round mends."""
+ROUND_S = 10.0
+"""After which a server's next action is left to the next round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +70,19 @@ class _Snapshot:
     rows: Sequence[RowMapping]
     """Deployments with their adapters."""
     seen: Mapping[Key, RowMapping]
+    elsewhere: frozenset[tuple[str, str]]
+    """Adapters and bases other than their own that they are accepted on."""
+
+    def accepts(self, row: RowMapping, digest: str | None) -> bool:
+        return digest in (None, row["base_digest"]) or (row["id"], digest) in self.elsewhere
+
+    def failures(self, url: str, row: RowMapping) -> int:
+        seen = self.seen.get((url, row["id"]))
+        return int(seen["failures"]) if seen else 0
+
+
+class _NotTheServer(Unavailable):
+    """Nothing came of an action for now, and no server is to blame: its other actions go on."""
 
 
 def ask(platform: Platform) -> Asked:
@@ -112,7 +131,7 @@ def _alone(platform: Platform) -> Iterator[bool]:
 def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list[Reconciled]:
     """Plan and carry out, on all servers side by side; with `only`, what one adapter lacks."""
     served_index.write(platform, asked.replicas)  # before the loads, for a server that restarts; before the unloads, so that it stays gone
-    snapshot = _snapshot(platform, only)
+    snapshot = _snapshot(platform, asked, only)
     plans = [(r, _plan(platform, asked, r, snapshot, only)) for r in asked.replicas]
     for replica in asked.replicas:
         _correct(platform, asked, replica, snapshot)
@@ -123,7 +142,7 @@ def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list
     return [done for each in found for done in each]
 
 
-def _snapshot(platform: Platform, only: str | None) -> _Snapshot:
+def _snapshot(platform: Platform, asked: Asked, only: str | None) -> _Snapshot:
     """The desired state, and what was seen last; adapters that nobody desires and nobody has are left out."""
     query = sa.select(adapters, deployments.c.desired, deployments.c.observed, deployments.c.desired_at).join(
         deployments, deployments.c.adapter_id == adapters.c.id
@@ -132,14 +151,15 @@ def _snapshot(platform: Platform, only: str | None) -> _Snapshot:
     open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, adapters.c.id.in_(held))
     with platform.engine.connect() as conn:
         rows = conn.execute(query.where(adapters.c.id == only if only else open_)).mappings().all()
-        return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None))
+        elsewhere = served_index.accepted_elsewhere(conn, {r.base_digest for r in asked.replicas if r.base_digest})
+        return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None), elsewhere=elsewhere)
 
 
 def _plan(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
     if not replica.ready:
         return []
     here = [row for row in snapshot.rows if row["base_model"] == replica.base]
-    desired = [_desired(platform, asked, replica, row, snapshot.seen.get((replica.url, row["id"]))) for row in here]
+    desired = [_desired(platform, asked, replica, row, snapshot) for row in here]
     served = dict(replica.adapters)
     for want in desired:  # what was recorded after the server was asked is newer than its answer
         if want.proven:
@@ -149,8 +169,8 @@ def _plan(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapsho
     return rollout.plan(desired, served, now=asked.at.timestamp())
 
 
-def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping, seen: RowMapping | None) -> rollout.Desired:
-    record = AdapterRecord.from_row(row)
+def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping, snapshot: _Snapshot) -> rollout.Desired:
+    record, seen = AdapterRecord.from_row(row), snapshot.seen.get((replica.url, row["id"]))
     where = str(directory(platform, record, replica.base_digest))
     listed = replica.adapters.get(record.name) == where
     loaded = seen is not None and seen["observed"] == LOADED
@@ -161,6 +181,7 @@ def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping
         loaded=row["desired"] == LOADED,
         directory=where,
         proven=loaded and (listed or fresh),
+        accepted=snapshot.accepts(row, replica.base_digest),
         refused=refused,
         not_before=_not_before(platform, row, seen),
     )
@@ -175,72 +196,106 @@ def _not_before(platform: Platform, row: RowMapping, seen: RowMapping | None) ->
 
 
 def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot) -> None:
-    """Take back what was seen of a server that has lost it, or has it from elsewhere, so that no request is sent there."""
+    """Take back what was seen of a server that has lost it, has it from elsewhere, or is not to answer with it any more: no request is
+    sent there. A server that is silent for a moment keeps what it has: where it is dead, requests pass it over.
+    """
+    if replica.silent:
+        return
     for row in snapshot.rows:
         seen = snapshot.seen.get((replica.url, row["id"]))
         if seen is None or seen["observed"] != LOADED:
             continue
         if replica.adapters.get(row["name"]) != str(directory(platform, AdapterRecord.from_row(row), replica.base_digest)):
             detail = replica.error or f"{replica.url} has lost it"
-            observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=asked.at)
+        elif row["desired"] == LOADED and not snapshot.accepts(row, replica.base_digest):
+            detail = f"{replica.url}: {rollout.NOT_ACCEPTED}"
+        else:
+            continue
+        observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=asked.at)
 
 
 def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Action], snapshot: _Snapshot) -> list[Reconciled]:
+    """What one server has to do, as far as it answers and the time of a round reaches; the rest is planned again in the next one."""
     rows = {row["name"]: row for row in snapshot.rows}
-    done = []
+    until, done, still_there = time.monotonic() + ROUND_S, list[Reconciled](), set[str]()
     for action in actions:
-        row = rows.get(action.name)
-        failures = int(snapshot.seen[replica.url, row["id"]]["failures"]) if row and (replica.url, row["id"]) in snapshot.seen else 0
-        error = _carry_out(platform, replica, action, AdapterRecord.from_row(row) if row else None, failures)
-        log.info("%s %s on %s (%s): %s", action.kind, action.name, replica.url, action.reason, error or "done")
-        done.append(Reconciled(replica=replica.url, action=action, error=error))
+        if action.name in still_there:
+            continue
+        if time.monotonic() >= until:
+            break
+        error = _carry_out(platform, replica, action, rows.get(action.name), snapshot)
+        log.info("%s %s on %s (%s): %s", action.kind, action.name, replica.url, action.reason, error.message if error else "done")
+        done.append(Reconciled(replica=replica.url, action=action, error=error.message if error else None))
+        if isinstance(error, Unavailable) and not isinstance(error, _NotTheServer):
+            break
+        if error and action.kind == "unload":
+            still_there.add(action.name)
     return done
 
 
-def _carry_out(platform: Platform, replica: Replica, action: Action, record: AdapterRecord | None, failures: int) -> str | None:
-    if record is not None and action.kind != "unload":
-        return _load(platform, replica, record, failures)
+def _carry_out(platform: Platform, replica: Replica, action: Action, row: RowMapping | None, snapshot: _Snapshot) -> FtError | None:
+    """One action, and a record of how it went; whatever it meets is the answer, so that others go on."""
     try:
-        if record is None:
+        error = _tried(platform, replica, action, row, accepted=row is None or snapshot.accepts(row, replica.base_digest))
+        if row is not None:
+            _record(platform, replica, action, row["id"], snapshot.failures(replica.url, row), error)
+    except Exception as e:
+        log.exception("%s %s on %s cannot be recorded", action.kind, action.name, replica.url)
+        return _NotTheServer(f"{type(e).__name__}: {e}")
+    return error
+
+
+def _tried(platform: Platform, replica: Replica, action: Action, row: RowMapping | None, *, accepted: bool) -> FtError | None:
+    try:
+        if row is None:
             _fleet(platform).unload(replica.url, action.name)
+            return None
+        record = AdapterRecord.from_row(row)
+        if action.kind != "unload":
+            _load(platform, replica, record, accepted=accepted)
         elif action.reason == rollout.WITHDRAWN:
             _unload_withdrawn(platform, replica, record)
         else:
             _fleet(platform).unload(replica.url, record.name)
     except FtError as e:
-        if record is not None:
-            observations.write(platform, replica.url, record.id, LOADED, e.message)
-        return e.message
+        return e
+    except Exception as e:
+        log.exception("%s %s on %s", action.kind, action.name, replica.url)
+        return _NotTheServer(f"{type(e).__name__}: {e}")
     return None
 
 
-def _load(platform: Platform, replica: Replica, record: AdapterRecord, failures: int) -> str | None:
+def _record(platform: Platform, replica: Replica, action: Action, adapter_id: str, failures: int, error: FtError | None) -> None:
+    observed, detail, again = UNLOADED, error.message if error else None, failures + 1
+    if action.kind == "unload":
+        if error is None:
+            return  # a load follows, or it was written with it
+        if action.reason == rollout.WITHDRAWN:
+            observed, again = LOADED, 0
+    elif error is None:
+        observed, again = LOADED, 0
+    elif error.code == OTHER_BASE:
+        observed = FAILED
+    elif not isinstance(error, Unavailable) and error.code != FOR_NOW:
+        observed, detail, again = FAILED, f"{error.code}: {error.message}", 0
+    observations.write(platform, replica.url, adapter_id, observed, detail, failures=again)
+
+
+def _load(platform: Platform, replica: Replica, record: AdapterRecord, *, accepted: bool) -> None:
+    if not accepted:
+        raise FtError(
+            f"{OTHER_BASE}: {replica.url} serves {record.base_model} with digest {str(replica.base_digest)[:19]}, "
+            f"on which {record.id} (trained on {record.base_digest[:19]}) is not accepted; evaluate it there",
+            code=OTHER_BASE,
+        )
     try:
-        _check_base(platform, replica, record)
-        _fleet(platform).load(replica.url, record.name, materialise(platform, record, replica.base_digest))
-        _fleet(platform).probe(replica.url, record.name)
+        where = materialise(platform, record, replica.base_digest)
     except Unavailable as e:
-        observations.write(platform, replica.url, record.id, UNLOADED, e.message, failures=failures + 1)
-        return e.message
-    except FtError as e:
-        said, again = (e.message, failures + 1) if e.code == OTHER_BASE else (f"{e.code}: {e.message}", 0)
-        observations.write(platform, replica.url, record.id, FAILED, said, failures=again)
-        return e.message
-    observations.write(platform, replica.url, record.id, LOADED, None)
-    return None
-
-
-def _check_base(platform: Platform, replica: Replica, record: AdapterRecord) -> None:
-    if replica.base_digest in (None, record.base_digest):
-        return
-    with platform.engine.connect() as conn:
-        if replica.base_digest in accepted_digests(conn, record):
-            return
-    raise FtError(
-        f"{OTHER_BASE}: {replica.url} serves {record.base_model} with digest {str(replica.base_digest)[:19]}, "
-        f"on which {record.id} (trained on {record.base_digest[:19]}) was not accepted; evaluate it there",
-        code=OTHER_BASE,
-    )
+        raise _NotTheServer(e.message) from e
+    except OSError as e:
+        raise _NotTheServer(f"this node cannot keep the files of {record.id}: {e}; see to its disk") from e
+    _fleet(platform).load(replica.url, record.name, where)
+    _fleet(platform).probe(replica.url, record.name)
 
 
 def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecord) -> None:

@@ -17,6 +17,7 @@ from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.quotas import Ask, Refusal, Usage, admit
 from control_plane.service import capability_suites, idempotency, planning, results, reuse, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format, check_reviewed
+from control_plane.service.deletion_guard import refuse_while_deleted
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -74,6 +75,7 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
         replayed = idempotency.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
+        refuse_while_deleted(conn, tenant)
         dataset_id = _trainable_files(conn, tenant, request)
         done = reuse.finished_request(conn, tenant, asked.request, model=asked.model, dataset_id=dataset_id, warm_start=asked.warm_start)
         if done is not None:

@@ -53,14 +53,18 @@ def manifest_of(result: Mapping[str, Any], subject: str = "previous") -> str | N
 def previous(platform: Platform, tenant: str, job: sa.Row[Any], base_digest: str) -> Previous | None:
     """The newest adapter in production of the same tenant, base model and suffix as `job`'s, other than `job`'s own.
 
-    An adapter whose files cannot be had is none: it is for comparison.
+    Of a `job` whose adapter was promoted itself, one that was promoted before it: a newer one is no predecessor. An adapter whose
+    files cannot be had is none: it is for comparison.
     """
     lineage = sa.and_(adapters.c.tenant_id == tenant, adapters.c.base_model == job.model, jobs.c.suffix.is_not_distinct_from(job.suffix))
+    own = adapters.alias("own")
+    promoted = sa.select(sa.func.max(own.c.promoted_at)).where(own.c.job_id == job.id).scalar_subquery()
+    before = sa.or_(promoted.is_(None), adapters.c.promoted_at < promoted)
     query = (
         sa.select(adapters, checkpoints.c.manifest_sha256.label("trained_sha256"))
         .join(jobs, jobs.c.id == adapters.c.job_id)
         .outerjoin(checkpoints, sa.and_(checkpoints.c.job_id == adapters.c.job_id, checkpoints.c.final))
-        .where(lineage, adapters.c.stage == Stage.PRODUCTION, adapters.c.job_id != job.id)
+        .where(lineage, adapters.c.stage == Stage.PRODUCTION, adapters.c.job_id != job.id, before)
         .order_by(adapters.c.promoted_at.desc().nulls_last(), adapters.c.id)
         .limit(1)
     )
@@ -85,13 +89,13 @@ def with_known(platform: Platform, run: EvalRun) -> EvalRun:
         for subject in ("base", "previous"):
             if (digest := run.digests.get(subject)) is None:
                 continue
-            mine = eval_scores.c.subject_digest == digest
+            mine = eval_scores.c.subject_digest.startswith(run_file.known_key(digest, ""), autoescape=True)
             exact = sa.select(eval_scores).where(mine, eval_scores.c.suite_digest.in_([suite.digest for suite in plain]))
             rows = list(conn.execute(exact))
             for suite in capability:  # their digests are known once the harness has made them
                 newest = sa.select(eval_scores).where(mine, eval_scores.c.suite == suite).order_by(eval_scores.c.created_at.desc())
                 rows += conn.execute(newest.limit(NEWEST))
-            known[subject] = {row.suite_digest: row.scores for row in rows}
+            known[subject] = {run_file.known_key(row.suite_digest, row.scores["environment"]): row.scores for row in rows}
     return replace(run, known=known)
 
 
@@ -102,12 +106,12 @@ def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None
         for suite, section in (sections or {}).items():
             kind = result["suites"][suite]["kind"]
             owner = None if subject == "base" and kind in KINDS_OF_ALL else tenant
-            scores = {k: section[k] for k in ("digest", "answers", "seconds")}
+            scores = {k: section[k] for k in ("digest", "environment", "answers", "seconds")}
             if not _storable(scores):
                 continue
             rows.append({
-                "subject_digest": result["digests"][subject], "suite_digest": section["digest"], "suite": suite, "tenant_id": owner,
-                "scores": scores, "created_at": platform.clock(),
+                "subject_digest": run_file.known_key(result["digests"][subject], section["environment"]),
+                "suite_digest": section["digest"], "suite": suite, "tenant_id": owner, "scores": scores, "created_at": platform.clock(),
             })  # fmt: skip
     if rows:
         with platform.engine.begin() as conn:

@@ -1,12 +1,15 @@
 """Where a model comes from, in one answer: from what a request put into ``model`` back to the uploaded file, and whether it holds.
 
 Each step names the digest by which it is tied to the next: the adapter's manifest, the frozen spec, the lock, the base model, the
-pack, the dataset's content, the file as it was uploaded. With `verify` the stored bytes are read again and held against them.
+pack, the dataset's content, the file as it was uploaded. With `verify` the stored bytes are read again and held against them, once
+the rows are gathered: no connection to the database waits for a store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -48,7 +51,8 @@ def of_adapter(platform: Platform, tenant: str, reference: str, *, verify: bool 
             raise NotFound(
                 f"no adapter {reference[:160]!r}; list yours with GET /v1/adapters", code="adapter_not_found", param="adapter_id"
             )
-        return _answer(reference, "adapter", [(row, None)], platform, conn, verify=verify)
+        found = [_gathered(platform, conn, row)]
+    return _answer(platform, reference, "adapter", found, verify=verify)
 
 
 def of_model(platform: Platform, tenant: str, name: str, *, verify: bool = False) -> Lineage:
@@ -62,16 +66,23 @@ def of_model(platform: Platform, tenant: str, name: str, *, verify: bool = False
     if name in platform.models.ids():
         return {"object": "lineage", "model": name, "kind": "base_model", "base_model": _base(platform, name, None), "adapters": []}
     with platform.engine.connect() as conn:
-        route = sa.select(model_routes.c.targets).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name)
-        if (targets := conn.execute(route).scalar()) is not None:
-            found = [(_adapter(conn, tenant, adapters.c.id == t.get("adapter_id")), t.get("weight")) for t in targets]
-            return _answer(name, "route", [(row, weight) for row, weight in found if row is not None], platform, conn, verify=verify)
-        if (newest := _newest(conn, tenant, name)) is not None:
-            return _answer(name, "logical_name", [(newest, None)], platform, conn, verify=verify)
-        row = _adapter(conn, tenant, (adapters.c.id == name) | (adapters.c.name == name))
-        if row is None:
-            raise NotFound(f"model {name[:160]!r} does not exist; list yours with GET /v1/models", code="model_not_found", param="model")
-        return _answer(name, "adapter", [(row, None)], platform, conn, verify=verify)
+        kind, rows = _rows(conn, tenant, name)
+        found = [_gathered(platform, conn, row, weight) for row, weight in rows]
+    return _answer(platform, name, kind, found, verify=verify)
+
+
+def _rows(conn: Connection, tenant: str, name: str) -> tuple[str, list[tuple[RowMapping, Any]]]:
+    """What kind of name it is, and the adapters that it stands for, each with its weight."""
+    route = sa.select(model_routes.c.targets).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name)
+    if (targets := conn.execute(route).scalar()) is not None:
+        found = [(_adapter(conn, tenant, adapters.c.id == t.get("adapter_id")), t.get("weight")) for t in targets]
+        return "route", [(row, weight) for row, weight in found if row is not None]
+    if (newest := _newest(conn, tenant, name)) is not None:
+        return "logical_name", [(newest, None)]
+    row = _adapter(conn, tenant, (adapters.c.id == name) | (adapters.c.name == name))
+    if row is None:
+        raise NotFound(f"model {name[:160]!r} does not exist; list yours with GET /v1/models", code="model_not_found", param="model")
+    return "adapter", [(row, None)]
 
 
 def _adapter(conn: Connection, tenant: str, which: sa.ColumnElement[bool]) -> RowMapping | None:
@@ -87,31 +98,42 @@ def _newest(conn: Connection, tenant: str, name: str) -> RowMapping | None:
     return next((row for row in rows if parse_name(row["name"]).logical == name), None)
 
 
-def _answer(
-    asked: str, kind: str, found: list[tuple[RowMapping, Any]], platform: Platform, conn: Connection, *, verify: bool
-) -> Lineage:  # fmt: skip
-    shown = [{"weight": weight, **_lineage(platform, conn, row, verify=verify)} for row, weight in found]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gathered:
+    """What the database knows of one adapter and of what it was started from, newest first."""
+
+    weight: Any
+    steps: list[tuple[RowMapping, dict[str, Any]]]
+    more_parents: bool
+
+
+def _gathered(platform: Platform, conn: Connection, row: RowMapping, weight: Any = None) -> _Gathered:
+    steps = [(row, _steps(platform, conn, row))]
+    seen, parent = {row["id"]}, _parent(conn, row)
+    while parent is not None and parent["id"] not in seen and len(steps) <= MAX_PARENTS:
+        steps.append((parent, _steps(platform, conn, parent) | {"checkpoint_id": steps[-1][0]["parent_checkpoint_id"]}))
+        seen.add(parent["id"])
+        parent = _parent(conn, parent)
+    return _Gathered(weight=weight, steps=steps, more_parents=len(steps) > MAX_PARENTS and parent is not None)
+
+
+def _answer(platform: Platform, asked: str, kind: str, found: list[_Gathered], *, verify: bool) -> Lineage:
+    with lineage_checks.turn() if verify else nullcontext():
+        shown = [{"weight": one.weight, **_lineage(platform, one, verify=verify)} for one in found]
     answer = {"object": "lineage", "model": asked, "kind": kind, "adapters": shown}
     return answer | ({"holds": all(one["holds"] for one in shown)} if verify else {})
 
 
-def _lineage(platform: Platform, conn: Connection, row: RowMapping, *, verify: bool) -> dict[str, Any]:
+def _lineage(platform: Platform, one: _Gathered, *, verify: bool) -> dict[str, Any]:
     """One adapter, from the newest to the oldest: its own steps, then those of what it was started from."""
-    told = _steps(platform, conn, row)
-    links = lineage_checks.check(platform, row, told) if verify else []
-    parents: list[dict[str, Any]] = []
-    seen, current = {row["id"]}, row
-    while len(parents) < MAX_PARENTS:
-        parent = _parent(conn, current)
-        if parent is None or parent["id"] in seen:
-            break
-        steps = _steps(platform, conn, parent)
+    links: list[Link] = []
+    for row, steps in one.steps:
+        steps["files"] = lineage_checks.manifest(platform, row)
         if verify:
-            links += [link.of(parent["id"]) for link in lineage_checks.check(platform, parent, steps)]
-        parents.append({**steps, "checkpoint_id": current["parent_checkpoint_id"]})
-        seen.add(parent["id"])
-        current = parent
-    told |= {"parents": parents, "more_parents": len(parents) == MAX_PARENTS and _parent(conn, current) is not None}
+            found = lineage_checks.check(platform, row, steps)
+            links += found if row is one.steps[0][0] else [link.of(row["id"]) for link in found]
+    told, *parents = (steps for _, steps in one.steps)
+    told |= {"parents": parents, "more_parents": one.more_parents}
     if verify:
         told |= {"links": [link.to_dict() for link in links], "holds": _holds(links)}
     return told
@@ -138,7 +160,7 @@ def _steps(platform: Platform, conn: Connection, row: RowMapping) -> dict[str, A
     dataset = conn.execute(sa.select(datasets).where(mine)).mappings().one_or_none()  # without: a record of before this was enforced
     return {
         "adapter": {k: row[k] for k in RECORD} | {"uri": platform.objects.uri(row["object_prefix"])},
-        "files": lineage_checks.manifest(platform, row),
+        "files": {},  # of its manifest, which is read once the rows are gathered
         "evaluations": _evaluations(conn, row),
         "job": _job(conn, job),
         "training": {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,27 @@ from control_plane.tables import files
 from ft_assets import layout
 from ft_assets.adapters.package import MANIFEST
 from ft_assets.datasets.stored import content_digest
-from ft_assets.errors import FtError, NotFound, Unavailable
+from ft_assets.errors import FtError, NotFound, QuotaExceeded, Unavailable
 from ft_assets.training.spec import canonical_json
+
+AT_ONCE = 2
+"""Verifications of one process at once: each reads gigabytes."""
+_turns = threading.BoundedSemaphore(AT_ONCE)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Holds one of the process's turns to verify; ``QuotaExceeded`` (``too_many_verifications``) where none is free."""
+    if not _turns.acquire(blocking=False):
+        raise QuotaExceeded(
+            f"{AT_ONCE} lineages are being verified, and each reads all of its bytes; ask again when one is done, or without verify",
+            code="too_many_verifications",
+            param="verify",
+        )
+    try:
+        yield
+    finally:
+        _turns.release()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

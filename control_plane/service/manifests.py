@@ -33,14 +33,23 @@ def server(platform: Platform, tenant: str, reference: str) -> str:
 
 
 def pool(platform: Platform, model: str, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256) -> str:
-    """YAML of the servers of a base model, as it is in the catalogue now."""
+    """YAML of the servers of a base model, as it is in the catalogue now; its first lines say what to tell the platform."""
     base = platform.models.card(model)
     settings = _settings(platform)
     try:
         asked = replace(_pool(base), replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
-        return cluster.to_yaml(llm_d.render_pool(asked, settings))
+        return _told(asked, settings) + cluster.to_yaml(llm_d.render_pool(asked, settings))
     except ValueError as e:
         raise InvalidRequest(f"no pool for {model}: {e}", code="invalid_cluster") from e
+
+
+def _told(pool: Pool, settings: ClusterSettings) -> str:
+    lines = [
+        f"the platform's processes, in namespace {settings.namespace}: claim {settings.adapters_claim} (ReadWriteMany) at",
+        "<FT_HOME>/work/adapters, and",
+        *(f"{name}={value}" for name, value in llm_d.environment(pool, settings).items()),
+    ]
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def route(platform: Platform, tenant: str, name: str) -> str:

@@ -15,9 +15,12 @@ from control_plane.service.platform import Platform
 from control_plane.tables import adapters, deployments, replica_adapters
 from ft_assets.adapters import rollout
 from ft_assets.adapters.rollout import FAILED, LOADED, UNLOADED, Seen
+from ft_assets.storable import printable
 
 Key = tuple[str, str]
 """URL of a server, id of an adapter."""
+MAX_DETAIL = 4000
+"""Characters of what a server said that are kept."""
 NOT_TOLD = "the servers do not tell the digest of their base; the catalogue's was checked"
 
 
@@ -33,17 +36,22 @@ def write(
     platform: Platform, url: str, adapter_id: str, observed: str, detail: str | None, *, failures: int = 0, before: datetime | None = None
 ) -> None:
     """Record what a server makes of an adapter now; with `before`, only if nothing was recorded since then."""
-    values = {"observed": observed, "detail": detail, "failures": failures, "updated_at": platform.clock()}
+    values = {
+        "observed": observed,
+        "detail": detail and printable(detail)[:MAX_DETAIL],
+        "failures": failures,
+        "updated_at": platform.clock(),
+    }
     statement = insert(replica_adapters).values(replica=url, adapter_id=adapter_id, **values)
     unless = None if before is None else replica_adapters.c.updated_at < before
     with platform.engine.begin() as conn:
         conn.execute(statement.on_conflict_do_update(index_elements=["replica", "adapter_id"], set_=values, where=unless))
 
 
-def is_served(conn: Connection, adapter_id: str) -> bool:
-    """Some server was seen to answer with the adapter."""
-    found = replica_adapters.c.adapter_id == adapter_id, replica_adapters.c.observed == LOADED
-    return bool(conn.scalar(sa.select(sa.exists().where(*found))))
+def is_served(conn: Connection, adapter_id: str, urls: Collection[str] | None = None) -> bool:
+    """Some server, with `urls` one of these, was seen to answer with the adapter."""
+    found = sa.exists().where(replica_adapters.c.adapter_id == adapter_id, replica_adapters.c.observed == LOADED)
+    return bool(conn.scalar(sa.select(found if urls is None else found.where(replica_adapters.c.replica.in_(urls)))))
 
 
 def forgive(conn: Connection, adapter_id: str) -> None:

@@ -265,7 +265,7 @@ def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterat
 
 def _as_row(example: Example) -> dict[str, Any]:
     wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
-    return {"messages": [m.as_template() for m in wanted]}
+    return {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
 
 
 __all__ = ["Packed", "Reference", "pack", "reference", "training_seconds", "validation_rows"]

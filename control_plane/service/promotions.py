@@ -6,7 +6,7 @@ The desired state is a row, written in one transaction with the stage; serving f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from control_plane.service.adapters import Adapter, find_record, get_adapter, lo
 from control_plane.service.fleet import LOADED, UNLOADED
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters
-from ft_assets.adapters import package, promotion, whole_model
+from ft_assets.adapters import promotion, whole_model
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
@@ -50,18 +50,32 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
     """
     current = find_record(platform, tenant, reference)
     asked = fleet.ask(platform)
-    if found := promotion.refusals(_candidate(platform, current, asked)):
-        reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
-        what = "model" if current.type == FULL else "adapter"
-        raise Conflict(f"{what} {current.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
+    candidate = _candidate(platform, current, asked)
+    if found := promotion.refusals(candidate):
+        raise _refused(current, found)
     with platform.engine.begin() as conn:
         row = locked_row(conn, tenant, current.id)
+        if (mismatch := promotion.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
+            raise _refused(current, [mismatch])
         if row["stage"] != Stage.PRODUCTION:
             check_transition(current.id, Stage(row["stage"]), Stage.PRODUCTION)
             set_stage(conn, current.id, Stage.PRODUCTION, promoted_at=platform.clock())
         fleet.desire(conn, current, LOADED, platform.clock())
     fleet.load(platform, current, asked)
     return get_adapter(platform, tenant, current.id)
+
+
+def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
+    reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
+    what = "model" if record.type == FULL else "adapter"
+    return Conflict(f"{what} {record.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
+
+
+def _on_present_base(platform: Platform, conn: Connection, candidate: promotion.Candidate) -> promotion.Candidate:
+    """`candidate` by the catalogue and the verdicts of now: an update of its base waits for the adapter's locked row, or is seen."""
+    present, accepted = platform.models.card(candidate.record.base_model).digest, fleet.accepted_digests(conn, candidate.record)
+    served = candidate.served_digests if candidate.told else (present,)
+    return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
 
 
 def _candidate(platform: Platform, current: AdapterRecord, asked: fleet.Asked) -> promotion.Candidate:
@@ -89,12 +103,11 @@ MAX_LOOKED = 4096
 def _look(platform: Platform, record: AdapterRecord) -> _Looked:
     """Differences from the manifest, and what the servers could not serve: every byte is read once for each directory."""
     directory = node_files.materialise(platform, record)
-    stats = ((p.name, p.stat()) for p in sorted(directory.iterdir()))
-    key = (directory, record.manifest_sha256, *((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in stats))
+    key = (directory, record.manifest_sha256, *node_files.stats(directory))
     if key not in _looked:
         if len(_looked) >= MAX_LOOKED:
             _looked.clear()
-        files = package.check_files(directory, manifest_sha256=record.manifest_sha256)
+        files = node_files.differences(directory, manifest_sha256=record.manifest_sha256)
         _looked[key] = files, unservable(platform, record.base_model, directory)
     return _looked[key]
 
@@ -103,26 +116,55 @@ def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
     """Withdraw a production adapter in favour of the one promoted before it in the same lineage, in one call.
 
     The lineage is tenant, base model and suffix. The earlier adapter is in production and so loaded still; where it is not,
-    it is loaded before anything changes. The commit switches requests over; the withdrawn adapter is unloaded once the
-    requests that were on their way to it have ended. A second call finds it done; ``Conflict`` (``no_previous_adapter``) if
-    there is nothing to go back to.
+    it is loaded before anything changes, and where no server that is ready answers with it then, nothing does: ``Conflict``
+    (``previous_not_served``). A fleet without a ready server is no refusal, as for a promotion. The commit switches requests
+    over; the withdrawn adapter is unloaded once the requests that were on their way to it have ended. A second call finds it
+    done; ``Conflict`` (``no_previous_adapter``) if there is nothing to go back to.
     """
-    with platform.engine.begin() as conn:
-        before = _to_roll_back(conn, tenant, find_record(platform, tenant, reference).id)
-        served = observations.is_served(conn, before[1].id)
-    if not served:
-        fleet.load(platform, before[1])
-    with platform.engine.begin() as conn:
-        current, previous = _to_roll_back(conn, tenant, before[0].id)
-        if current.stage == Stage.PRODUCTION:
-            set_stage(conn, current.id, Stage.STAGING)
-            routing.tell_of_withdrawal(conn, current, platform.clock())
-        wishes = sorted([(previous.id, previous, LOADED), (current.id, current, UNLOADED)], key=lambda w: w[0])
-        for _, record, desired in wishes:  # in one order, so that two rollbacks never wait for each other
-            fleet.desire(conn, record, desired, platform.clock())
-    if previous.id != before[1].id:  # promoted in between
-        fleet.load(platform, previous)
+    id_ = find_record(platform, tenant, reference).id
+    brought_back: str | None = None
+    while True:
+        with platform.engine.begin() as conn:
+            current, previous = _to_roll_back(conn, tenant, id_)
+            if previous.id == brought_back or observations.is_served(conn, previous.id):
+                _go_back(platform, conn, current, previous)
+                break
+            observations.forgive(conn, previous.id)
+        _bring_back(platform, current, previous)
+        brought_back = previous.id  # and again for another one that is promoted in between
     return RolledBack(withdrawn=get_adapter(platform, tenant, current.id), serving=get_adapter(platform, tenant, previous.id))
+
+
+def _go_back(platform: Platform, conn: Connection, current: AdapterRecord, previous: AdapterRecord) -> None:
+    if current.stage == Stage.PRODUCTION:
+        set_stage(conn, current.id, Stage.STAGING)
+        routing.tell_of_withdrawal(conn, current, platform.clock())
+    wishes = sorted([(previous.id, previous, LOADED), (current.id, current, UNLOADED)], key=lambda w: w[0])
+    for _, record, desired in wishes:  # in one order, so that two rollbacks never wait for each other
+        fleet.desire(conn, record, desired, platform.clock())
+
+
+def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRecord) -> None:
+    """Load the earlier adapter; ``Conflict`` if servers are ready and none answers with it, or none serves bytes that it is accepted on."""
+    asked = fleet.ask(platform)
+    ready = asked.pool(previous.base_model)
+    why = fleet.load(platform, previous, asked)
+    if not ready or current.stage != Stage.PRODUCTION:
+        return
+    with platform.engine.connect() as conn:
+        served = observations.is_served(conn, previous.id, [r.url for r in ready])
+        accepted = fleet.accepted_digests(conn, previous)
+    told = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
+    if served and told & accepted:
+        return
+    if served:
+        why = f"base_digest_mismatch: the catalogue's {previous.base_model} is none that it is accepted on; evaluate it there"
+    raise Conflict(
+        f"adapter {current.id} goes on being served: no server can answer with {previous.id}, the one before it ({why}); "
+        "mend that, promote another one, or deprecate this one to stop serving it",
+        code="previous_not_served",
+        param="adapter_id",
+    )
 
 
 def _to_roll_back(conn: Connection, tenant: str, id_: str) -> tuple[AdapterRecord, AdapterRecord]:

@@ -1,6 +1,7 @@
 """One ordered evaluation is carried out: the registered files of an adapter, judged on the base that was named; the end is written.
 
-A failed run leaves the order for the next one, three in all. Its tenant is told of a verdict that fails, in the adapter's job.
+A failed run leaves the order for the next one, three in all. Its tenant is told of a verdict that fails, in the adapter's job. An adapter
+that waited for a verdict on its updated base is promoted after a pass, if its job asked for that.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.events import Event
+from control_plane.events import Event, Level
+from control_plane.jobs import JobState
 from control_plane.protocols import Launcher
-from control_plane.service import adapters, base_models, evaluation, evaluations, node_files
+from control_plane.service import adapters, approvals, base_models, evaluation, evaluations, node_files, promotions
 from control_plane.service.eval_following import Watch
 from control_plane.service.evaluation import Evaluated, Judged
 from control_plane.service.platform import Platform
@@ -29,9 +31,14 @@ from ft_assets.adapters import package
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
+from ft_assets.evals import gates
 from ft_assets.evals.config import EvalConfig
 
 BEAT_EVERY_S = 5.0
+UPDATED = (
+    "does not pass its gate on the bytes that its base model was updated to while it was trained, and is not served: train it again on "
+    "those:"
+)
 ABOUT = {
     evaluations.BASE_UPDATE: "does not pass its gate on other bytes of its base model, to which that is to be updated: train it again on "
     "those, or deprecate it:",
@@ -57,7 +64,9 @@ def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMappin
     """
     held = evaluations.claim(platform, evaluation_id)
     if held is None:
-        return evaluations.find(platform, evaluation_id)
+        ended = evaluations.find(platform, evaluation_id)
+        _go_on(platform, ended)  # the run before may have died between verdict and promotion
+        return ended
     with _beating(platform, held) as watch:
         try:
             subject = _subject(platform, held)
@@ -70,7 +79,9 @@ def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMappin
             evaluations.fail(platform, held, FtError(f"{type(error).__name__}: {error}", code="evaluation_failed"))
             raise
         _end(platform, held, subject, evaluated)
-    return evaluations.find(platform, evaluation_id)
+    ended = evaluations.find(platform, evaluation_id)
+    _go_on(platform, ended)
+    return ended
 
 
 def _subject(platform: Platform, held: RowMapping) -> Subject:
@@ -118,6 +129,7 @@ def _judged(platform: Platform, launcher: Launcher, held: RowMapping, subject: S
             base_digest=held["base_digest"],
             eval_config=subject.rules,
             key=layout.evaluation_key(record.tenant_id, record.id, held["id"]),
+            compare=held["kind"] != evaluations.BASE_UPDATE,  # whether it holds there, not whether it is the best of its lineage
         ),
         watch=watch,
     )
@@ -128,17 +140,59 @@ def _end(platform: Platform, held: RowMapping, subject: Subject, evaluated: Eval
     with platform.engine.begin() as conn:
         if not evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated, subject.rules, platform.clock())):
             return
-        if (event := _alert(held, subject, evaluated)) is not None:
+        waited = held["kind"] == evaluations.BASE_UPDATE and _waits(subject.record)
+        if (event := _alert(held, subject, evaluated, waited=waited)) is not None:
             write_event(conn, subject.job.id, event, now=platform.clock())
 
 
-def _alert(held: RowMapping, subject: Subject, evaluated: Evaluated) -> Event | None:
+def _alert(held: RowMapping, subject: Subject, evaluated: Evaluated, *, waited: bool) -> Event | None:
     watched = subject.rules.mode == "monitor"
-    about = f"Adapter {subject.record.name} {ABOUT[evaluations.MONITOR if watched else held['kind']]}"
+    why = UPDATED if waited else ABOUT[held["kind"]]
+    if watched and not (waited or held["kind"] == evaluations.MANUAL):
+        why = ABOUT[evaluations.MONITOR]
+    about = f"Adapter {subject.record.name} {why}"
     data = {"adapter_id": subject.record.id, "evaluation_id": held["id"], "base_digest": held["base_digest"]}
-    if watched:
-        return evaluations.alert(evaluated, subject.rules, code="monitor_failed", about=about, data=data)
-    return evaluations.alert(evaluated, subject.rules, code="reevaluation_failed", about=about, data=data)
+    return evaluations.alert(evaluated, subject.rules, code="monitor_failed" if watched else "reevaluation_failed", about=about, data=data)
+
+
+def _waits(record: AdapterRecord) -> bool:
+    """Whether the adapter was never served: what keeps it from that is the verdict on its updated base, a person, or its job's wish."""
+    return record.stage in (Stage.DRAFT, Stage.STAGING) and record.promoted_at is None
+
+
+def _go_on(platform: Platform, ended: RowMapping) -> None:
+    """After a pass on the base that was updated while it was trained: promote the adapter if its job asked for that, or say what to do.
+
+    Where the base was updated once more meanwhile, the evaluation on the present bytes is ordered.
+    """
+    record = adapters.find_record(platform, ended["tenant_id"], ended["adapter_id"])
+    if not (ended["state"] == evaluations.SUCCEEDED and ended["kind"] == evaluations.BASE_UPDATE and _waits(record)):
+        return
+    present = platform.models.card(record.base_model).digest
+    if ended["base_digest"] != present:
+        evaluations.request(platform, record.tenant_id, record.id, kind=evaluations.BASE_UPDATE, base_digest=present)
+    elif ended["outcome"] == gates.PASSED and record.approval != approvals.REJECTED:
+        level, message = _promoted(platform, record)
+        data = {"adapter_id": record.id, "evaluation_id": ended["id"], "base_digest": present}
+        event = Event(code="reevaluation_passed", level=level, message=message, data=data)
+        with platform.engine.begin() as conn:
+            write_event(conn, record.job_id, event, now=platform.clock())
+
+
+def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
+    """Promote it where its job asked for that and nobody has to approve it first; what its tenant is told."""
+    with platform.engine.connect() as conn:
+        job = job_row(conn, record.tenant_id, record.job_id)
+    said = f"Adapter {record.name} holds on the bytes that its base was updated to"
+    if record.approval == approvals.PENDING:
+        return "info", f"{said}; it waits for a person: `ft adapters approve {record.id} --promote`."
+    if not (job.request or {}).get("auto_promote", True) or job.state == JobState.CANCELLED:
+        return "info", f"{said}, and its job does not ask for promotion: `ft promote {record.id}`."
+    try:
+        promotions.promote(platform, record.tenant_id, record.id)
+    except FtError as refused:
+        return "warn", f"{said}, but is not served yet: {refused.message}. Then: `ft promote {record.id}`."
+    return "info", f"{said}, and is promoted."
 
 
 class _Held:

@@ -154,8 +154,12 @@ def tell_of_withdrawal(conn: Connection, record: AdapterRecord, now: datetime) -
 def _draw(name: str, affinity: str, target: Target) -> float:
     """Weighted rendezvous: -w / ln(u) with u uniform in (0, 1); the largest wins with probability w / sum(w)."""
     digest = hashlib.sha256("\0".join((name, affinity, target.key)).encode(errors="replace")).digest()
-    u = (int.from_bytes(digest[:7], "big") + 0.5) / 2**56
-    return -max(target.weight, SMALLEST) / math.log(u)
+    return -max(target.weight, SMALLEST) / math.log(_uniform(digest))
+
+
+def _uniform(digest: bytes) -> float:
+    """A number in (0, 1), both ends left out: of more than six bytes the largest would round to 1."""
+    return (int.from_bytes(digest[:6], "big") + 0.5) / 2**48
 
 
 def _check_name(platform: Platform, name: str) -> None:

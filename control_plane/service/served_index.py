@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable, Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -22,13 +22,18 @@ from ft_assets.adapters.serving_index import Entry
 log = logging.getLogger(__name__)
 ONE_WRITER = 0x66745F696E646578
 """Key of the advisory lock ("ft_index"): who writes last has read last."""
+_Stat = tuple[int, int, int, int]
+_Place = tuple[AdapterRecord, str, _Stat | None]
+"""An adapter in the index of a base; with the state of its manifest where that was made for this base."""
+_last: dict[Path, tuple[object, ...]] = {}
+"""What the indexes in a directory were written from, and their own state after it: as long as both hold, nothing is read or rendered."""
 
 
 def write(platform: Platform, replicas: Iterable[Replica]) -> None:
     """Write the index for each digest of a base model: every adapter that is desired on it.
 
-    An adapter is in the index of the base that it was trained on, and in that of another one that a replica serves once its directory
-    for that base was made, which is after it was accepted there. A disk that takes no index is logged and stops no rollout: a server
+    An adapter is in the index of the base that it was trained on, and in that of another one that a replica serves as long as it is
+    accepted there, once its directory for that base was made. A disk that takes no index is logged and stops no rollout: a server
     that finds none loads what it is told to.
     """
     try:
@@ -37,37 +42,68 @@ def write(platform: Platform, replicas: Iterable[Replica]) -> None:
         log.warning("the index of served adapters was not written: %s", e)
 
 
+def accepted_elsewhere(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
+    """Adapters and the bases among these, other than their own, that they may be served on."""
+    from control_plane.service import evaluations  # it imports the registry, which imports the fleet, which imports this module
+
+    return evaluations.accepted_elsewhere(conn, digests)
+
+
 def _write(platform: Platform, served: set[tuple[str, str]]) -> None:
-    root = platform.settings.work_dir / "adapters"
-    by_path: dict[Path, list[Entry]] = {path: [] for path in _written(root)}
-    by_path |= {root / serving_index.filename(digest): [] for _, digest in served}
+    root = platform.settings.adapters_dir
+    paths = {*_written(root), *(root / serving_index.filename(digest) for _, digest in served)}
     with platform.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(ONE_WRITER)))
-        for record in _desired(conn):
-            for entry in _entries(platform, record, {digest for base, digest in served if base == record.base_model}):
-                by_path.setdefault(root / serving_index.filename(entry.base_digest), []).append(entry)
+        elsewhere = accepted_elsewhere(conn, {digest for _, digest in served})
+        places = [place for record in _desired(conn) for place in _places(platform, record, served, elsewhere)]
+        paths |= {root / serving_index.filename(digest) for _, digest, _ in places}
+        asked = tuple((record.name, record.manifest_sha256, digest, stat) for record, digest, stat in places)
+        if _last.get(root) == (asked, _stats(paths)):
+            return
+        by_path: dict[Path, list[Entry]] = {path: [] for path in paths}
+        for record, digest, stat in places:
+            by_path[root / serving_index.filename(digest)].append(_entry(platform, record, digest, made=stat is not None))
         for path, entries in by_path.items():
             serving_index.write(path, entries)
+        _last[root] = (asked, _stats(paths))
 
 
-def _entries(platform: Platform, record: AdapterRecord, digests: set[str]) -> list[Entry]:
-    found = [_entry(platform, record, record.base_digest, record.manifest_sha256)]
-    for digest in sorted(digests - {record.base_digest}):
-        made = directory(platform, record, digest) / package.MANIFEST
-        if made.is_file():
-            found.append(_entry(platform, record, digest, hashlib.sha256(made.read_bytes()).hexdigest()))
-    return found
+def _places(
+    platform: Platform, record: AdapterRecord, served: set[tuple[str, str]], elsewhere: Container[tuple[str, str]]
+) -> Iterator[_Place]:
+    yield record, record.base_digest, None
+    for base, digest in sorted(served):
+        if base == record.base_model and (record.id, digest) in elsewhere and (stat := _stat(_manifest(platform, record, digest))):
+            yield record, digest, stat
 
 
 def _desired(conn: Connection) -> list[AdapterRecord]:
     query = sa.select(adapters).join(deployments, deployments.c.adapter_id == adapters.c.id)
-    rows = conn.execute(query.where(deployments.c.desired == LOADED, adapters.c.type == LORA)).mappings()
+    rows = conn.execute(query.where(deployments.c.desired == LOADED, adapters.c.type == LORA).order_by(adapters.c.id)).mappings()
     return [AdapterRecord.from_row(row) for row in rows]
 
 
-def _entry(platform: Platform, record: AdapterRecord, digest: str, manifest_sha256: str) -> Entry:
-    where = directory(platform, record, digest)
-    return Entry(name=record.name, directory=where.name, manifest_sha256=manifest_sha256, base_digest=digest)
+def _entry(platform: Platform, record: AdapterRecord, digest: str, *, made: bool) -> Entry:
+    """`made` for another base, its manifest is one that only this node has."""
+    manifest = _manifest(platform, record, digest)
+    sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest() if made else record.manifest_sha256
+    return Entry(name=record.name, directory=manifest.parent.name, manifest_sha256=sha256, base_digest=digest)
+
+
+def _manifest(platform: Platform, record: AdapterRecord, digest: str) -> Path:
+    return directory(platform, record, digest) / package.MANIFEST
+
+
+def _stat(path: Path) -> _Stat | None:
+    try:
+        s = path.stat()
+    except FileNotFoundError:
+        return None
+    return s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+
+
+def _stats(paths: Iterable[Path]) -> dict[Path, _Stat | None]:
+    return {path: _stat(path) for path in paths}
 
 
 def _written(root: Path) -> list[Path]:

@@ -42,7 +42,8 @@ class ClusterSettings:
     """By digest, with this package: fetches and checks a model's files before its server starts."""
     object_store: str
     """``s3://bucket/prefix``, as the platform's ``FT_OBJECT_STORE``."""
-    namespace: str = "ft-serving"
+    namespace: str = "ft-platform"
+    """The platform's own: a claim can be mounted in its namespace alone, and platform and servers share the adapters'."""
     gpu: str = "h100-80gb"
     """One of the names of ``ft_assets.training.memory.GPUS``: how much memory a server has."""
     gpu_resource: str = "nvidia.com/gpu"
@@ -50,13 +51,17 @@ class ClusterSettings:
     base_models_claim: str = "ft-base-models"
     """Volume claim with a directory for each base model, read-only; its name there is the model's digest."""
     adapters_claim: str = "ft-adapters"
-    """Volume claim with the directories of served adapters and their index; the platform writes it, servers read it."""
+    """Volume claim with the directories of served adapters and their index, ``ReadWriteMany``: the platform mounts it at
+    ``<FT_HOME>/work/adapters`` and writes, servers read."""
     credentials_secret: str = "ft-object-store"
     """Secret whose keys are environment variables of the object store's client: read access is enough."""
     max_model_len: int = 8192
     """Tokens of prompt and answer together, where the model can take more: room in the cache is paid for in GPUs."""
-    callers: tuple[str, ...] = ("ft-platform",)
-    """Namespaces whose pods may call a server: vLLM's own endpoints ask nobody who they are."""
+    gateway_namespace: str = ""
+    """Of the inference gateway, whose proxy calls the servers that the endpoint picker names. Empty: there is none."""
+    callers: tuple[str, ...] = ()
+    """Further namespaces whose pods may call a server, next to `namespace` (with the platform and the endpoint picker in it) and the
+    gateway's. vLLM's own endpoints ask nobody who they are."""
 
     def __post_init__(self) -> None:
         for name in ("vllm_image", "platform_image"):
@@ -92,13 +97,13 @@ def label(value: str) -> str:
     return f"{safe}-{hashlib.sha256(value.encode()).hexdigest()[:10]}".lstrip("-")
 
 
-def object_name(*parts: str) -> str:
-    """A name that Services take too: lower-case letters, digits and hyphens, at most 63. Other parts make another name."""
+def object_name(*parts: str, longest: int = 63) -> str:
+    """A name that Services take too: lower-case letters, digits and hyphens, at most `longest`. Other parts make another name."""
     text = "-".join(parts)
     safe = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if safe == text and len(safe) <= 63 and len(parts) <= 2:
+    if safe == text and len(safe) <= longest and len(parts) <= 2:
         return safe
-    return f"{safe[:50].rstrip('-')}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:10]}"
+    return f"{safe[: min(50, longest - 11)].rstrip('-')}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:10]}"
 
 
 def metadata(name: str, settings: ClusterSettings, labels: Mapping[str, str], **annotations: str) -> Manifest:
@@ -214,8 +219,9 @@ def service(name: str, settings: ClusterSettings, labels: Mapping[str, str], sel
 
 
 def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
-    """Ingress from the callers' namespaces alone, to the one port."""
-    spaces = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}} for space in settings.callers]
+    """Ingress from the servers' own namespace, the gateway's and the callers', to the one port."""
+    spaces = dict.fromkeys(space for space in (settings.namespace, settings.gateway_namespace, *settings.callers) if space)
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}} for space in spaces]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -223,7 +229,7 @@ def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str]
         "spec": {
             "podSelector": {"matchLabels": dict(selects)},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": spaces, "ports": [{"protocol": "TCP", "port": PORT}]}],
+            "ingress": [{"from": peers, "ports": [{"protocol": "TCP", "port": PORT}]}],
         },
     }
 
@@ -238,6 +244,30 @@ def deployment(meta: Manifest, template: Manifest, *, selects: Mapping[str, str]
             "replicas": replicas,
             "selector": {"matchLabels": dict(selects)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": template,
+        },
+    }
+
+
+def headless(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
+    """A DNS name for each pod of a StatefulSet, from its start on: whether it answers is seen by asking."""
+    ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": dict(selects), "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(name, settings, labels), "spec": spec}
+
+
+def stateful_set(meta: Manifest, template: Manifest, *, selects: Mapping[str, str], replicas: int) -> Manifest:
+    """Pods that keep their names, behind the headless Service of the same name. All start at once; an update replaces one by one."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": meta,
+        "spec": {
+            "replicas": replicas,
+            "serviceName": meta["name"],
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": dict(selects)},
+            "updateStrategy": {"type": "RollingUpdate"},
             "template": template,
         },
     }

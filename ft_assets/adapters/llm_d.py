@@ -1,9 +1,9 @@
 """Pools and routes for llm-d: many adapters on one base behind an inference gateway, and a tenant's weights between versions.
 
-A pool is a Deployment of vLLM with the platform's plugin and an InferencePool over its pods: the endpoint picker sends a request to the
-replica that has its adapter and its prefix in memory, and where it is new the plugin finds it in the index. A route is an
-InferenceModelRewrite: requests for the tenant's own name are shared out by weight. Such a route draws anew for each request; the platform's
-own gateway keeps a caller with one version.
+A pool is a StatefulSet of vLLM with the platform's plugin, whose replicas the platform reaches by name, and an InferencePool over its
+pods: the endpoint picker sends a request to the replica that has its adapter and its prefix in memory, and where it is new the plugin
+finds it in the index. A route is an InferenceModelRewrite: requests for the tenant's own name are shared out by weight. Such a route draws
+anew for each request; the platform's own gateway keeps a caller with one version.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ POOL_GROUP, REWRITE_GROUP = "inference.networking.k8s.io", "inference.networking
 PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload"
 """The plugins of ``deploy/vllm`` alone: vLLM's own file resolver follows ``..`` in names."""
 MAX_WEIGHT = 1_000_000
+LONGEST_NAME = 52
+"""Of a StatefulSet: a label of its pods holds its name, a hyphen and a hash, in 63 characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +53,17 @@ class Pool:
     @property
     def name(self) -> str:
         """Of the bytes, not of the model's id alone: servers of an updated base are a pool of their own."""
-        return cluster.object_name("ft-pool", self.base_model, self.base_digest[:12])
+        return cluster.object_name("ft-pool", self.base_model, self.base_digest[:12], longest=LONGEST_NAME)
+
+
+def environment(pool: Pool, settings: ClusterSettings) -> dict[str, str]:
+    """What the platform's processes are told to lead this pool; URLs of further pools go into the same variable."""
+    urls = (f"http://{pool.name}-{number}.{pool.name}.{settings.namespace}.svc:{cluster.PORT}" for number in range(pool.replicas))
+    return {"FT_INFERENCE_URLS": ",".join(urls), "FT_SERVED_ADAPTERS_DIR": ADAPTERS}
 
 
 def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
-    """Deployment, NetworkPolicy and InferencePool."""
+    """StatefulSet with its headless Service, NetworkPolicy and InferencePool."""
     labels = cluster.labels(COMPONENT, pool.name, base_model=pool.base_model, base_digest=pool.base_digest[:12])
     selects = cluster.selector(COMPONENT, pool.name)
     traces = {"base_model": pool.base_model, "base_digest": pool.base_digest}
@@ -66,7 +74,8 @@ def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
         volumes=[cluster.claim("base-models", settings.base_models_claim), cluster.claim("adapters", settings.adapters_claim)],
     )
     return [
-        cluster.deployment(cluster.metadata(pool.name, settings, labels, **traces), template, selects=selects, replicas=pool.replicas),
+        cluster.headless(pool.name, settings, labels, selects),
+        cluster.stateful_set(cluster.metadata(pool.name, settings, labels, **traces), template, selects=selects, replicas=pool.replicas),
         cluster.only_callers(pool.name, settings, labels, selects),
         {
             "apiVersion": f"{POOL_GROUP}/v1",

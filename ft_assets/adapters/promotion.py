@@ -5,7 +5,7 @@
 3. ``gate_failed``: its evaluation passed the gate.
 4. ``needs_approval``: a person has approved it, where its job asked for that.
 5. ``base_digest_mismatch``: the base that the servers serve is, to the byte, the one it was trained on, or one on which it
-   was judged again and accepted.
+   was judged again and accepted; and so is the one that the base's id stands for, which servers serve from their next start on.
 6. ``manifest_mismatch``: its files are the ones that were registered.
 7. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
 """
@@ -56,16 +56,28 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
     if record.approval in ("pending", "rejected"):
         said = "waits for a person's approval" if record.approval == "pending" else "was rejected by a person"
         yield Refusal(code="needs_approval", detail=f"it {said}; approve it with POST /v1/adapters/{record.id}/approve")
+    if (mismatch := base_mismatch(candidate)) is not None:
+        yield mismatch
+
+
+def base_mismatch(candidate: Candidate) -> Refusal | None:
+    """Why it may not be served on what is served, or will be once the servers are started again."""
+    record, catalogue = candidate.record, candidate.catalogue_digest
     wrong = [digest for digest in candidate.served_digests if digest not in candidate.accepted_digests]
     if wrong:
         source = "is served" if candidate.told else "is in the catalogue (the servers do not tell what they serve)"
-        step = "evaluate it on the served base, or train again"
-        if candidate.told and candidate.catalogue_digest in candidate.accepted_digests:
+        step = f"evaluate it on the served base (`ft adapters evaluate {record.id}`), or train again"
+        if candidate.told and catalogue in candidate.accepted_digests:
             step = "the servers still have the bytes from before the base's update: an operator starts them again"
-        yield Refusal(
-            code="base_digest_mismatch",
-            detail=f"trained on {record.base_model} {record.base_digest[:19]}, but {', '.join(d[:19] for d in wrong)} {source}; {step}",
-        )
+    elif catalogue and catalogue not in candidate.accepted_digests:
+        wrong, source = [catalogue], "is what its base was updated to, which servers serve once they are started again"
+        step = f"evaluate it there (`ft adapters evaluate {record.id}`), or train again"
+    else:
+        return None
+    return Refusal(
+        code="base_digest_mismatch",
+        detail=f"trained on {record.base_model} {record.base_digest[:19]}, but {', '.join(d[:19] for d in wrong)} {source}; {step}",
+    )
 
 
 def _promotable() -> list[str]:

@@ -4,11 +4,13 @@ Rules, for one server:
 
 1. Desired and not served: load. One that was refused for good is left alone until it is promoted again; one that failed for
    now is left alone until its time comes.
-2. Desired and served from another directory than the desired one: unload and load; a name must mean one directory.
+2. Desired and served from another directory than the desired one: unload and load; a name must mean one directory. Where the unload
+   fails, the load is left to a later round.
 3. Desired, served, and not seen to answer yet: probe. Only then do requests go there.
 4. Served but desired unloaded: unload, once the requests that were on their way have had the time to end.
-5. Served under an ``ft:`` name that nobody desires (left by an older state): unload. Other names are not ours.
-6. Loads come before the unloads of rules 4 and 5, so that a swap never leaves a moment without an answer; then by name.
+5. Desired and served on bytes of the base that it is not (any more) accepted on: unload at once.
+6. Served under an ``ft:`` name that nobody desires (left by an older state): unload. Other names are not ours.
+7. Loads come before the unloads of rules 4 and 6, so that a swap never leaves a moment without an answer; then by name.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Literal
 
 LOADED, UNLOADED, FAILED = "loaded", "unloaded", "failed"
 WITHDRAWN = "no longer desired"
+NOT_ACCEPTED = "not accepted on the bytes that this server serves"
 LONGEST_WAIT_S = 60.0
 """Between two attempts to load, however often it failed."""
 
@@ -33,6 +36,8 @@ class Desired:
     """Where its files are (or will be) on the server's node."""
     proven: bool = False
     """The server was seen to answer with it."""
+    accepted: bool = True
+    """It may be served on the bytes of this server's base."""
     refused: bool = False
     """The server refused it for good."""
     not_before: float = 0.0
@@ -72,7 +77,11 @@ def plan(desired: Sequence[Desired], served: Mapping[str, str], *, now: float) -
 
 
 def _towards(want: Desired, where: str | None, now: float) -> list[Action]:
-    if want.refused or now < want.not_before:
+    if now < want.not_before:
+        return []
+    if where is not None and not want.accepted:
+        return [Action(kind="unload", name=want.name, reason=NOT_ACCEPTED)]
+    if want.refused:
         return []
     if where is None:
         return [Action(kind="load", name=want.name, reason="not served")]

@@ -63,6 +63,8 @@ class Evaluation:
         sections = {name: some for name, some in answered.items() if some is not None}
         return {
             "format": run_file.FORMAT,
+            "question": self.run.question,
+            "environment": self.subject.environment,
             "digests": {name: self.run.digest_of(name) for name in self.subjects},
             "preferences": self.preferences,
             "suites": {s.id: {"kind": s.kind, "digest": s.digest, "num_items": s.num_items, "version": s.version} for s in self.suites},
@@ -135,14 +137,15 @@ class Evaluation:
             section = {**known, "answers": {id_: known["answers"][id_] for id_ in ids}, "cached": True}
         else:
             answers, seconds = self._answered(name, suite)
-            section = {"digest": suite.digest, "answers": {id_: answers[id_] for id_ in ids}, "seconds": seconds, "cached": False}
+            section = {"digest": suite.digest, "environment": self.subject.environment, "seconds": seconds, "cached": False}
+            section["answers"] = {id_: answers[id_] for id_ in ids}
             section["cut"] = self.subject.encoder.cut(suite.requests)
         facts = {"num_items": suite.num_items, "seconds": round(section["seconds"], 3), "cached": section["cached"]}
         self.milestones.passed("answered", subject=name, suite=suite.id, **facts)
         return section
 
     def _known(self, name: str, suite: Suite) -> Section | None:
-        found = self.run.known.get(name, {}).get(suite.digest)
+        found = self.run.known.get(name, {}).get(run_file.known_key(suite.digest, self.subject.environment))
         whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
         return dict(found) if found is not None and whole else None
 
@@ -151,12 +154,16 @@ class Evaluation:
         return all(self._known(name, suite) is not None or not self._left(name, suite) for suite in self.suites)
 
     def _left(self, name: str, suite: Suite) -> bool:
-        answers = self.journal.answered(self.run.digest_of(name), suite.digest).answers
+        answers = self.journal.answered(self._journaled(name), suite.digest).answers
         return any(request.id not in answers for request in suite.requests)
+
+    def _journaled(self, name: str) -> str:
+        """What the journal knows a subject by: an interrupted run may be gone on with on other hardware, which answers otherwise."""
+        return run_file.known_key(self.run.digest_of(name), self.subject.environment)
 
     def _answered(self, name: str, suite: Suite) -> tuple[Mapping[str, Answer], float]:
         """Answers and the seconds that they took; of a safety suite with the classifier's verdicts."""
-        subject = self.run.digest_of(name)
+        subject = self._journaled(name)
         kept = self.journal.answered(subject, suite.digest)
         self.heart.answered(len(kept.answers), asked=False)
         if self._left(name, suite):
@@ -172,7 +179,7 @@ class Evaluation:
     def _classified(self, name: str, suite: Suite, texts: Answered) -> tuple[Mapping[str, Answer], float]:
         """Verdicts on the answers to a safety suite, journaled like answers: a classifier may be a model too."""
         self.heart.phase("classifying", subject=name, suite=suite.id)
-        key = (self.run.digest_of(name), f"{suite.digest}/classified")
+        key = (self._journaled(name), f"{suite.digest}/classified")
         kept = self.journal.answered(*key)
         left = {id_: str(text) for id_, text in texts.answers.items() if id_ not in kept.answers}
         began = time.monotonic()
@@ -198,7 +205,7 @@ class Evaluation:
             limit=limit,
             expected={item.id: item.expected for item in suite.items},
         )
-        key = (self.run.digest_of("adapter"), f"{suite.digest}/judged by {given['model']}")
+        key = (self._journaled("adapter"), f"{suite.digest}/judged by {given['model']}")
         known: dict[str, Any] = dict(self.journal.answered(*key).answers)
 
         def keep(id_: str, verdict: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals import requests, task_files
 from ft_assets.evals.suites import Suite, spread
@@ -157,19 +158,19 @@ def _built(manager: Any, name: str) -> dict[str, Any]:
 
 def _chat(base_model_dir: Path, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
     """Turns as the base model's chat template renders them; an answer that was begun stays open."""
-    tokenizer = _tokenizer(base_model_dir)
-    return str(
-        tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt, continue_final_message=not add_generation_prompt
-        )
-    )
+    text = _tokenizer(base_model_dir).render_text(messages, add_generation_prompt=add_generation_prompt)
+    if add_generation_prompt or not messages:
+        return text
+    begun = messages[-1]["content"]
+    end = text.rindex(begun.strip())
+    kept = text[end : end + len(begun.lstrip())]  # with the space at its end, unless the template trims
+    return text[:end] + (kept if kept == begun.lstrip() else begun.strip())
 
 
 @cache
-def _tokenizer(base_model_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
+def _tokenizer(base_model_dir: Path) -> ChatTokenizer:
+    """Of the model's own files, as training reads them: templates see the same date there and here."""
+    return ChatTokenizer.load(base_model_dir)
 
 
 def _place_files(manager: Any, definitions: Mapping[str, Definition]) -> None:

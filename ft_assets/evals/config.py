@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from ft_assets.errors import InvalidRequest
@@ -15,6 +15,8 @@ TaskMetric = Literal[
 TASK_METRICS: tuple[str, ...] = get_args(TaskMetric)
 Mode = Literal["gate", "monitor"]
 Approval = Literal["none", "required"]
+LONG_RULES = ("capability", "safety", "judge")
+"""Rules whose suites a monitored job's promotion does not wait for."""
 OPTIONAL_RULES = ("golden", "task", "perplexity", "capability", "safety", "judge", "regression")
 """Rules of the gate that a job may skip; that the adapter is applied is never skipped."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", re.ASCII)
@@ -57,8 +59,9 @@ class EvalConfig:
     block_regression: bool = False
     """Whether an adapter that is worse at the task than the last accepted one, beyond noise, is blocked or only reported."""
     mode: Mode = "gate"
-    """``gate``: promotion waits for the verdict and a failure blocks it. ``monitor``: the verdict is reported and alerts, and does not
-    block; that the adapter is applied and servable still does."""
+    """``gate``: promotion waits for the verdict and a failure blocks it. ``monitor``: promotion waits for the short suites alone
+    (:func:`short`), and only an adapter that is not applied or not servable is blocked; all suites are asked afterwards, and what fails
+    then alerts."""
     approval: Approval = "none"
     """``required``: a passed adapter waits in ``staging`` until somebody approves it."""
     skip: tuple[str, ...] = ()
@@ -107,6 +110,13 @@ def parse(data: Mapping[str, Any] | None) -> EvalConfig:
     if given.get("capability") is not None:
         given["capability"] = _names(given["capability"])
     return EvalConfig(**given)
+
+
+def short(config: EvalConfig) -> EvalConfig:
+    """What is asked before a promotion: of a monitored job the proof of application, golden, holdout and validation; else everything."""
+    if config.mode != "monitor":
+        return config
+    return replace(config, capability=(), judge=False, skip=(*config.skip, *(rule for rule in LONG_RULES if rule not in config.skip)))
 
 
 def _number(key: str, value: Any, *, low: float, high: float) -> float | int:

@@ -1,14 +1,17 @@
 """From requests to token ids, once for all subjects: they share one tokenizer.
 
-Texts are encoded as lm-evaluation-harness encodes them (its ``HFLM``), so that an accuracy measured here is the one measured there.
+Conversations are rendered as training renders them, by the same template engine with the same date, and never as of today: what was
+learned is what is asked, tomorrow too. Texts are encoded as lm-evaluation-harness encodes them (its ``HFLM``), so that an accuracy
+measured here is the one measured there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.evals.requests import Generate, Likelihood, Request
 
 DEFAULT_CONTEXT = 2048
@@ -44,8 +47,8 @@ class Scored:
 class Encoder:
     """Remembers what it has encoded by request object, so that base, adapter and previous adapter read the same tokens."""
 
-    def __init__(self, tokenizer: Any, *, context: int) -> None:
-        self.tokenizer, self.context = tokenizer, context
+    def __init__(self, tokenizer: Any, *, chat: ChatTokenizer, context: int) -> None:
+        self.tokenizer, self.context, self._chat = tokenizer, context, chat
         self._prompts: dict[int, tuple[Request, Prompt]] = {}
         self._scored: dict[int, tuple[Request, Scored]] = {}
         first = next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), 0)
@@ -54,7 +57,7 @@ class Encoder:
     def prompt(self, request: Generate) -> Prompt:
         """The prompt, cut at its start to leave room for the answer, but never below half of the model's positions."""
         if id(request) not in self._prompts:
-            ids = self.render(request.messages) if request.messages else self.encode(request.text)
+            ids = self.render(request.messages, request.tools) if request.messages else self.encode(request.text)
             room = max(self.context - request.max_new_tokens, self.context // 2)
             budget = max(1, min(request.max_new_tokens, self.context - room))
             found = Prompt(ids=tuple(ids[-room:]), budget=budget, cut=max(0, len(ids) - room))
@@ -77,11 +80,9 @@ class Encoder:
         texts = [self.prompt(r).cut for r in requests if isinstance(r, Generate)]
         return sum(n > 0 for n in [*texts, *(self.scored(r).cut for r in requests if isinstance(r, Likelihood))])
 
-    def render(self, messages: Sequence[Any]) -> list[int]:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation and the start of the answer, by the model's own chat template."""
-        turns = [dict(m) for m in messages]
-        encoded = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
-        return [int(i) for i in encoded["input_ids"]]
+        return self._chat.render_turns([dict(m) for m in messages], tools=[dict(t) for t in tools])
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands, with what the tokenizer puts in front unless the text begins with that."""

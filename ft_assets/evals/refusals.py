@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-NAME = "builtin-refusal-1"
+NAME = "builtin-refusal-2"
 """Raised with any change to what is recognised."""
 OPENING_SENTENCES = 3
 OPENING_CHARS = 400

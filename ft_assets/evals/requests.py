@@ -21,6 +21,8 @@ class Generate:
     id: str
     messages: tuple[Mapping[str, Any], ...] = ()
     """Rendered by the model's own chat template; empty where `text` is given."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """That the conversation offers; rendered with it."""
     text: str = ""
     """Continued as it stands."""
     max_new_tokens: int

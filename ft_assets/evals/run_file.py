@@ -6,6 +6,7 @@ Every subject (``base``, ``adapter``, ``previous``) has the answers of every sui
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from ft_assets.base_models import file_sha256
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import preferences, safety, suites
 from ft_assets.evals.suites import Suite
@@ -27,7 +29,7 @@ EXIT_OK, EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_STOPPED = 0, 64, 70, 75
 ADAPTER_NOT_APPLIED, ADAPTER_UNLOADABLE = "adapter_not_applied", "adapter_unloadable"
 
 Known = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Sections of earlier results by subject and suite digest."""
+"""Sections of earlier results by subject and :func:`known_key` of suite and environment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +61,12 @@ class EvalRun:
     judge: Mapping[str, Any] | None = None
     """``{"url", "model", "max_items"}`` of the model that compares answers, and what :class:`Endpoint` takes; None: none does."""
     batch_size: int = 32
-    """Prompts generated together; affects speed only."""
+    """Prompts generated together. In fp32 (on CPUs) it affects speed only; in bf16 what stands beside a prompt can turn a token of its
+    answer, so it is part of the key under which answers are kept."""
     known: Known = field(default_factory=dict)
-    """Answers that need not be asked for: those whose suite has the same digest in this run."""
+    """Answers that need not be asked for: those whose suite has the same digest in this run, given in the same environment."""
+    question: str = ""
+    """:func:`question` of this run, as whoever waits for the result has computed it; the result repeats it."""
     lease: Path | None = None
     """A file that whoever waits for the result touches; None: nobody has to wait."""
     lease_s: float = 120.0
@@ -107,6 +112,32 @@ class EvalRun:
 
 
 PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "validation_pack_dir", "data_dir", "lease", "out_dir")
+
+
+UNASKED = (*PATHS, "task_dirs", "known", "lease_s", "question")
+"""Fields that say where things are, or what is known already; what lies there is in the question by digest."""
+
+
+def question(run: EvalRun) -> str:
+    """Digest of all that `run` asks, of whom, and how it is judged inside the process: the same question has the same result.
+
+    Holds the protocol and the digest of every suite that can be built without a harness; of the operator's capability suites their
+    definitions.
+    """
+    plain, kind = plain_suites(run)
+    definitions = hashlib.sha256()
+    for place in run.task_dirs:
+        for file in sorted(p for pattern in ("*.yaml", "*.py", "*.json", "*.jsonl") for p in place.rglob(pattern)):
+            definitions.update(f"{file.relative_to(place)}\0{file_sha256(file)}\n".encode())
+    body = {f.name: _plain(getattr(run, f.name)) for f in fields(run) if f.name not in UNASKED}
+    body |= {"subjects": [name for name in ("adapter_dir", "previous_adapter_dir") if getattr(run, name)], "data_dir": str(run.data_dir)}
+    body |= {"protocol": suites.PROTOCOL, "suites": [suite.digest for suite in plain], "kind": kind, "tasks": definitions.hexdigest()}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=dict).encode()).hexdigest()
+
+
+def known_key(digest: str, environment: str) -> str:
+    """What was answered depends on where: on a device, at a precision, by versions of libraries."""
+    return f"{digest}@{environment}"
 
 
 def capability_id(name: str) -> str:

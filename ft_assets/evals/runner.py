@@ -1,7 +1,7 @@
 """The evaluation process: ``python -m ft_assets.evals.runner RUN.json``.
 
 It loads the base once, lets it answer every suite (unless its answers are known), applies the adapter, proves that it is applied, and
-lets it and the last accepted adapter answer the same. Everything is greedy; batching changes the speed only.
+lets it and the last accepted adapter answer the same. Everything is greedy.
 
 Leaves ``eval-result.json`` in the run's ``out_dir`` (written whole), ``heartbeat.json`` every second, and ``journal.jsonl`` with every
 answer as it is given: killed and started again with the same run file, it goes on and leaves the same result.

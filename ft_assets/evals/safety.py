@@ -7,6 +7,7 @@ safe, not whether it refuses, so of harmless requests the rule decides.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import closing, nullcontext
 from functools import cache
 from importlib import resources
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.evals import refusals
@@ -59,7 +61,7 @@ class GuardClassifier:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self.name = endpoint.name
+        self.name = guard_name(endpoint.url, endpoint.model)
 
     def close(self) -> None:
         self._endpoint.close()
@@ -117,7 +119,24 @@ def suite(decoding: Decoding, classifier: Mapping[str, Any] | None = None) -> Su
 def classifier_id(settings: Mapping[str, Any] | None) -> str:
     """The classifier's name in keys and reports: known without reaching it."""
     spec = str((settings or {}).get("spec") or BUILTIN)
+    if spec.startswith(("http://", "https://")):
+        return guard_name(*_address(spec))
     return RuleClassifier.name if spec == BUILTIN else spec
+
+
+def guard_name(url: str, model: str) -> str:
+    """A guard model's name: tenants read it in their reports, so its address is in it as a hash only."""
+    return f"{model} ({hashlib.sha256(url.rstrip('/').encode()).hexdigest()[:8]})"
+
+
+def _address(spec: str) -> tuple[str, str]:
+    """Address and model of a guard model's ``http(s)://host/v1#model``."""
+    url, _, model = spec.partition("#")
+    if "@" in urlsplit(url).netloc:
+        raise _not_loaded(f"...#{model}", f"the address holds a user or a password; put the key into {SAFETY_KEY}")
+    if not model:
+        raise _not_loaded(spec, "the address names no model; write http(s)://host/v1#model")
+    return url, model
 
 
 def load_classifier(spec: str, **options: Any) -> Classifier:
@@ -129,9 +148,7 @@ def load_classifier(spec: str, **options: Any) -> Classifier:
     if spec == BUILTIN:
         return RuleClassifier()
     if spec.startswith(("http://", "https://")):
-        url, _, model = spec.partition("#")
-        if not model:
-            raise _not_loaded(spec, "the address names no model; write http(s)://host/v1#model")
+        url, model = _address(spec)
         return GuardClassifier(Endpoint(url, model=model, key_variable=SAFETY_KEY, **options))
     module, colon, factory = spec.partition(":")
     if not (colon and module and factory):

@@ -5,6 +5,7 @@ Everything is computed from the answers of a result (:mod:`run_file`), item by i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -68,6 +69,7 @@ class Score:
 
 def compared(suite: str, metric: str, values: Mapping[str, PerItem | None]) -> Score:
     """The score of per-item `values` by subject; the items stand in the same order for each."""
+    values = finite(metric, values)
     base, adapter, previous = values["base"] or (), values["adapter"] or (), values.get("previous")
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     return _score(
@@ -76,6 +78,13 @@ def compared(suite: str, metric: str, values: Mapping[str, PerItem | None]) -> S
         difference(_gains(base, adapter, sign)), difference(_gains(previous, adapter, sign)) if previous is not None else None,
         differing=_differing(base, adapter),
     )  # fmt: skip
+
+
+def finite(metric: str, values: Mapping[str, PerItem | None]) -> dict[str, list[float] | None]:
+    """`values` with numbers alone: what is none counts as the worst that any subject has of any item."""
+    numbers = [v for found in values.values() for v in found or () if math.isfinite(v)]
+    worst = (max if metric in LOWER_IS_BETTER else min)(numbers, default=0.0)
+    return {name: None if found is None else [v if math.isfinite(v) else worst for v in found] for name, found in values.items()}
 
 
 def _gains(before: PerItem, after: PerItem, sign: float = 1.0) -> list[float]:
@@ -230,11 +239,11 @@ def capability_scores(scored: Scored) -> list[Score]:
         names += sorted({m for item in adapter[suite].values() for m in item} - {first})
         for name in names:
             ids = [i for i in adapter[suite] if all(name in section.get(i, {}) for section in sections.values())]
-            values: dict[str, list[float]] = {s: [float(section[i][name]) for i in ids] for s, section in sections.items()}
+            values = finite(name, {s: [float(section[i][name]) for i in ids] for s, section in sections.items()})
             if ids:
                 found.append(compared(suite, name, dict(values)))
             if ids and name == first:
-                leading.append(values)
+                leading.append({s: given for s, given in values.items() if given is not None})
     return [*found, *([_macro(leading)] if leading else [])]
 
 

@@ -40,8 +40,8 @@ class Difference:
 
 
 def difference(gains: Sequence[float], weights: Sequence[float] | None = None) -> Difference:
-    """Of per-item `gains`, each counted by its weight; of nothing, no difference."""
-    values = np.asarray(gains, dtype=np.float64)
+    """Of per-item `gains`, each counted by its weight; of nothing, no difference. What is no number is no gain: ``ValueError``."""
+    values = _finite(gains)
     shares = np.ones_like(values) if weights is None else np.asarray(weights, dtype=np.float64)
     if not len(values) or not shares.sum():
         return Difference(mean=0.0, interval=Interval(low=0.0, high=0.0), p_better=1.0, p_worse=1.0)
@@ -52,7 +52,7 @@ def difference(gains: Sequence[float], weights: Sequence[float] | None = None) -
 
 def mean_difference(groups: Sequence[Sequence[float]]) -> Difference:
     """Of the mean over `groups` (suites), each with the mean of its per-item gains: a small suite counts as much as a large one."""
-    values = [np.asarray(group, dtype=np.float64) for group in groups]
+    values = [_finite(group) for group in groups]
     parts = np.concatenate([group / len(group) / len(values) for group in values])
     p_better, p_worse = _flipped(parts)
     return Difference(
@@ -61,6 +61,14 @@ def mean_difference(groups: Sequence[Sequence[float]]) -> Difference:
         p_better=p_better,
         p_worse=p_worse,
     )
+
+
+def _finite(gains: Sequence[float]) -> Floats:
+    """A comparison with NaN is false whatever it asks, so that chance would come out as nil."""
+    values = np.asarray(gains, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{int((~np.isfinite(values)).sum())} of {len(values)} gains are no finite numbers")
+    return values
 
 
 def _bootstrap(groups: Sequence[tuple[Floats, Floats]]) -> Interval:

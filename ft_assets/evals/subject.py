@@ -13,13 +13,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import sharing
 from ft_assets.evals.encoding import Encoder, Prompt, positions
@@ -35,6 +38,11 @@ LOGIT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 COPIES_OF_LOGITS = 3
 ADAPTER_CONFIG = "adapter_config.json"
 """What a directory with an adapter holds, and one with a whole model does not."""
+
+LIBRARIES = ("torch", "transformers", "peft")
+"""Their versions shape answers: kernels, attention, how adapters are applied."""
+UNREADABLE = (ValueError, RuntimeError, KeyError, OSError, TypeError, SafetensorError)
+"""What loading raises of files that are damaged, or are no model or adapter of this base."""
 
 Batch = dict[str, Answer]
 
@@ -61,11 +69,23 @@ class Subject:
         self._dtype = torch.float32 if self._device == "cpu" else torch.bfloat16
         self.tokenizer: Any = AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
         self._base_dir, self._directories = base_model_dir, dict[str, Path]()
-        self._load(base_model_dir)
         self._batch_size = batch_size
+        self._ends: list[int] = []
+        self._load(base_model_dir)
         self._pad = next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None)
-        self._ends = _end_tokens(self.model, self.tokenizer)
-        self.encoder = Encoder(self.tokenizer, context=positions(self.model.config.get_text_config(decoder=True), self.tokenizer))
+        context = positions(self.model.config.get_text_config(decoder=True), self.tokenizer)
+        self.encoder = Encoder(self.tokenizer, chat=ChatTokenizer.load(base_model_dir), context=context)
+
+    @property
+    def environment(self) -> str:
+        """What shapes answers beside model and question: part of the key under which they are kept.
+
+        The batch is named where arithmetic is so coarse that what stands beside a prompt can turn its answer.
+        """
+        parts = [torch.cuda.get_device_name() if self._device == "cuda" else "cpu", str(self._dtype).removeprefix("torch.")]
+        parts += [f"{name} {'.'.join(metadata.version(name).split('.')[:2])}" for name in LIBRARIES]
+        parts += [f"batches of {self._batch_size}"] if self._dtype != torch.float32 else []
+        return ", ".join(parts).replace("@", " ").replace("+", " ")
 
     def add(self, name: str, directory: Path) -> None:
         """What may be applied under `name`: an adapter of the base, or a whole model."""
@@ -179,12 +199,14 @@ class Subject:
         load: Any = AutoModelForCausalLM.from_pretrained
         try:
             model, found = load(directory, dtype=self._dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
-        except (ValueError, RuntimeError, KeyError, OSError) as e:
+        except UNREADABLE as e:
             if directory == self._base_dir:
                 raise
             raise InvalidRequest(f"the model in {directory} cannot be loaded: {e}", code="adapter_unloadable") from e
         if directory != self._base_dir and (absent := [*found["missing_keys"], *found["mismatched_keys"]]):
             raise InvalidRequest(f"the model in {directory} lacks {absent[0]}, or it has another shape", code="adapter_unloadable")
+        self._ends = self._ends or _end_tokens(model, self.tokenizer)
+        model.generation_config = _decoding()  # its own may hold penalties, banned words, least lengths: none is meant
         self.model = model.to(self._device).eval()
         self._loaded, self._attached, self._active = directory, set[str](), False
 
@@ -199,7 +221,7 @@ class Subject:
                 self.model.load_adapter(str(directory), adapter_name=name)
             else:
                 self.model = PeftModel.from_pretrained(self.model, str(directory), adapter_name=name)
-        except (ValueError, RuntimeError, KeyError) as e:
+        except UNREADABLE as e:
             raise InvalidRequest(f"adapter {directory} does not fit the base model: {e}", code="adapter_unloadable") from e
         self._attached.add(name)
         self.model.eval()
@@ -271,15 +293,9 @@ class Subject:
             out = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                max_new_tokens=budget,
-                do_sample=False,
-                num_beams=1,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                repetition_penalty=1.0,
-                eos_token_id=self._ends,
-                pad_token_id=self._pad,
+                generation_config=_decoding(
+                    max_new_tokens=budget, do_sample=False, num_beams=1, eos_token_id=self._ends, pad_token_id=self._pad
+                ),
                 stopping_criteria=[self._stopper(stops, width)] if stops else None,
             )
         rows = [_until(row, self._ends) for row in out[:, width:].tolist()]
@@ -306,8 +322,15 @@ class Subject:
         answers: Batch = {}
         for request, row, labelled in zip(batch, each, labels != -100, strict=True):
             num = int(labelled.sum())
-            answers[request.id] = [float(row.double().sum().nan_to_num(nan=NLL_CAP * max(1, num))), float(num)]
+            cap = NLL_CAP * max(1, num)
+            answers[request.id] = [float(row.double().sum().nan_to_num(nan=cap, posinf=cap)), float(num)]
         return answers
+
+
+def _decoding(**chosen: Any) -> Any:
+    """How texts are generated: as `chosen`, and by the library's own defaults."""
+    make: Any = GenerationConfig
+    return make(**chosen)
 
 
 def _missing(ids: Collection[str], skip: Collection[str]) -> bool:

@@ -21,7 +21,7 @@ Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capabil
 
 GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY = "golden", "holdout", "validation", "unwanted", "safety"
 """Ids of the suites that there is one of; a capability suite's is ``capability/<name>``."""
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever rendering or decoding changes meaning: older answers are then not found."""
 SHORT_ANSWER_WORDS = 8
 """An expected answer of at most this many words can be asked for to the letter (a label, a number, a name)."""
@@ -34,14 +34,22 @@ class Item:
     """The prompt: every turn before the answer."""
     expected: str | None
     """The answer wanted; None where any coherent one will do."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """That the prompt offers."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
+        body = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
+        return body | ({"tools": [dict(t) for t in self.tools]} if self.tools else {})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Item:
         expected = data.get("expected")
-        return cls(id=str(data["id"]), messages=tuple(data["messages"]), expected=None if expected is None else str(expected))
+        return cls(
+            id=str(data["id"]),
+            messages=tuple(data["messages"]),
+            expected=None if expected is None else str(expected),
+            tools=tuple(data.get("tools") or ()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +86,7 @@ def conversation_suite(
     kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, suite_id: str | None = None
 ) -> Suite:
     """A suite that has every item's conversation answered."""
-    asked = tuple(requests.Generate(id=item.id, messages=item.messages, max_new_tokens=max_new_tokens) for item in items)
+    asked = tuple(requests.Generate(id=i.id, messages=i.messages, tools=i.tools, max_new_tokens=max_new_tokens) for i in items)
     return Suite(id=suite_id or kind, kind=kind, requests=asked, version=version, items=tuple(items), num_items=len(items))
 
 
@@ -142,9 +150,9 @@ def _item(row: Mapping[str, Any]) -> Item | None:
     answer = messages[-1]
     if len(messages) < 2 or answer.get("role") != "assistant" or not isinstance(answer.get("content"), str) or answer.get("tool_calls"):
         return None
-    prompt = tuple(messages[:-1])
-    digest = _sha256({"messages": prompt, "expected": answer["content"]})
-    return Item(id=f"item-{digest[:16]}", messages=prompt, expected=answer["content"])
+    prompt, tools = tuple(messages[:-1]), tuple(row.get("tools") or ())
+    digest = _sha256({"messages": prompt, "expected": answer["content"]} | ({"tools": tools} if tools else {}))
+    return Item(id=f"item-{digest[:16]}", messages=prompt, expected=answer["content"], tools=tools)
 
 
 def _turns(value: str | Sequence[Message], role: str) -> Sequence[Message]:

@@ -14,7 +14,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
-from control_plane.api.gateway import MAX_RESENDS, SKIP_S, Gateway, Target
+from control_plane.api.gateway import MAX_LACKS, MAX_RESENDS, SKIP_S, Elsewhere, Gateway, Target, _Server
 from ft_assets.errors import Unavailable
 
 URLS = ("http://one", "http://two", "http://three")
@@ -220,6 +220,38 @@ def test_a_server_that_failed_is_left_out_and_then_tried_by_one_request() -> Non
         assert sorted([(await task)["from"] for task in several]) == ["one", *["two"] * 5]
 
     asyncio.run(run())
+
+
+def test_a_server_that_failed_once_is_well_again_while_streams_run_on_it() -> None:
+    async def run() -> None:
+        s = Setting(urls=URLS[:1], servers=Servers({"one": streams(ROLE, HELLO, DONE)}))
+        running = await s.ask()
+        s.urls, s.servers.does["one"] = URLS[:2], raises(httpx.ConnectError("refused"))
+        s.servers.does["two"] = streams(ROLE, HELLO, DONE)
+        others = [await s.ask() for _ in range(3)]  # of which one finds out that the first server is away
+        assert s.servers.asked.count("one") == 2
+        s.now += SKIP_S
+        s.servers.does["one"] = answers
+        assert (await s.whole())["from"] == "one", "it has fewer requests under way"
+        for made in (running, *others):
+            await sent(made)
+        assert all(server.under_way == 0 and not server.trial_under_way for server in s.gateway._servers.values())
+
+    asyncio.run(run())
+
+
+def test_what_a_server_lacks_is_remembered_of_so_many_models_and_no_more() -> None:
+    s, server = Setting(), _Server()
+    missing = httpx.Response(404)
+    for n in range(2 * MAX_LACKS):
+        s.now += SKIP_S / MAX_LACKS / 2
+        with pytest.raises(Elsewhere):
+            s.gateway._refused(server, missing, f"ft:{n}")
+    assert len(server.lacks) == MAX_LACKS and f"ft:{2 * MAX_LACKS - 1}" in server.lacks
+    s.now += SKIP_S
+    with pytest.raises(Elsewhere):
+        s.gateway._refused(server, missing, "ft:late")
+    assert set(server.lacks) == {"ft:late"}, "what is no news any more goes"
 
 
 def test_what_is_served_where_is_looked_up_again_until_a_server_has_it() -> None:

@@ -45,7 +45,7 @@ def test_a_sweep_is_one_object_with_its_jobs_in_it(client: openai.OpenAI, ft: Ft
 
 
 def test_the_best_trial_is_shown_and_its_job_compared_with_the_others(
-    platform: Platform, tenant: Tenant, ft: FtClient, sweep: dict[str, Any]
+    platform: Platform, tenant: Tenant, ft: FtClient, sweep: dict[str, Any], api_url: str, api_key: str
 ) -> None:
     ids = [t["job_id"] for t in sweep["trials"]]
     for job_id, loss in zip(ids, (0.5, 0.3, 0.4), strict=True):
@@ -60,7 +60,8 @@ def test_the_best_trial_is_shown_and_its_job_compared_with_the_others(
     first = found["jobs"][0]
     assert (first["final_loss"], first["eval_metrics"]["holdout/exact_match"]) == (0.25, 0.5)
     assert (first["hyperparameters"]["n_epochs"], first["hyperparameters"]["rank"], first["cost_micros"]) == (2, 8, 0)
-    assert httpx.get(str(ft._http.base_url) + f"/v1/fine_tuning/sweeps/{sweep['id']}/compare", headers=ft._http.headers).json() == found
+    headers = {"authorization": f"Bearer {api_key}"}
+    assert httpx.get(f"{api_url}/v1/fine_tuning/sweeps/{sweep['id']}/compare", headers=headers).json() == found
 
 
 def test_jobs_that_were_not_prepared_are_compared_by_what_was_asked(ft: FtClient, sweep: dict[str, Any]) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.datasets.rows import read_labels, write_rows
 from ft_assets.datasets.ingest import Policies, validate_file
 
 
+@pytest.mark.slow
 def test_the_same_seed_writes_the_same_file_whatever_the_processes(tmp_path: Path) -> None:
     one = write_rows(tmp_path / "one.jsonl", num_rows=22_000, seed=3, processes=1)
     two = write_rows(tmp_path / "two.jsonl", num_rows=22_000, seed=3, processes=2)

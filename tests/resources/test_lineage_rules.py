@@ -19,6 +19,7 @@ from ft_assets.adapters.stages import TRANSITIONS
 from ft_assets.errors import Conflict, FtError, LineageIncomplete
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
+from tests.finished_job import rewrite
 from tests.registered_adapter import add_adapter
 
 D = "d" * 64
@@ -112,9 +113,9 @@ def test_every_illegal_move_is_refused(platform: Platform, registered: Callable[
 
 
 def test_what_did_not_pass_its_gate_is_served_by_no_detour(platform: Platform, registered: Callable[[str], str]) -> None:
-    this = adapters.c.id == registered("quarantined")
+    this = adapters.c.id == registered("draft")
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(adapters).where(this).values(stage="draft"))
+        rewrite(conn, this, eval_passed=False)
     refused = error_of(platform.engine, sa.update(adapters).where(this).values(stage="production", promoted_at=sa.func.now()))
     assert refused.code == "gate_failed"
 
@@ -140,9 +141,37 @@ def test_what_a_person_has_to_approve_is_not_served_before_and_that_is_not_taken
     assert error_of(platform.engine, this.values(approval="rejected")).code == "needs_approval"
 
 
-@pytest.mark.parametrize("table", ["adapters", "datasets", "deletions", "evaluations", "adapter_stage_moves"])
+def test_a_draft_that_nobody_has_to_approve_is_not_entered_for_a_job_that_asked_for_it(
+    platform: Platform, tenant: Tenant, registered: Callable[[str], str]
+) -> None:
+    with platform.engine.begin() as conn:
+        row = dict(conn.execute(sa.select(adapters).where(adapters.c.id == registered("draft"))).mappings().one())
+        job = dict(conn.execute(sa.select(jobs).where(jobs.c.id == row["job_id"])).mappings().one())
+        new = uuid.uuid4().hex[:12]
+        asked = {"id": f"ftjob-{new}", "request": {"eval_config": {"approval": "required"}}}
+        conn.execute(sa.insert(jobs).values({k: v for k, v in job.items() if v is not None} | asked))
+    values = {k: v for k, v in row.items() if v is not None} | {"id": f"adp-{new}", "name": f"ft:b:t:s:{new}", "job_id": f"ftjob-{new}"}
+    signed = {"approval": "approved", "approved_by": "key_1", "approved_at": sa.func.now()}
+    for past in ({"approval": "none"}, signed):
+        assert "without: approval;" in error_of(platform.engine, sa.insert(adapters).values(values | past)).message
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(adapters).values(values | {"approval": "pending"}))
+
+
+def test_the_table_of_moves_is_not_added_to_nor_changed(platform: Platform) -> None:
+    statements: list[sa.Executable] = [
+        sa.insert(adapter_stage_moves).values(from_stage="archived", to_stage="draft"),
+        sa.update(adapter_stage_moves).values(to_stage="draft"),
+        sa.delete(adapter_stage_moves),
+    ]
+    for statement in statements:
+        with pytest.raises(Violation, match="adapter_stage_moves is refused"), platform.engine.begin() as conn:
+            conn.execute(statement)
+
+
+@pytest.mark.parametrize("table", ["adapters", "datasets", "deletions", "evaluations", "adapter_stage_moves", "files", "jobs"])
 def test_what_lineage_rests_on_cannot_be_emptied(platform: Platform, table: str) -> None:
-    with pytest.raises(Violation, match=f"TRUNCATE of {table} is refused"), platform.engine.begin() as conn:
+    with pytest.raises(Violation, match=r"TRUNCATE of .* is refused"), platform.engine.begin() as conn:
         conn.execute(sa.text(f"TRUNCATE {table} CASCADE"))
 
 
@@ -151,6 +180,9 @@ def test_an_adapter_and_its_dataset_cannot_be_deleted(platform: Platform, regist
     assert error_of(platform.engine, sa.delete(adapters).where(adapters.c.id == id_)).code == "record_is_final"
     with pytest.raises(Violation, match="DELETE of datasets"), platform.engine.begin() as conn:
         conn.execute(sa.delete(datasets).where(datasets.c.id == f"ds_{id_}"))
+    for linked in (sa.delete(files).where(files.c.id == f"file-{id_}"), sa.delete(jobs).where(jobs.c.id == f"ftjob-{id_}")):
+        with pytest.raises(Violation, match="foreign key"), platform.engine.begin() as conn:
+            conn.execute(linked)
 
 
 def test_a_datasets_content_and_a_files_digest_are_final_and_the_rest_is_not(platform: Platform, registered: Callable[[str], str]) -> None:
@@ -161,6 +193,9 @@ def test_a_datasets_content_and_a_files_digest_are_final_and_the_rest_is_not(pla
             conn.execute(sa.update(datasets).where(dataset).values({column: value}))
     with pytest.raises(Violation, match="files is refused"), platform.engine.begin() as conn:
         conn.execute(sa.update(files).where(file).values(sha256=D))
+    for other in (None, f"ds_{registered('draft')}"):
+        with pytest.raises(Violation, match="files is refused"), platform.engine.begin() as conn:
+            conn.execute(sa.update(files).where(file).values(dataset_id=other))
     with platform.engine.begin() as conn:
         conn.execute(sa.update(datasets).where(dataset).values(review="approved", cooled_at=sa.func.now(), report={"erased": True}))
         conn.execute(sa.update(files).where(file).values(filename="other", sha256=files.c.sha256))
@@ -175,8 +210,9 @@ def test_the_digest_of_an_import_is_written_once_it_is_fetched(platform: Platfor
 
 
 def test_a_job_with_an_adapter_keeps_what_it_was_trained_from(platform: Platform, registered: Callable[[str], str]) -> None:
-    this = sa.update(jobs).where(jobs.c.id == f"ftjob-{registered('draft')}")
-    for changes in ({"dataset_id": "ds_x"}, {"spec": {"a": 1}}, {"spec_sha256": D}, {"pack_fingerprint": "pk_1"}):
+    this, another = sa.update(jobs).where(jobs.c.id == f"ftjob-{registered('draft')}"), f"file-{registered('draft')}"
+    of_files: tuple[dict[str, Any], ...] = ({"training_file": another}, {"validation_file": another}, {"method": "dpo"})
+    for changes in (*of_files, {"dataset_id": "ds_x"}, {"spec": {"a": 1}}, {"spec_sha256": D}, {"pack_fingerprint": "pk_1"}):
         refused = error_of(platform.engine, this.values(changes))
         assert refused.code == "record_is_final"
     with platform.engine.begin() as conn:
@@ -250,5 +286,8 @@ def test_rows_of_a_running_install_migrate_and_are_held_to_the_rules_from_then_o
     assert rows["adp-3"].deprecated_at > rows["adp-3"].created_at, "its grace begins with the migration"
     with pytest.raises(Violation, match="manifest_sha256"), older.begin() as conn:
         conn.execute(sa.update(adapters).where(adapters.c.id == "adp-4").values(stage="staging"))
+    with older.begin() as conn:  # out of service it goes all the same
+        for stage in ("deprecated", "archived"):
+            conn.execute(sa.update(adapters).where(adapters.c.id == "adp-4").values(stage=stage, **{f"{stage}_at": sa.func.now()}))
     with older.begin() as conn:
         conn.execute(sa.update(adapters).where(adapters.c.id == "adp-2").values(stage="staging"))

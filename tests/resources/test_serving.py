@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import httpx
 import pytest
 
 from control_plane.protocols import Fleet, Replica
+from control_plane.settings import load
 from ft_assets.errors import Conflict, Unavailable
-from resources.serving import HttpFleet
+from resources.platform import mounted
+from resources.serving import SILENT_S, HttpFleet, Mounted
 
 ONE, TWO = "http://one", "http://two"
 
@@ -70,11 +72,34 @@ def test_the_digest_of_the_base_is_told_by_its_second_name() -> None:
     assert {(r.base, r.base_digest) for r in found} == {("org/base", digest)}
 
 
-def test_a_name_that_is_served_from_another_directory_is_refused() -> None:
+def test_a_name_that_is_served_from_another_directory_is_refused_until_it_is_unloaded_there() -> None:
     replicas = Replicas()
     replicas.loaded["two"]["ft:a"] = "/old"
-    with pytest.raises(Conflict, match="serves ft:a from /old already"):
+    with pytest.raises(Conflict, match="serves ft:a from /old already") as refused:
         fleet(replicas).load(TWO, "ft:a", Path("/a"))
+    assert refused.value.code == "served_elsewhere"
+
+
+def test_a_server_is_told_its_own_path_of_a_directory_and_everybody_else_the_platforms() -> None:
+    replicas = Replicas()
+    volume = Mounted(here=PurePosixPath("/ft/work/adapters"), there=PurePosixPath("/adapters"))
+    made = HttpFleet([ONE], mounted=volume, transport=replicas)
+    made.load(ONE, "ft:a", Path("/ft/work/adapters/adp-1@0123"))
+    made.load(ONE, "ft:a", Path("/ft/work/adapters/adp-1@0123"))
+    assert replicas.loaded["one"] == {"ft:a": "/adapters/adp-1@0123"}
+    replicas.loaded["one"]["ft:b"] = "/adapters-of-others/adp-2"  # no part of the volume, though it begins alike
+    (told,) = made.replicas()
+    assert told.adapters == {"ft:a": "/ft/work/adapters/adp-1@0123", "ft:b": "/adapters-of-others/adp-2"}
+    with pytest.raises(Conflict, match="serves ft:a from /adapters/adp-1@0123 already"):
+        made.load(ONE, "ft:a", Path("/ft/work/adapters/adp-3"))
+
+
+def test_the_platforms_fleet_knows_where_servers_mount_the_adapters(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'adapters' is not absolute"):
+        load({"FT_SERVED_ADAPTERS_DIR": "adapters"})
+    settings = load({"FT_HOME": str(tmp_path), "FT_SERVED_ADAPTERS_DIR": "/adapters", "FT_MLFLOW_URI": "off"})
+    assert mounted(settings).sent(f"{tmp_path}/work/adapters/adp-1") == "/adapters/adp-1"
+    assert mounted(load({"FT_HOME": str(tmp_path)})).sent(f"{tmp_path}/work/adapters/adp-1") == f"{tmp_path}/work/adapters/adp-1"
 
 
 def answering(status: int, *, healthy: bool = True) -> Callable[[httpx.Request], httpx.Response | None]:
@@ -127,6 +152,48 @@ def test_a_replica_that_does_not_answer_is_told_and_harms_no_other(trouble: Exce
         call(ONE)
         with pytest.raises(Unavailable, match="http://two did not answer"):
             call(TWO)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "silent"),
+    [
+        (httpx.ReadTimeout("slow"), True),
+        (httpx.ConnectTimeout("slow"), True),
+        (httpx.Response(503, text="overloaded"), True),
+        (httpx.ConnectError("refused"), False),
+        (httpx.Response(200, text="<html>"), False),
+    ],
+)
+def test_a_replica_that_lists_nothing_for_a_moment_is_silent_and_one_that_is_gone_is_not(
+    trouble: Exception | httpx.Response, silent: bool
+) -> None:
+    away, now = False, 100.0
+
+    def fail(request: httpx.Request) -> httpx.Response | None:
+        if not away or request.url.host == "one":
+            return None
+        if isinstance(trouble, Exception):
+            raise trouble
+        return trouble
+
+    made = HttpFleet([ONE, TWO], transport=Replicas(fail), clock=lambda: now)
+    now += 60
+    made.replicas()
+    away = True
+    now += SILENT_S - 1
+    assert [(r.ready, r.silent) for r in made.replicas()] == [(True, False), (False, silent)]
+    now += 2
+    assert [(r.ready, r.silent) for r in made.replicas()] == [(True, False), (False, False)]
+
+
+def test_no_call_keeps_a_round_waiting_for_more_than_ten_seconds() -> None:
+    asked: list[dict[str, float]] = []
+    made = fleet(Replicas(lambda request: asked.append(request.extensions["timeout"])))
+    made.load(ONE, "ft:a", Path("/a"))
+    made.probe(ONE, "ft:a")
+    made.unload(ONE, "ft:a")
+    assert len(asked) == 3
+    assert max(max(timeouts.values()) for timeouts in asked) <= 10.0
 
 
 def test_replicas_are_asked_side_by_side() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import Response
 from sqlalchemy.engine import RowMapping
 
 from control_plane.api.deps import PlatformDep, Reader, Writer
-from control_plane.api.schemas.adapter_evaluations import AdapterEvaluation, CreateEvaluation
+from control_plane.api.routes import evaluations as evaluation_routes
+from control_plane.api.schemas.adapter_evaluations import AdapterEvaluation, AdapterEvaluationReport, CreateEvaluation
+from control_plane.api.schemas.evaluations import EvaluationSample
 from control_plane.api.schemas.listing import ListOf
-from control_plane.service import adapters, evaluations
+from control_plane.service import adapters, assessments, evaluations
+from control_plane.service.platform import Platform
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 TIMES = ("created_at", "started_at", "finished_at")
@@ -32,8 +38,48 @@ def create(platform: PlatformDep, tenant: Writer, adapter_id: str, body: CreateE
 @router.get("/{adapter_id:path}/evaluations/{evaluation_id}")
 def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str, evaluation_id: str) -> AdapterEvaluation:
     """One evaluation of an adapter."""
-    record = adapters.find_record(platform, tenant, adapter_id)
-    return shown(evaluations.find(platform, evaluation_id, tenant=record.tenant_id))
+    return shown(_found(platform, tenant, adapter_id, evaluation_id))
+
+
+@router.get(
+    "/{adapter_id:path}/evaluations/{evaluation_id}/report",
+    response_model=AdapterEvaluationReport,
+    responses={200: {"content": {"text/html": {}}}},
+)
+def report(
+    platform: PlatformDep, tenant: Reader, adapter_id: str, evaluation_id: str, accept: str = Header("application/json")
+) -> Response:
+    """What a finished evaluation measured, its verdict, and advice. As a page for `Accept: text/html`."""
+    row = _found(platform, tenant, adapter_id, evaluation_id)
+    found = assessments.of_evaluation(platform, row)
+    told = AdapterEvaluationReport(
+        id=row["id"],
+        adapter_id=row["adapter_id"],
+        job_id=row["job_id"],
+        **evaluation_routes.judged(found),
+        samples_url=f"/v1/adapters/{row['adapter_id']}/evaluations/{row['id']}/samples",
+    )
+    return evaluation_routes.answer(platform, tenant, found, told, accept=accept)
+
+
+@router.get("/{adapter_id:path}/evaluations/{evaluation_id}/samples")
+def samples(
+    platform: PlatformDep,
+    tenant: Reader,
+    adapter_id: str,
+    evaluation_id: str,
+    suite: Annotated[str | None, Query(description="As `holdout`, `safety`, `golden`, `capability/NAME`.")] = None,
+    only: Annotated[str | None, Query(description="`changed`, `worse` or `better`.")] = None,
+    after: str | None = None,
+    limit: int = 50,
+) -> ListOf[EvaluationSample]:
+    """Every item as each model answered it, in a fixed order."""
+    row = _found(platform, tenant, adapter_id, evaluation_id)
+    return evaluation_routes.listed(assessments.samples_of_evaluation(platform, row, suite=suite, only=only, after=after, limit=limit))
+
+
+def _found(platform: Platform, tenant: str, adapter_id: str, evaluation_id: str) -> RowMapping:
+    return evaluations.find(platform, evaluation_id, of=adapters.find_record(platform, tenant, adapter_id))
 
 
 def shown(row: RowMapping) -> AdapterEvaluation:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel
 
 from control_plane.api import schemas
 from control_plane.api.deps import PlatformDep, Reader
 from control_plane.console.evaluation_page import MAX_SAMPLES, evaluation_page
 from control_plane.service import assessments
-from control_plane.service.assessments import Assessment
+from control_plane.service.assessments import Assessment, SamplePage
+from control_plane.service.platform import Platform
 
 router = APIRouter(tags=["fine_tuning"])
 POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -20,13 +22,8 @@ POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inli
 @router.get("/{job_id}/evaluation", response_model=schemas.JobEvaluation, responses={200: {"content": {"text/html": {}}}})
 def evaluation(platform: PlatformDep, tenant: Reader, job_id: str, accept: str = Header("application/json")) -> Response:
     """The adapter next to its base and the last accepted one, the verdict, and advice. As a page for `Accept: text/html`."""
-    found = rendered(assessments.get(platform, tenant, job_id))
-    body = found.model_dump(mode="json")
-    if "text/html" not in accept:
-        return JSONResponse(body)
-    shown = assessments.telling(platform, tenant, job_id, limit=MAX_SAMPLES)
-    page = evaluation_page(body, curve=assessments.curve(platform, tenant, job_id), samples=shown)
-    return HTMLResponse(page, headers=POLICY)
+    found = assessments.get(platform, tenant, job_id)
+    return answer(platform, tenant, found, rendered(found), accept=accept)
 
 
 @router.get("/{job_id}/evaluation/samples")
@@ -40,16 +37,36 @@ def samples(
     limit: int = 50,
 ) -> schemas.ListOf[schemas.EvaluationSample]:
     """Every item as each model answered it, in a fixed order."""
-    found = assessments.samples(platform, tenant, job_id, suite=suite, only=only, after=after, limit=limit)
+    return listed(assessments.samples(platform, tenant, job_id, suite=suite, only=only, after=after, limit=limit))
+
+
+def answer(platform: Platform, tenant: str, found: Assessment, shown: BaseModel, *, accept: str) -> Response:
+    """`shown` as JSON, or as a page with the curves of the job and the items that tell most."""
+    body = shown.model_dump(mode="json")
+    if "text/html" not in accept:
+        return JSONResponse(body)
+    samples = assessments.telling(platform, found, limit=MAX_SAMPLES)
+    page = evaluation_page(body, curve=assessments.curve(platform, tenant, found.job_id), samples=samples)
+    return HTMLResponse(page, headers=POLICY)
+
+
+def listed(found: SamplePage) -> schemas.ListOf[schemas.EvaluationSample]:
     return schemas.ListOf(data=[schemas.EvaluationSample.model_validate(dict(row)) for row in found.items], has_more=found.has_more)
 
 
 def rendered(found: Assessment) -> schemas.JobEvaluation:
     return schemas.JobEvaluation(
         job_id=found.job_id,
-        report=found.report.to_dict(),
-        verdict=schemas.EvaluationVerdict.model_validate(found.verdict.to_dict()),
-        advice=[schemas.EvaluationAdvice.model_validate(a.to_dict()) for a in found.advice],
-        next_run=found.next_run,
+        **judged(found),
         samples_url=f"/v1/fine_tuning/jobs/{found.job_id}/evaluation/samples",
     )
+
+
+def judged(found: Assessment) -> dict[str, Any]:
+    """The fields that every evaluation's answer has."""
+    return {
+        "report": found.report.to_dict(),
+        "verdict": schemas.EvaluationVerdict.model_validate(found.verdict.to_dict()),
+        "advice": [schemas.EvaluationAdvice.model_validate(a.to_dict()) for a in found.advice],
+        "next_run": found.next_run,
+    }

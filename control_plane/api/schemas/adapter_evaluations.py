@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from control_plane.api.schemas.evaluations import EvaluationAdvice, EvaluationVerdict
 from control_plane.api.schemas.jobs import JobError
 
 
@@ -24,7 +25,9 @@ class AdapterEvaluation(BaseModel):
     job_id: str
     base_model: str
     base_digest: str = Field(description="Of the bytes of the base that the adapter is judged on.")
-    kind: str = Field(description="gate or monitor: with its job; base_update: before its base changes; manual: asked for.")
+    kind: str = Field(
+        description="gate: with its job; monitor: after its promotion; base_update: where its base changes; manual: asked for."
+    )
     state: str = Field(description="queued, running, succeeded (there is a verdict) or failed (it could not be judged).")
     outcome: str | None = Field(description="passed or quarantined, once it has succeeded.")
     reasons: list[str] | None = Field(description="Codes of what failed; of a monitored adapter they do not block.")
@@ -34,3 +37,17 @@ class AdapterEvaluation(BaseModel):
     created_at: int
     started_at: int | None
     finished_at: int | None
+
+
+class AdapterEvaluationReport(BaseModel):
+    """What a finished evaluation measured, and what was made of it."""
+
+    id: str = Field(description="Of the evaluation.")
+    object: Literal["adapter.evaluation.report"] = "adapter.evaluation.report"
+    adapter_id: str
+    job_id: str
+    report: dict[str, Any] = Field(description="Scores with intervals, samples, judge, suites, cost; see docs/evaluations.md.")
+    verdict: EvaluationVerdict
+    advice: list[EvaluationAdvice]
+    next_run: dict[str, Any] = Field(description="Hyperparameters that all advice together comes to.")
+    samples_url: str

@@ -219,8 +219,18 @@ class ChatTokenizer:
 
     def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of `messages` followed by the start of the assistant's turn: what a model is given to answer."""
-        text = self._chat_template().render([m.as_template() for m in messages], tools=tools, add_generation_prompt=True).text
+        return self.render_turns([m.as_template() for m in messages], tools=tools)
+
+    def render_turns(self, turns: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """:meth:`render_prompt` of messages as a template sees them."""
+        text = self.render_text(turns, tools=tools)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def render_text(
+        self, turns: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), add_generation_prompt: bool = True
+    ) -> str:
+        """Messages as a template sees them, as the text that it makes of them."""
+        return self._chat_template().render(turns, tools=tools, add_generation_prompt=add_generation_prompt).text
 
     def check_stop_token(self) -> None:
         """Refuses a template whose trained turns do not end in a token at which the inference server stops.

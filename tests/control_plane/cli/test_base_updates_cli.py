@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from control_plane.service import base_models, evaluations
+from control_plane.service import base_models, base_updates, evaluations
 from control_plane.service.base_models import Given, add_local
 from control_plane.service.platform import Platform
 from control_plane.settings import load
+from control_plane.tables import evaluations as table
 from control_plane.tenants import Tenant
+from ft_assets import layout
 from tests.control_plane.cli.conftest import Done, Ft
 from tests.control_plane.service.test_base_updates import variant
+from tests.eval_results import store_evaluation
 from tests.registered_adapter import add_adapter
 from tests.tiny_model import build_tiny_model
 
@@ -56,6 +61,17 @@ def test_an_operator_updates_a_base_under_an_adapter_in_production(
     assert catalogue.get_pinned(MODEL, added.digest).directory == old
 
 
+def test_the_present_bytes_do_not_apply_what_is_staged(admin: Ft, ft_env: dict[str, str], platform: Platform, tmp_path: Path) -> None:
+    model, old = f"acme/{uuid.uuid4().hex[:8]}", build_tiny_model(tmp_path / "old")
+    new = variant(tmp_path / "new", old)
+    settings = load(ft_env)
+    added = add_local(settings, model, old, Given(license="MIT"))
+    base_updates.stage_local(replace(platform, settings=settings, models=base_models.catalogue_of(settings)), model, new)
+    refused = admin("update", model, "--path", old)
+    assert (refused.code, "update_staged" in refused.err) == (1, True)
+    assert base_models.catalogue_of(settings).get(model).digest == added.digest
+
+
 def pass_all(platform: Platform, evaluation_id: str) -> None:
     held = evaluations.claim(platform, evaluation_id)
     assert held is not None
@@ -63,7 +79,7 @@ def pass_all(platform: Platform, evaluation_id: str) -> None:
         assert evaluations.finish(conn, held, state="succeeded", outcome="passed", reasons=[], finished_at=platform.clock())
 
 
-def test_a_tenant_has_an_adapter_judged_again(ft: Ft, platform: Platform, tenant: Tenant) -> None:
+def test_a_tenant_has_an_adapter_judged_again(ft: Ft, platform: Platform, tenant: Tenant, tmp_path: Path) -> None:
     digest = platform.models.get("tiny-base").digest
     name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
     add_adapter(platform, tenant.id, name=name, stage="production", loaded=False, base_digest=digest)
@@ -72,6 +88,17 @@ def test_a_tenant_has_an_adapter_judged_again(ft: Ft, platform: Platform, tenant
     pass_all(platform, first["id"])
     own = ft("adapters", "evaluate", name, "--config", json.dumps({"max_items": 5}), "--json").json
     assert own["eval_config"] == {"max_items": 5}
+    missing = ft("adapters", "evaluations", name, own["id"])
+    assert (missing.code, "it is queued" in missing.err) == (1, True), missing
+    assert ft("adapters", "evaluations", name, "--samples").code != 0
+    key = f"{layout.eval_prefix(tenant.id, first['job_id'])}/report.json"
+    store_evaluation(platform, tenant.id, first["job_id"])
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(table).where(table.c.id == own["id"]).values(report_key=key))
+    shown = ft("adapters", "evaluations", name, own["id"], "--html", tmp_path / "page.html")
+    assert (shown.code, (tmp_path / "page.html").read_text()[:15]) == (1, "<!doctype html>")
+    assert ft("adapters", "evaluations", name, own["id"]).out.startswith("QUARANTINED\n")
+    assert len(ft("adapters", "evaluations", name, own["id"], "--samples", "--json").out.splitlines()) > 400
     listed = ft("adapters", "evaluations", name).out.splitlines()
     assert [first["id"] in line and "passed" in line for line in listed] == [False, False, True]
     assert name in ft("adapters").out, "the group alone still lists"

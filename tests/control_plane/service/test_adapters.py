@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import adapters, promotions, tenants
+from control_plane.service import adapters, node_files, promotions, tenants
 from control_plane.service.fleet import reconcile
 from control_plane.service.platform import Platform
 from control_plane.tables import deployments, files, jobs
@@ -26,6 +27,7 @@ from ft_assets.errors import Conflict, IntegrityError, LineageIncomplete, NotFou
 from ft_assets.evals.gates import Finding, Verdict
 from ft_assets.evals.report import EvalReport
 from resources.serving import HttpFleet
+from tests.finished_job import put_checkpoint
 from tests.inference_server import free_port, inference_server
 from tests.registered_adapter import add_dataset
 from tests.tiny_adapter import build_tiny_adapter
@@ -258,8 +260,9 @@ def test_an_adapter_names_the_one_that_its_training_started_from(customer: Custo
     second = adapters.get_adapter(customer.platform, customer.id, customer.adapter(job=customer.job(warm_start=start)))
     assert (second["parent_adapter_id"], second["parent_checkpoint_id"]) == (first, None)
     assert adapters.get_adapter(customer.platform, customer.id, first)["parent_adapter_id"] is None
-    of_checkpoint = customer.adapter(job=customer.job(warm_start={**start, "adapter_id": None, "checkpoint_id": "ftckpt_1"}))
-    assert adapters.get_adapter(customer.platform, customer.id, of_checkpoint)["parent_checkpoint_id"] == "ftckpt_1"
+    kept = put_checkpoint(customer.platform, customer.id, customer.job(), step=1)
+    of_checkpoint = customer.adapter(job=customer.job(warm_start={**start, "adapter_id": None, "checkpoint_id": kept}))
+    assert adapters.get_adapter(customer.platform, customer.id, of_checkpoint)["parent_checkpoint_id"] == kept
 
 
 def test_a_deprecated_adapter_is_no_longer_served_and_can_come_back(customer: Customer, server: str) -> None:
@@ -308,16 +311,30 @@ def test_a_refusal_for_good_is_recorded_and_not_repeated(customer: Customer) -> 
     record = promotions.promote(replace(customer.platform, fleet=None), customer.id, customer.adapter())
     assert (record["desired"], record["observed"]) == ("loaded", "unloaded")
     directory = customer.platform.settings.work_dir / "adapters" / record["id"]
-    whole = (directory / WEIGHTS).read_bytes()
-    (directory / WEIGHTS).write_bytes(whole[:-4])
+    (directory / "notes.txt").write_text("what no server takes")
     (tried,) = reconcile(customer.platform)
     assert tried.error is not None
-    assert "unreadable" in tried.error
+    assert "odd_files" in tried.error
     failed = adapters.get_adapter(customer.platform, customer.id, record["id"])
     assert failed["observed"] == "failed"
     assert reconcile(customer.platform) == []
-    (directory / WEIGHTS).write_bytes(whole)
+    (directory / "notes.txt").unlink()
     assert promotions.promote(customer.platform, customer.id, record["id"])["observed"] == "loaded"
+
+
+def test_a_damaged_copy_on_the_node_is_fetched_again(customer: Customer, server: str) -> None:
+    id_ = customer.adapter(seed=8)
+    copy = node_files.materialise(customer.platform, adapters.find_record(customer.platform, customer.id, id_)) / WEIGHTS
+    whole = copy.read_bytes()
+    copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    promoted = promotions.promote(customer.platform, customer.id, id_)
+    assert (promoted["observed"], copy.read_bytes() == whole) == ("loaded", True)
+    stat = copy.stat()
+    copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    os.utime(copy, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(IntegrityError, match="a server answers with it: deprecate it"):
+        promotions.promote(customer.platform, customer.id, id_)
+    assert answer(server, promoted["name"])
 
 
 def test_files_that_are_not_the_registered_ones_are_never_served(customer: Customer) -> None:

@@ -159,6 +159,12 @@ def test_one_update_at_a_time_and_what_is_staged_can_be_dropped(base: Base, new:
     with pytest.raises(Conflict) as busy:
         base_updates.stage_local(base.platform, base.id, variant(tmp_path / "third", base.dir, seed=2))
     assert busy.value.code == "update_staged"
+    with pytest.raises(Conflict, match="stands for these bytes already, and others are staged") as present:
+        base_updates.stage_local(base.platform, base.id, base.dir)
+    assert present.value.code == "update_staged"
+    with pytest.raises(Conflict, match="is staged for"):
+        base_updates.apply(base.platform, base.id, digest=base.old.digest)
+    assert base.platform.models.get(base.id).digest == base.old.digest
     assert base_updates.abandon(base.platform, base.id) is None
     assert new.is_dir(), "files that the operator named by their path stay"
     assert base_updates.abandon(base.platform, base.id) is None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,20 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.jobs import JobState
-from control_plane.service import adapters, approvals, base_models, base_updates, conclusion, evaluations, jobs, preparation, promotions
+from control_plane.service import (
+    adapters,
+    approvals,
+    base_models,
+    base_updates,
+    conclusion,
+    evaluation,
+    evaluations,
+    jobs,
+    known_answers,
+    preparation,
+    promotions,
+    reevaluation,
+)
 from control_plane.service.base_models import Given, add_local
 from control_plane.service.evaluation import Evaluated
 from control_plane.service.platform import Platform
@@ -29,6 +46,8 @@ from ft_assets.evals.gates import Finding, Verdict
 from ft_assets.evals.report import EvalReport
 from ft_assets.training.checkpoints import manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
+from resources.launcher import LocalLauncher
+from tests.control_plane.service.test_fleet import Server, Servers
 from tests.finished_job import prepare
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
@@ -144,7 +163,41 @@ def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tena
     assert told is not None
     assert (told["level"], told["data"]["reasons"]) == ("warn", ["task_not_better"])
     assert "needed 0.5. Train for longer." in told["message"]
-    assert verdicts(operated, tenant, made["id"]) == [("monitor", "passed", ["task_not_better"])]
+    assert verdicts(operated, tenant, made["id"]) == [("monitor", None, None), ("gate", "passed", ["task_not_better"])]
+
+
+def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_others_follow(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    asked = {"mode": "monitor", "capability": ["arc-standin"], "judge": True, "skip": ["golden"]}
+    job_id = evaluated_job(eval_config={**asked, "capability": []})
+    with operated.engine.begin() as conn:
+        request = {**job(operated, job_id)["request"], "eval_config": asked}
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(request=request))
+        row = preparation.job_row(conn, tenant.id, job_id)
+    own = evaluation._own_rules(row, tmp_path)
+    assert (own.capability, own.judge, own.skip) == ((), False, ("golden", "capability", "safety", "judge"))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    (whole / "config.json").write_text("{}")
+    assert evaluation._own_rules(row, whole).capability == ("arc-standin",), "it is evaluated this once"
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
+    full = evaluations.list_evaluations(operated, tenant.id, made["id"]).items[0]
+    assert (full["kind"], full["state"]) == ("monitor", "queued")
+    assert evaluations.rules_of(row.request, full["eval_config"]).capability == ("arc-standin",)
+
+
+def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a_newer_one(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    made = [conclusion.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
+    with operated.engine.connect() as conn:
+        rows = [preparation.job_row(conn, tenant.id, a["job_id"]) for a in made]
+    found = [known_answers.previous(operated, tenant.id, row, "d" * 64) for row in rows]
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].adapter_id == made[0]["id"]
 
 
 def test_a_monitored_adapter_that_is_not_applied_is_blocked_all_the_same(
@@ -170,39 +223,124 @@ def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant:
     assert approvals.approve(operated, tenant.id, made["id"], key_id="key-1", promote=True)["stage"] == "production"
 
 
-def test_an_adapter_whose_base_was_updated_meanwhile_waits_for_a_verdict_on_the_present_one(
-    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
-) -> None:
-    withdraw_all(operated)
-    job_id = evaluated_job()
-    new = build_tiny_model(tmp_path / "new", seed=1)
-    base_updates.stage_local(operated, MODEL, new)
-    done = base_updates.apply(operated, MODEL)
+def test_approval_is_needed_from_registration_on_however_the_job_ends(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(eval_config={"approval": "required"})
+    jobs.cancel(operated, tenant.id, job_id)
     made = conclusion.conclude(operated, tenant.id, job_id)
-    assert (made["stage"], job(operated, job_id)["state"]) == ("draft", "succeeded")
-    newest, own = evaluations.list_evaluations(operated, tenant.id, made["id"]).items
+    assert (made["stage"], made["approval"]) == ("draft", "pending")
+    with pytest.raises(Conflict, match="needs_approval"):
+        promotions.promote(operated, tenant.id, made["id"])
+
+
+def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path) -> tuple[dict[str, Any], sa.RowMapping]:
+    """Conclude a job whose base was updated while it was trained: its adapter, and the evaluation that it waits for."""
+    withdraw_all(platform)
+    base_updates.stage_local(platform, MODEL, build_tiny_model(new, seed=1))
+    done = base_updates.apply(platform, MODEL)
+    made = conclusion.conclude(platform, tenant.id, job_id)
+    assert job(platform, job_id)["state"] == "succeeded"
+    newest, own = evaluations.list_evaluations(platform, tenant.id, made["id"]).items
     assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
     assert own["base_digest"] == made["base_digest"] != done.digest
     with pytest.raises(Conflict, match="base_digest_mismatch"):
-        promotions.promote(operated, tenant.id, made["id"])
-    held = evaluations.claim(operated, newest["id"])
+        promotions.promote(platform, tenant.id, made["id"])
+    return dict(made), newest
+
+
+def judged(platform: Platform, evaluation_id: str) -> None:
+    """A run that passed and died before it went on, and the one that finds its verdict."""
+    held = evaluations.claim(platform, evaluation_id)
     assert held is not None
     passed = Evaluated(report=REPORT, verdict=Verdict(outcome="passed", findings=()), advice=(), key="k")
-    with operated.engine.begin() as conn:
-        assert evaluations.finish(conn, held, **evaluations.verdict_columns(passed, evaluations.rules_of(None, None), operated.clock()))
-    assert promotions.promote(operated, tenant.id, made["id"])["stage"] == "production"
+    with platform.engine.begin() as conn:
+        assert evaluations.finish(conn, held, **evaluations.verdict_columns(passed, evaluations.rules_of(None, None), platform.clock()))
+    reevaluation.run(platform, LocalLauncher(platform.settings.work_dir / "launcher"), evaluation_id)
+
+
+def test_an_adapter_whose_base_was_updated_meanwhile_is_promoted_after_a_pass_on_the_present_one(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    job_id = evaluated_job()
+    made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
+    assert made["stage"] == "draft"
+    judged(operated, ordered["id"])
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "production"
+    told = last_event(operated, job_id, "reevaluation_passed")
+    assert told is not None
+    assert "is promoted" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "stage", "command"),
+    [({"auto_promote": False}, "draft", "ft promote"), ({"eval_config": {"approval": "required"}}, "staging", "ft adapters approve")],
+)
+def test_a_pass_on_the_present_base_promotes_nothing_that_waits_for_more(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path, body: dict[str, Any], stage: str, command: str
+) -> None:
+    job_id = evaluated_job(**body)
+    made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
+    judged(operated, ordered["id"])
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == stage
+    told = last_event(operated, job_id, "reevaluation_passed")
+    assert told is not None
+    assert f"{command} {made['id']}" in told["message"]
+
+
+def test_a_base_that_is_updated_once_more_is_judged_on_too(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    made, ordered = updated_meanwhile(operated, tenant, evaluated_job(), tmp_path / "new")
+    base_updates.stage_local(operated, MODEL, build_tiny_model(tmp_path / "newer", seed=2))
+    done = base_updates.apply(operated, MODEL)
+    judged(operated, ordered["id"])
+    newest = evaluations.list_evaluations(operated, tenant.id, made["id"]).items[0]
+    assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
+
+
+def test_an_update_between_the_checks_and_the_promotion_is_seen(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    withdraw_all(operated)
+    made = conclusion.conclude(operated, tenant.id, evaluated_job(auto_promote=False))
+    base_updates.stage_local(operated, MODEL, build_tiny_model(tmp_path / "new", seed=1))
+    switching, go_on = threading.Event(), threading.Event()
+
+    def clock() -> datetime:  # asked for once the update has locked the adapters and before it writes
+        switching.set()
+        assert go_on.wait(20)
+        return operated.clock()
+
+    with ThreadPoolExecutor(2) as both:
+        update = both.submit(base_updates.apply, replace(operated, clock=clock), MODEL)
+        assert switching.wait(20)
+        promotion = both.submit(promotions.promote, operated, tenant.id, made["id"])
+        try:
+            wait_for_a_lock(operated)
+        finally:
+            go_on.set()
+        assert update.result(20).staged is None
+        with pytest.raises(Conflict, match="base_digest_mismatch"):
+            promotion.result(20)
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "draft"
+
+
+def wait_for_a_lock(platform: Platform) -> None:
+    query = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    until = time.monotonic() + 20
+    with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        while not conn.execute(query).scalar_one():
+            assert time.monotonic() < until, "nobody waits"
+            time.sleep(0.01)
 
 
 def test_an_adapter_that_may_not_be_served_now_is_kept_and_the_job_says_why(
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
+    servers = Servers("http://one")
+    servers.at["http://one"] = Server(base=MODEL, digest="e" * 64)
     job_id = evaluated_job()
-    adapter_id = adapters.adapter_id(job_id)
-    spoilt = operated.settings.work_dir / "adapters" / adapter_id
-    spoilt.mkdir(parents=True)
-    (spoilt / "manifest.json").write_text("{}")
-    kept = conclusion.conclude(operated, tenant.id, job_id)
+    kept = conclusion.conclude(replace(operated, fleet=servers), tenant.id, job_id)
     assert (kept["stage"], job(operated, job_id)["state"]) == ("draft", "succeeded")
     told = last_event(operated, job_id)
     assert told is not None
-    assert "manifest_mismatch" in told["message"]
+    assert "base_digest_mismatch" in told["message"]

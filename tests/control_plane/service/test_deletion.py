@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.protocols import Replica
-from control_plane.service import adapters, data_deletion, deletion, files, jobs, lineage, promotions, tenants
+from control_plane.service import adapters, data_deletion, deletion, erasure, file_progress, files, jobs, lineage, promotions, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import adapters as table
@@ -23,8 +23,10 @@ from control_plane.tables import (
     checkpoints,
     datasets,
     deletion_objects,
+    deletion_requests,
     deletions,
     eval_scores,
+    evaluations,
     job_events,
     ledger_entries,
     replica_adapters,
@@ -35,7 +37,7 @@ from ft_assets import layout
 from ft_assets.adapters.stages import GRACE
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from resources.object_store import LocalObjectStore
-from tests.finished_job import finish
+from tests.finished_job import finish, rewrite
 
 SECRET = "What is 7 plus 7?"
 """Part of a row that the tenant uploaded."""
@@ -68,8 +70,10 @@ class Servers:
 
     adapters: dict[str, str]
     ready: bool = True
+    asked: int = 0
 
     def replicas(self) -> list[Replica]:
+        self.asked += 1
         return [Replica(url="http://a", ready=self.ready, adapters=self.adapters if self.ready else {})]
 
     def load(self, url: str, name: str, directory: Path) -> None:
@@ -102,7 +106,7 @@ class World:
         report = {"suites": {"holdout": {"digest": hashlib.sha256(job["id"].encode()).hexdigest()}}, "samples": [SECRET]}
         self.store.put_bytes(f"{layout.eval_prefix(tenant, job['id'])}/report.json", json.dumps(report).encode())
         for directory in (f"adapters/{id_}", f"jobs/{job['id']}", f"datasets/{tenant}/x"):
-            (self.platform.settings.work_dir / directory).mkdir(parents=True)
+            (self.platform.settings.work_dir / directory).mkdir(parents=True, exist_ok=True)
             (self.platform.settings.work_dir / directory / "part").write_text(SECRET)
         return id_
 
@@ -120,7 +124,19 @@ class World:
 
     def delete_data(self, tenant: str) -> str:
         asked = data_deletion.request_tenant(self.platform, tenant, confirm=tenant, reason="contract ended", requested_by="key_1")
+        self.clock.now += 2 * erasure.QUIET
         return str(asked["id"])
+
+    def carried_out(self, deletion_id: str) -> bool:
+        """Two rounds: one that deletes everything, and one that looks again later."""
+        assert not deletion.carry_out(self.platform, deletion_id)
+        assert "a second look follows" in str(deletion.get(self.platform, self.of(deletion_id), deletion_id)["waiting_for"])
+        self.clock.now += erasure.TenantData.SETTLES
+        return deletion.carry_out(self.platform, deletion_id)
+
+    def of(self, deletion_id: str) -> str:
+        with self.platform.engine.connect() as conn:
+            return str(conn.execute(sa.select(deletion_requests.c.tenant_id).where(deletion_requests.c.id == deletion_id)).scalar_one())
 
 
 @pytest.fixture
@@ -208,7 +224,7 @@ def test_a_deletion_goes_on_after_the_store_was_away(world: World, after: int) -
     assert "the store is away" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
     assert len(world.keys(layout.tenant_prefix(tenant))) == len(everything) - after
     world.store.left = None
-    assert deletion.carry_out(world.platform, id_)
+    assert world.carried_out(id_)
     proof = deletion.get(world.platform, tenant, id_)["proof"]
     assert sorted(o["sha256"] for o in proof["objects"]) == sorted(everything.values()), "also of what went before the crash"
     assert world.keys(layout.tenant_prefix(tenant)) == []
@@ -263,7 +279,7 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
     assert [text for text in (SECRET, "payroll of acme", "secret plan") if text not in before] == []
     deletion_id = world.delete_data(tenant)
     assert world.delete_data(tenant) == deletion_id, "asked for twice, it is one"
-    assert deletion.carry_out(world.platform, deletion_id)
+    assert world.carried_out(deletion_id)
     after = [line for line in texts_of_database(world.platform).splitlines() if other not in line and others not in line]
     mine = "\n".join(line for line in after if hashlib.sha256(world.row(others).job_id.encode()).hexdigest() not in line)
     for text in (SECRET, "payroll of acme", "secret plan"):
@@ -313,7 +329,7 @@ def test_a_proof_that_was_changed_or_taken_out_breaks_the_chain(world: World, ta
         tenant = world.tenant()
         world.store.put_bytes(f"{layout.tenant_prefix(tenant)}/files/file-1/a.jsonl", b"row")
         done.append(world.delete_data(tenant))
-        assert deletion.carry_out(world.platform, done[-1])
+        assert world.carried_out(done[-1])
     whole = deletion.verify_chain(world.platform)
     assert (whole.num_deletions, whole.broken) == (3, ())
     with world.platform.engine.begin() as conn:
@@ -326,3 +342,114 @@ def test_a_proof_that_was_changed_or_taken_out_breaks_the_chain(world: World, ta
             values = {"proof": proof} if "size" in tampered else {"reason": "another"}
             conn.execute(sa.update(deletions).where(second).values(values))
     assert deletion.verify_chain(world.platform).broken == ((done[2],) if "taken" in tampered else (done[1],))
+
+
+def test_a_record_of_before_the_rules_is_withdrawn_and_deleted_like_any_other(world: World) -> None:
+    tenant = world.tenant()
+    id_ = world.trained(tenant)
+    with world.platform.engine.begin() as conn:
+        rule = conn.execute(sa.text(RULE), {"name": "ck_adapters_commit_present"}).scalar_one()
+        conn.execute(sa.text("ALTER TABLE adapters DROP CONSTRAINT ck_adapters_commit_present"))
+        rewrite(conn, table.c.id == id_, commit="")
+        conn.execute(sa.text(f"ALTER TABLE adapters ADD CONSTRAINT ck_adapters_commit_present {rule} NOT VALID"))
+    assert world.carried_out(world.delete_data(tenant))
+    assert world.row(id_).stage == "archived"
+
+
+RULE = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name"
+
+
+def test_a_row_that_the_database_refuses_to_change_keeps_no_other_deletion_waiting(world: World) -> None:
+    bad, good = world.tenant(), world.tenant()
+    world.trained(bad)
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.text(f"ALTER TABLE datasets ADD CONSTRAINT spoilt CHECK (tenant_id <> '{bad}') NOT VALID"))
+    first, second = world.delete_data(bad), world.delete_data(good)
+    assert deletion.carry_out_all(world.platform) == []
+    world.clock.now += erasure.TenantData.SETTLES
+    assert deletion.carry_out_all(world.platform) == [second]
+    assert "spoilt" in str(deletion.get(world.platform, bad, first)["waiting_for"])
+
+
+def test_what_a_step_wrote_after_the_first_look_is_found_by_the_second_and_both_bytes_of_a_key_are_proven(world: World) -> None:
+    tenant = world.tenant()
+    key = f"{layout.tenant_prefix(tenant)}/packs/pk/shard-00000.parquet"
+    world.store.put_bytes(key, b"one")
+    id_ = world.delete_data(tenant)
+    assert not deletion.carry_out(world.platform, id_)
+    world.store.put_bytes(key, b"two")
+    world.clock.now += erasure.TenantData.SETTLES
+    assert not deletion.carry_out(world.platform, id_), "what came late starts the wait anew"
+    world.clock.now += erasure.TenantData.SETTLES
+    assert deletion.carry_out(world.platform, id_)
+    proof = deletion.get(world.platform, tenant, id_)["proof"]
+    assert [o["sha256"] for o in proof["objects"]] == [hashlib.sha256(data).hexdigest() for data in (b"one", b"two")]
+    assert float(proof["verified_absent_at"]) - float(proof["first_absent_at"]) == erasure.TenantData.SETTLES.total_seconds()
+
+
+def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None:
+    tenant = world.tenant()
+    adapter_id = world.trained(tenant)
+    id_ = world.delete_data(tenant)
+    job_id, now = world.row(adapter_id).job_id, world.clock.now
+    file_id = world_file(world, tenant)
+    claim = file_progress.Claim(None).value(now.timestamp())
+    links = {"id": "ev-1", "tenant_id": tenant, "job_id": job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": "d"}
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.insert(evaluations).values(**links, kind="manual", state="running", created_at=now, beat_at=now))
+        conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(progress=claim))
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(heartbeat_at=now))
+    forget = {
+        f"job {job_id}": sa.update(jobs_table).where(jobs_table.c.id == job_id).values(heartbeat_at=None),
+        f"file {file_id}": sa.update(files_table).where(files_table.c.id == file_id).values(progress=sa.null()),
+    }
+    for who, over in forget.items():
+        assert not deletion.carry_out(world.platform, id_)
+        assert who in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+        with world.platform.engine.begin() as conn:
+            conn.execute(over)
+    assert not deletion.carry_out(world.platform, id_)
+    assert "evaluation ev-1" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert world.keys(layout.tenant_prefix(tenant)), "nothing is deleted under somebody's hands"
+    world.clock.now += 2 * erasure.QUIET
+    assert world.carried_out(id_)
+
+
+def test_nothing_new_is_taken_while_everything_is_deleted_and_the_same_file_is_whole_again_afterwards(world: World) -> None:
+    tenant = world.tenant()
+    world.trained(tenant)
+    file_id = world_file(world, tenant)
+    id_ = world.delete_data(tenant)
+    body = {"model": "tiny-base", "training_file": file_id, "seed": 7}
+    calls: list[Callable[[], Any]] = [
+        lambda: jobs.submit(world.platform, tenant, JobRequest.from_body(body)),
+        lambda: upload(world, tenant),
+    ]
+    for call in calls:
+        with pytest.raises(Conflict, match="is being deleted") as refused:
+            call()
+        assert refused.value.code == "data_being_deleted"
+    assert world.carried_out(id_)
+    again = upload(world, tenant)
+    with world.platform.engine.connect() as conn:
+        this = (datasets.c.tenant_id == tenant) & (datasets.c.id == again["dataset_id"])
+        report = conn.execute(sa.select(datasets.c.report).where(this)).scalar_one()
+    assert "erased" not in report and report["stats"], "the same content: the same dataset, with a report again"
+
+
+def upload(world: World, tenant: str) -> Any:
+    with world.write(salt=tenant).open("rb") as stream:
+        return files.create(world.platform, tenant, stream, filename="a.jsonl", purpose="fine-tune")
+
+
+def test_servers_are_asked_once_a_round_however_many_adapters_there_are(world: World) -> None:
+    for tenant in (world.tenant(), world.tenant()):
+        for seed in (1, 2):
+            promotions.deprecate(world.platform, tenant, world.trained(tenant, seed=seed))
+    fleet = Servers(adapters={})
+    served = replace(world.platform, fleet=fleet)
+    world.clock.now += 2 * GRACE
+    assert len(data_deletion.archive_due(served)) == 4
+    assert fleet.asked == 1
+    assert len(deletion.carry_out_all(served)) == 4
+    assert fleet.asked == 2

@@ -16,6 +16,7 @@ import pytest
 
 from control_plane.protocols import Workload, WorkloadPhase, WorkloadStatus
 from control_plane.service import eval_following
+from control_plane.service.eval_following import Limits
 from ft_assets.errors import Conflict, FtError, InvalidRequest
 from ft_assets.evals import run_file
 from ft_assets.evals.run_file import EvalRun
@@ -112,8 +113,57 @@ def test_a_result_about_other_subjects_is_not_taken(launcher: Scripted, run: Eva
     assert starts(run) == 2
 
 
+def test_a_result_of_another_question_is_not_taken(launcher: Scripted, run: EvalRun) -> None:
+    """The same subjects in the same place; the operator has set up another judge, classifier or suite meanwhile."""
+    finish(run)
+    seen = Seen()
+    eval_following.follow(launcher, run, name="e", watch=seen)
+    for changed in (
+        replace(run, judge={"url": "http://j/v1", "model": "m", "max_items": 5}),
+        replace(run, safety=True, classifier={"spec": "http://g/v1#guard"}),
+        replace(run, capability=("standin_copy",)),
+        replace(run, capability_limit=7),
+    ):
+        before, told = starts(run), len(seen.milestones)
+        result = eval_following.follow(launcher, changed, name="e", watch=seen)
+        assert result["question"] == run_file.question(changed)
+        assert (starts(run), len(seen.milestones)) == (before + 1, told + 2), "what it does is told anew"
+    known = replace(changed, known={"base": {"k": {}}}, lease=None, lease_s=7.0, base_model_dir=run.base_model_dir / ".")
+    before = starts(run)
+    eval_following.follow(launcher, known, name="e", watch=seen)
+    assert starts(run) == before, "what is known already, and where, is no part of the question"
+
+
+def test_a_process_that_was_asked_something_else_is_ended_and_not_adopted(launcher: Scripted, run: EvalRun) -> None:
+    asked = replace(run, question=run_file.question(run))
+    asked.write(run.out_dir / run_file.RUN_NAME)
+    launcher.start_or_adopt(Workload(name="e-1", module="", run_file=run.out_dir / run_file.RUN_NAME, work_dir=run.out_dir))
+    wait_for(lambda: starts(run) == 1)
+    threading.Timer(0.5, finish, [run]).start()
+    changed = replace(run, capability_limit=7)
+    assert eval_following.follow(launcher, changed, name="e", watch=Seen())["question"] == run_file.question(changed)
+    assert starts(run) == 2
+    assert launcher.status("e-1").phase is WorkloadPhase.EXITED
+
+
+def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(launcher: Scripted, run: EvalRun) -> None:
+    told = r"no answer for 0\.\d+ min, with 0 of 1 requests answered \(base, golden\), as 3 processes"
+    with pytest.raises(FtError, match=told) as failed:
+        eval_following.follow(launcher, run, name="e", watch=Seen(), limits=Limits(stall_s=0.3))
+    assert failed.value.code == "evaluation_stalled"
+    assert starts(run) == eval_following.MAX_STARTS
+    assert all(launcher.status(f"e-{n}").phase is WorkloadPhase.EXITED for n in (1, 2, 3))
+
+
+def test_an_evaluation_that_has_had_its_time_is_ended(launcher: Scripted, run: EvalRun) -> None:
+    with pytest.raises(FtError, match=r"of . requests answered.*; lower capability_limit") as failed:
+        eval_following.follow(launcher, run, name="e", watch=Seen(), limits=Limits(total_s=0.5))
+    assert failed.value.code == "evaluation_timed_out"
+    assert [launcher.status(f"e-{n}").phase for n in (1, 2)] == [WorkloadPhase.EXITED, WorkloadPhase.ABSENT]
+
+
 def test_a_process_that_runs_is_adopted(launcher: Scripted, run: EvalRun) -> None:
-    run.write(run.out_dir / run_file.RUN_NAME)
+    replace(run, question=run_file.question(run)).write(run.out_dir / run_file.RUN_NAME)
     launcher.start_or_adopt(Workload(name="e-1", module="", run_file=run.out_dir / run_file.RUN_NAME, work_dir=run.out_dir))
     wait_for(lambda: starts(run) == 1)
     threading.Timer(0.5, finish, [run]).start()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +20,15 @@ import sqlalchemy as sa
 
 from control_plane.jobs import JobState
 from control_plane.protocols import WorkloadPhase
-from control_plane.service import conclusion, evaluation, known_answers, training
+from control_plane.service import conclusion, evaluation, known_answers, packing, training
 from control_plane.service.jobs import cancel
 from control_plane.service.platform import Platform
 from control_plane.tables import eval_scores, job_events, jobs
 from control_plane.tenants import Tenant
 from ft_assets.base_models import Catalogue
+from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
-from ft_assets.evals import run_file
+from ft_assets.evals import run_file, suites
 from resources.launcher import LocalLauncher
 from tests.evaluated_jobs import evaluating_job
 from tests.tiny_model import build_tiny_model
@@ -122,8 +124,13 @@ def test_a_finished_evaluation_is_not_run_again(
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
     first = evaluation.evaluate(platform, launcher, tenant.id, job_id)
+    assert list((training.job_dir(platform, job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
     assert evaluation.evaluate(platform, launcher, tenant.id, job_id) == first
     assert len(processes(platform, job_id)) == 1
+    asked = replace(platform, settings=replace(platform.settings, eval_suites=("standin_copy",)))
+    again = evaluation.evaluate(asked, launcher, tenant.id, job_id)
+    assert len(processes(platform, job_id)) == 1, "the job wants no capability suites: the same question"
+    assert again == first
 
 
 STEP = """
@@ -222,6 +229,21 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
     assert stages(prose)["judge"]["model"] == "m"
     assert stages(prose, judge=False).get("judge") is None
     assert stages(letter, judge=True)["judge"]["max_items"] == 50
+
+
+def test_a_row_that_offers_tools_is_asked_with_them() -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    turns = (Message(role="user", content="rain?"), Message(role="assistant", content="no"))
+    row = packing._as_row(Example(kind="chat", messages=turns, tools=(tool,)))
+    assert suites.holdout_items([row])[0].tools == (tool,)
+
+
+def test_a_judge_is_held_against_where_the_base_comes_from(platform: Platform, real_base: Path) -> None:
+    entry = {"id": "tiny-base", "path": str(real_base), "license": "Apache-2.0", "repo": "meta-llama/Llama-3.1-8B"}
+    renamed = replace(platform, models=Catalogue({"tiny-base": (entry, real_base)}))
+    job = SimpleNamespace(metadata={"generated_by": "gpt-4o"})
+    judged = SimpleNamespace(base_model="tiny-base", job=job)
+    assert evaluation._compared(renamed, judged) == ("tiny-base", "meta-llama/Llama-3.1-8B", "gpt-4o")  # type: ignore[arg-type]
 
 
 def test_an_adapters_digest_names_its_base_too() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from control_plane.service import evaluations, reevaluation
+from control_plane.service import adapters, evaluations, reevaluation
 from control_plane.service.evaluation import Evaluated
 from control_plane.service.platform import Platform
+from control_plane.tables import adapters as adapters_table
 from control_plane.tables import evaluations as table
 from control_plane.tables import job_events
 from control_plane.tenants import Tenant
@@ -98,6 +101,8 @@ def test_what_cannot_be_judged_is_not_ordered(platform: Platform, tenant: Tenant
         evaluations.request(platform, tenant.id, adapter, base_digest=OTHER)
     with pytest.raises(InvalidRequest, match="max_itemz"):
         evaluations.request(platform, tenant.id, adapter, rules={"max_itemz": 5})
+    with pytest.raises(InvalidRequest, match="no-such-suite"):
+        evaluations.request(platform, tenant.id, adapter, rules={"capability": ["no-such-suite"]})
     with pytest.raises(Conflict) as archived:
         evaluations.request(platform, tenant.id, new_adapter(platform, tenant, stage="archived"))
     assert archived.value.code == "not_reevaluated"
@@ -112,6 +117,31 @@ def test_a_tenant_has_ten_orders_open_at_most(platform: Platform, tenant: Tenant
         evaluations.request(platform, tenant.id, adapter, rules={"max_items": 99})
     assert refused.value.code == "too_many_evaluations"
     evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE)
+
+
+def test_orders_of_one_tenant_are_counted_one_by_one(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
+    other = new_adapter(platform, tenant, base_digest=digest)
+    for number in range(evaluations.MAX_OPEN - 1):
+        evaluations.request(platform, tenant.id, adapter, rules={"max_items": number + 1})
+    with ThreadPoolExecutor(2) as both:
+        with platform.engine.begin() as conn:
+            conn.execute(sa.select(adapters_table.c.id).where(adapters_table.c.id == adapter).with_for_update())
+            first = both.submit(evaluations.request, platform, tenant.id, adapter)
+            time.sleep(0.2)
+            second = both.submit(evaluations.request, platform, tenant.id, other)
+            time.sleep(0.2)
+            assert not (first.done() or second.done()), "the second waits until the first is counted"
+        refused = [call for call in (first, second) if call.exception(20) is not None]
+    (late,) = refused
+    assert isinstance(late.exception(), QuotaExceeded)
+
+
+def test_an_evaluation_is_found_by_its_own_adapter_alone(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
+    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    own, other = (adapters.find_record(platform, tenant.id, a) for a in (adapter, new_adapter(platform, tenant, base_digest=digest)))
+    assert evaluations.find(platform, order, of=own)["id"] == order
+    with pytest.raises(NotFound):
+        evaluations.find(platform, order, of=other)
 
 
 def test_a_base_is_accepted_by_the_last_verdict_on_it(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
@@ -192,3 +222,16 @@ def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(
     with platform.engine.connect() as conn:
         events = conn.execute(sa.select(job_events).where(job_events.c.job_id == row["job_id"])).all()
     assert events == []
+
+
+@pytest.mark.parametrize(("stage", "said"), [("production", "is to be updated"), ("draft", "was updated to while it was trained")])
+def test_what_a_tenant_is_told_depends_on_whether_the_base_was_switched_already(
+    platform: Platform, tenant: Tenant, digest: str, stage: str, said: str
+) -> None:
+    record = adapters.find_record(platform, tenant.id, new_adapter(platform, tenant, base_digest=digest, stage=stage))
+    held: Any = {"id": "ev-1", "kind": evaluations.BASE_UPDATE, "base_digest": OTHER}
+    job: Any = None
+    subject = reevaluation.Subject(record=record, job=job, base_dir=platform.settings.work_dir, rules=EvalConfig())
+    told = reevaluation._alert(held, subject, evaluated(FAILED), waited=reevaluation._waits(record))
+    assert told is not None
+    assert said in told.message

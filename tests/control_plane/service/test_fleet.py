@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import shutil
 import threading
 import time
 import uuid
@@ -14,12 +18,15 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.protocols import Replica
-from control_plane.service import adapters, fleet, observations, promotions, tenants
+from control_plane.service import adapters, fleet, node_files, observations, promotions, tenants
 from control_plane.service.fleet import reconcile
 from control_plane.service.node_files import directory
 from control_plane.service.platform import Platform
+from control_plane.tables import adapters as adapters_table
 from control_plane.tables import deployments, evaluations, replica_adapters
-from ft_assets.errors import Conflict, FtError, Unavailable
+from ft_assets.adapters import serving_index
+from ft_assets.errors import Conflict, Unavailable
+from tests.finished_job import rewrite
 from tests.registered_adapter import BASE_DIGEST, add_adapter
 
 ONE, TWO = "http://one", "http://two"
@@ -32,7 +39,10 @@ class Server:
     up: bool = True
     adapters: dict[str, str] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
-    refuse: FtError | None = None
+    refuse: Exception | None = None
+    stuck: bool = False
+    """It unloads nothing."""
+    silent: bool = False
     on_load: Callable[[], object] = lambda: None
 
 
@@ -46,8 +56,8 @@ class Servers:
         return [self._described(url, s) for url, s in self.at.items()]
 
     def _described(self, url: str, s: Server) -> Replica:
-        if not s.up:
-            return Replica(url=url, ready=False, base=s.base, error=f"{url} did not answer")
+        if not s.up or s.silent:
+            return Replica(url=url, ready=False, base=s.base, error=f"{url} did not answer", silent=s.silent)
         return Replica(url=url, ready=True, base=s.base, base_digest=s.digest, adapters=dict(s.adapters))
 
     def load(self, url: str, name: str, directory: Path) -> None:
@@ -55,10 +65,14 @@ class Servers:
         s.on_load()
         if s.refuse:
             raise s.refuse
+        if s.adapters.get(name) not in (None, str(directory)):
+            raise Conflict(f"{url} serves {name} from elsewhere", code="served_elsewhere")
         s.adapters[name] = str(directory)
 
     def unload(self, url: str, name: str) -> None:
-        self._told(url, "unload", name).adapters.pop(name, None)
+        if self._told(url, "unload", name).stuck:
+            raise Unavailable(f"{url} did not answer")
+        self.at[url].adapters.pop(name, None)
 
     def probe(self, url: str, name: str) -> float:
         assert name in self._told(url, "probe", name).adapters
@@ -90,10 +104,37 @@ class Place:
     def adapter(self, number: str, *, lineage: str = "bot") -> str:
         """A registered adapter whose files are on the node; its id."""
         made = add_adapter(self.platform, self.tenant, name=f"ft:tiny-base:{self.tenant}:{lineage}:{number}", stage="draft", loaded=False)
-        where = self.platform.settings.work_dir / "adapters" / made
+        weights = f"weights of {number}".encode()
+        listed = {"weights": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)}}
+        manifest = json.dumps({"base_digest": BASE_DIGEST, "files": listed}).encode()
+        with self.platform.engine.begin() as conn:
+            rewrite(conn, adapters_table.c.id == made, manifest_sha256=hashlib.sha256(manifest).hexdigest())
+        record = adapters.find_record(self.platform, self.tenant, made)
+        where = directory(self.platform, record)
         where.mkdir(parents=True)
-        (where / "manifest.json").write_text(f'{{"base_digest": "{BASE_DIGEST}", "files": {{}}}}')
+        for name, content in (("manifest.json", manifest), ("weights", weights)):
+            (where / name).write_bytes(content)
+            self.platform.objects.put_bytes(f"{record.object_prefix}/{name}", content)
         return made
+
+    def directory(self, adapter_id: str) -> Path:
+        return directory(self.platform, adapters.find_record(self.platform, self.tenant, adapter_id))
+
+    def in_production(self, *adapter_ids: str) -> None:
+        """Promoted one after the other."""
+        with self.platform.engine.begin() as conn:
+            for n, made in enumerate(adapter_ids):
+                at = self.clock() + timedelta(seconds=n)
+                conn.execute(sa.text("UPDATE adapters SET stage = 'staging' WHERE id = :id"), {"id": made})
+                conn.execute(sa.text("UPDATE adapters SET stage = 'production', promoted_at = :at WHERE id = :id"), {"at": at, "id": made})
+        self.clock.now += timedelta(seconds=len(adapter_ids))
+
+    def verdict(self, adapter_id: str, outcome: str, digest: str) -> None:
+        record, now = adapters.find_record(self.platform, self.tenant, adapter_id), self.clock()
+        of = {"tenant_id": self.tenant, "job_id": record.job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": digest}
+        done = {"state": "succeeded", "outcome": outcome, "created_at": now, "finished_at": now, "kind": "base_update"}
+        with self.platform.engine.begin() as conn:
+            conn.execute(sa.insert(evaluations).values(id=f"ev-{uuid.uuid4().hex}", **of, **done))
 
     def desire(self, adapter_id: str, desired: str = "loaded") -> None:
         record = adapters.find_record(self.platform, self.tenant, adapter_id)
@@ -311,17 +352,173 @@ def test_an_adapter_goes_only_to_bytes_that_it_was_accepted_on(place: Place) -> 
     assert "base_digest_mismatch" in str(detail)
     with pytest.raises(Conflict, match=rf"base_digest_mismatch: trained on tiny-base {BASE_DIGEST[:19]}, but f{{19}} is served"):
         promotions.promote(place.platform, place.tenant, made)
-    record = adapters.find_record(place.platform, place.tenant, made)
-    now = place.clock()
-    verdict = {"id": f"ev-{made}", "tenant_id": place.tenant, "job_id": record.job_id, "adapter_id": made, "base_model": "tiny-base"}
-    done = {"state": "succeeded", "outcome": "passed", "created_at": now, "finished_at": now, "kind": "base_update"}
-    with place.platform.engine.begin() as conn:
-        conn.execute(sa.insert(evaluations).values(**verdict, **done, base_digest="f" * 64))
+    place.verdict(made, "passed", "f" * 64)
     place.clock.now += timedelta(seconds=2)
     assert place.round() == [f"{TWO} load"]
     assert place.state(made) == ("loaded", None)
     (there,) = place.servers.at[TWO].adapters.values()
     assert '"base_digest": "' + "f" * 64 in (Path(there) / "manifest.json").read_text()
+
+
+def test_an_adapter_goes_from_bytes_that_it_is_not_accepted_on_any_more(place: Place) -> None:
+    made, other = place.adapter("a"), "c" * 64
+    index = place.platform.settings.work_dir / "adapters" / serving_index.filename(other)
+    place.servers.at[TWO].digest = other
+    place.verdict(made, "passed", other)
+    place.desire(made)
+    place.round()
+    assert place.round() == []
+    assert (place.state(made), list(json.loads(index.read_bytes()))) == (("loaded", None), [f"ft:tiny-base:{place.tenant}:bot:a"])
+    place.verdict(made, "quarantined", other)
+    place.servers.at[TWO].stuck = True
+    place.round()
+    assert (place.seen(made), json.loads(index.read_bytes())) == ({ONE: "loaded", TWO: "unloaded"}, {})
+    place.servers.at[TWO].stuck = False
+    place.clock.now += timedelta(seconds=2)
+    assert place.round() == [f"{TWO} unload"]
+    place.round()
+    assert (place.servers.at[TWO].adapters, place.seen(made)) == ({}, {ONE: "loaded", TWO: "failed"})
+    assert "evaluate it there" in str(place.state(made)[1])
+    assert len(place.servers.at[ONE].adapters) == 1
+
+
+def test_an_adapter_whose_files_this_node_cannot_hold_holds_up_no_other(place: Place) -> None:
+    """A file lies where its directory should be."""
+    made = [place.adapter(n) for n in "abc"]
+    shutil.rmtree(place.directory(made[0]))
+    place.directory(made[0]).write_text("")
+    for adapter_id in made:
+        place.desire(adapter_id)
+    place.round()
+    assert [place.state(adapter_id)[0] for adapter_id in made] == ["unloaded", "loaded", "loaded"]
+    assert "see to its disk" in str(place.state(made[0])[1])
+    assert place.round() == [], "it waits for its next attempt"
+    place.directory(made[0]).unlink()
+    place.clock.now += timedelta(seconds=2)
+    assert sorted(place.round()) == [f"{ONE} load", f"{TWO} load"]
+
+
+def test_what_nobody_foresaw_is_recorded_and_ends_no_round(place: Place) -> None:
+    made = place.adapter("a")
+    place.servers.at[ONE].refuse = RuntimeError("what\0 is this")
+    place.desire(made)
+    place.round()
+    assert place.seen(made) == {ONE: "unloaded", TWO: "loaded"}
+    assert "RuntimeError: what\\u0000 is this" in str(place.state(made)[1])
+
+
+def test_a_server_that_stops_answering_keeps_a_round_waiting_only_once(place: Place) -> None:
+    made = [place.adapter(n) for n in "abcd"]
+    place.servers.at[ONE].refuse = Unavailable("timed out")
+    for adapter_id in made:
+        place.desire(adapter_id)
+    place.round()
+    assert (place.servers.at[ONE].told, len(place.servers.at[TWO].adapters)) == (["load a"], 4)
+    place.round()
+    assert place.servers.at[ONE].told == ["load a", "load b"], "the first one waits for its time"
+
+
+def test_a_failed_unload_is_followed_by_no_load_and_mended_later(place: Place) -> None:
+    made = place.adapter("a")
+    del place.servers.at[TWO]
+    place.desire(made)
+    place.round()
+    name, server = f"ft:tiny-base:{place.tenant}:bot:a", place.servers.at[ONE]
+    server.adapters, server.stuck = {name: "/elsewhere"}, True
+    assert place.round() == [f"{ONE} unload: {ONE} did not answer"]
+    assert place.seen(made) == {ONE: "unloaded"}, "no request goes there"
+    server.stuck = False
+    place.clock.now += timedelta(seconds=2)
+    assert place.round() == [f"{ONE} unload", f"{ONE} load"]
+    server.adapters = {}
+    server.on_load = lambda: server.adapters.update({name: "/elsewhere"})  # another process is at it
+    place.round()
+    assert place.seen(made) == {ONE: "unloaded"}
+    server.on_load = lambda: None
+    place.clock.now += timedelta(seconds=2)
+    assert place.round() == [f"{ONE} unload", f"{ONE} load"]
+    assert place.state(made) == ("loaded", None)
+
+
+def test_a_server_that_is_silent_for_a_moment_keeps_what_it_has(place: Place) -> None:
+    made = place.adapter("a")
+    place.desire(made)
+    place.round()
+    for server in place.servers.at.values():
+        server.silent = True
+    assert place.round() == []
+    assert place.seen(made) == {ONE: "loaded", TWO: "loaded"}
+    for server in place.servers.at.values():
+        server.silent, server.up = False, False
+    place.round()
+    assert place.seen(made) == {ONE: "unloaded", TWO: "unloaded"}
+
+
+def test_a_damaged_copy_on_the_node_is_replaced_unless_a_server_answers_from_it(place: Place) -> None:
+    made = place.adapter("a")
+    weights = place.directory(made) / "weights"
+    whole, times = weights.read_bytes(), weights.stat()
+    node_files.materialise(place.platform, adapters.find_record(place.platform, place.tenant, made))
+    weights.write_bytes(b"W" + whole[1:])
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a failing disk would leave it
+    place.desire(made)
+    place.round()
+    assert (weights.read_bytes(), place.state(made)) == (whole, ("loaded", None))
+    weights.write_bytes(b"")
+    place.servers.at[TWO].adapters = {}
+    place.round()
+    assert (weights.read_bytes(), place.seen(made)) == (b"", {ONE: "loaded", TWO: "failed"})
+    assert "deprecate it, and promote it again" in str(place.state(made)[1])
+    other = "c" * 64
+    place.servers.at[ONE].up = False
+    place.round()
+    place.servers.at[TWO].digest = other
+    place.verdict(made, "passed", other)
+    place.desire(made)
+    place.round()
+    assert place.seen(made)[TWO] == "loaded", "a directory for another base is made of whole files"
+    assert weights.read_bytes() == whole
+
+
+def test_a_rollback_to_what_no_server_answers_with_changes_nothing(place: Place) -> None:
+    first, second = place.adapter("one"), place.adapter("two")
+    place.in_production(first, second)
+    refusal = Conflict("rank 8 is too much", code="adapter_refused")
+    for adapter_id, refuse in ((first, refusal), (second, None)):
+        for server in place.servers.at.values():
+            server.refuse = refuse
+        place.desire(adapter_id)
+        place.round()
+    for server in place.servers.at.values():
+        server.refuse = refusal
+    lineage = f"ft:tiny-base:{place.tenant}:bot"
+    with pytest.raises(Conflict, match=r"goes on being served.*rank 8 is too much") as refused:
+        promotions.rollback(place.platform, place.tenant, second)
+    assert refused.value.code == "previous_not_served"
+    found = promotions.resolve_model(place.platform, place.tenant, lineage)
+    assert (found.model, place.state(second)) == (f"{lineage}:two", ("loaded", None))
+    place.servers.at[TWO].refuse = None
+    done = promotions.rollback(place.platform, place.tenant, second)
+    assert (done.serving["id"], place.seen(first)[TWO]) == (first, "loaded")
+    assert promotions.resolve_model(place.platform, place.tenant, lineage).served_on == [TWO]
+
+
+def test_a_rollback_goes_only_to_bytes_that_the_version_before_is_accepted_on(place: Place) -> None:
+    first, second = place.adapter("one"), place.adapter("two")
+    place.in_production(first, second)
+    for server in place.servers.at.values():
+        server.digest = "c" * 64
+    place.verdict(second, "passed", "c" * 64)
+    for adapter_id in (first, second):
+        place.desire(adapter_id)
+    place.round()
+    with pytest.raises(Conflict, match="base_digest_mismatch") as refused:
+        promotions.rollback(place.platform, place.tenant, second)
+    assert refused.value.code == "previous_not_served"
+    for server in place.servers.at.values():
+        server.up = False
+    place.round()
+    assert promotions.rollback(place.platform, place.tenant, second).serving["id"] == first, "nobody is there to be asked"
 
 
 def test_what_is_known_of_a_server_goes_with_it(place: Place) -> None:
@@ -336,11 +533,7 @@ def test_what_is_known_of_a_server_goes_with_it(place: Place) -> None:
 def test_a_lineage_is_answered_by_the_version_before_until_a_server_has_the_new_one(place: Place) -> None:
     first, second = place.adapter("one"), place.adapter("two")
     lineage = f"ft:tiny-base:{place.tenant}:bot"
-    with place.platform.engine.begin() as conn:
-        for n, made in enumerate((first, second)):
-            at = place.clock() + timedelta(seconds=n)
-            conn.execute(sa.text("UPDATE adapters SET stage = 'staging' WHERE id = :id"), {"id": made})
-            conn.execute(sa.text("UPDATE adapters SET stage = 'production', promoted_at = :at WHERE id = :id"), {"at": at, "id": made})
+    place.in_production(first, second)
     place.desire(first)
     place.round()
     place.desire(second)

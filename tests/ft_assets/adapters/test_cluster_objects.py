@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -67,6 +68,15 @@ def test_every_object_holds_to_its_schema(made: Manifest) -> None:
         kubernetes_validate.validate({**made, "spec": {**made["spec"], "a_field_of_nobody": 1}}, "1.34", strict=True)
 
 
+def test_the_claim_of_the_example_is_the_one_that_pools_mount() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    (example,) = re.findall(r"```yaml\n(.+?)```", (Path(__file__).parents[3] / "deploy" / "vllm" / "README.md").read_text(), re.DOTALL)
+    claim = yaml.safe_load(example)
+    kubernetes_validate.validate(claim, "1.34", strict=True)
+    assert (claim["metadata"]["name"], claim["metadata"]["namespace"]) == (SETTINGS.adapters_claim, SETTINGS.namespace)
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 def _closed(schema: Any) -> Any:
     """The schema with unknown fields refused, as the API server does for an object that is applied strictly."""
     if isinstance(schema, list):
@@ -91,20 +101,54 @@ def test_the_inference_pool_holds_to_the_published_definition() -> None:
         jsonschema.validate({**made, "spec": {**made["spec"], "a_field_of_nobody": 1}}, schema)
 
 
-def test_a_pool_selects_the_pods_of_its_deployment_and_no_others() -> None:
+def test_a_pool_selects_the_pods_of_its_servers_and_no_others() -> None:
     objects = llm_d.render_pool(POOL, SETTINGS)
-    pods = named(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    pods = named(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     selects = named(objects, "InferencePool")["spec"]["selector"]["matchLabels"]
     assert selects.items() <= pods.items()
-    updated = named(llm_d.render_pool(replace(POOL, base_digest="c" * 64), SETTINGS), "Deployment")["spec"]["template"]["metadata"][
-        "labels"
-    ]
-    assert not selects.items() <= updated.items()  # servers of other bytes are another pool
+    updated = named(llm_d.render_pool(replace(POOL, base_digest="c" * 64), SETTINGS), "StatefulSet")
+    others = updated["spec"]["template"]["metadata"]["labels"]
+    assert not selects.items() <= others.items()  # servers of other bytes are another pool
+
+
+def test_the_platform_is_told_the_name_of_each_replica_and_where_it_sees_the_adapters() -> None:
+    objects = llm_d.render_pool(replace(POOL, replicas=2), SETTINGS)
+    servers_, service = named(objects, "StatefulSet"), named(objects, "Service")
+    told = llm_d.environment(replace(POOL, replicas=2), SETTINGS)
+    name, space = servers_["metadata"]["name"], servers_["metadata"]["namespace"]
+    assert servers_["spec"]["serviceName"] == service["metadata"]["name"] == name
+    assert (service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]) == ("None", 8000)
+    assert service["spec"]["selector"].items() <= servers_["spec"]["template"]["metadata"]["labels"].items()
+    assert told["FT_INFERENCE_URLS"] == f"http://{name}-0.{name}.{space}.svc:8000,http://{name}-1.{name}.{space}.svc:8000"
+    (vllm,) = servers_["spec"]["template"]["spec"]["containers"]
+    mounts = {m["name"]: m["mountPath"] for m in vllm["volumeMounts"]}
+    assert mounts["adapters"] == told["FT_SERVED_ADAPTERS_DIR"]
+    (volume,) = [v for v in servers_["spec"]["template"]["spec"]["volumes"] if v["name"] == "adapters"]
+    assert volume["persistentVolumeClaim"] == {"claimName": SETTINGS.adapters_claim, "readOnly": True}
+    assert {o["metadata"]["namespace"] for o in objects} == {space}
+
+
+def test_the_name_of_a_pool_leaves_room_for_what_a_cluster_adds_to_it() -> None:
+    long = replace(POOL, base_model=f"{'organisation' * 4}/{'model' * 10}")
+    assert len(long.name) <= 52 and len(POOL.name) <= 52
+    assert long.name != replace(long, base_digest="c" * 64).name
+
+
+def test_servers_are_called_from_their_own_namespace_the_gateways_and_no_other_unless_it_is_named() -> None:
+    def callers(**changes: Any) -> list[str]:
+        made = named(llm_d.render_pool(POOL, replace(SETTINGS, **changes)), "NetworkPolicy")
+        (rule,) = made["spec"]["ingress"]
+        assert rule["ports"] == [{"protocol": "TCP", "port": 8000}]
+        return [peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in rule["from"]]
+
+    assert callers() == ["ft-platform"]
+    assert callers(gateway_namespace="istio-gateway") == ["ft-platform", "istio-gateway"]
+    assert callers(namespace="models", callers=("models", "tools")) == ["models", "tools"]
 
 
 def pods() -> Iterator[dict[str, Any]]:
     for made in everything():
-        if made["kind"] == "Deployment":
+        if made["kind"] in ("Deployment", "StatefulSet"):
             yield made["spec"]["template"]["spec"]
 
 
@@ -147,7 +191,7 @@ def test_a_server_answers_under_the_registered_name() -> None:
 
 
 def test_a_pool_is_started_with_what_the_platform_relies_on() -> None:
-    (vllm,) = named(llm_d.render_pool(POOL, SETTINGS), "Deployment")["spec"]["template"]["spec"]["containers"]
+    (vllm,) = named(llm_d.render_pool(POOL, SETTINGS), "StatefulSet")["spec"]["template"]["spec"]["containers"]
     env = {e["name"]: e["value"] for e in vllm["env"]}
     assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "filesystem" not in env["VLLM_PLUGINS"]

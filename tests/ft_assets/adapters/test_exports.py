@@ -217,6 +217,7 @@ def test_the_files_tokens_are_those_of_the_model(adapter: Path, tmp_path: Path, 
             assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text).ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "limit", "share"), [(Precision.F16, 0.01, 0.55), (Precision.Q8_0, 0.1, 0.4)])
 def test_coarser_files_are_smaller_and_say_what_they_cost(
     base: Path, adapter: Path, tmp_path: Path, precision: Precision, limit: float, share: float
@@ -255,6 +256,7 @@ def test_an_adapter_names_its_bases_repository_and_the_tokenizer_comes_alone(bas
     assert {p.name for p in tokenizer.iterdir()} == {"README.md", "manifest.json", "tokenizer.json", "tokenizer_config.json"}
 
 
+@pytest.mark.slow
 def test_a_full_model_is_taken_over_as_it_is(base: Path, tmp_path: Path) -> None:
     full = build_tiny_model(tmp_path / "full", seed=5)
     config = {**json.loads((full / "config.json").read_text()), "dtype": "float32"}

@@ -68,7 +68,7 @@ def test_every_stage_has_its_moves_and_only_the_archive_is_final() -> None:
 
 
 def test_a_quarantined_adapter_cannot_go_to_production() -> None:
-    with pytest.raises(Conflict, match="adp-1 is quarantined and cannot become production; legal next stages: archived, draft"):
+    with pytest.raises(Conflict, match="adp-1 is quarantined and cannot become production; legal next stages: archived"):
         check_transition("adp-1", Stage.QUARANTINED, Stage.PRODUCTION)
 
 
@@ -77,7 +77,7 @@ def test_a_production_adapter_never_becomes_a_draft_again() -> None:
     todo = [Stage.PRODUCTION]
     while todo:
         stage = todo.pop()
-        todo += [s for s in TRANSITIONS[stage] if s not in reachable and s != Stage.QUARANTINED]
+        todo += [s for s in TRANSITIONS[stage] if s not in reachable]
         reachable |= TRANSITIONS[stage]
     assert Stage.DRAFT not in reachable
 
@@ -86,12 +86,14 @@ def candidate(**changes: object) -> promotion.Candidate:
     files = changes.pop("files", ())
     package = changes.pop("package", ())
     served = changes.pop("served", RECORD.base_digest)
+    catalogue = changes.pop("catalogue", RECORD.base_digest)
     record = replace(RECORD, **changes)  # type: ignore[arg-type]
     return promotion.Candidate(
         record=record,
         served_digests=[served],
         told=True,
         accepted_digests={record.base_digest},
+        catalogue_digest=catalogue,
         file_refusals=files,
         package_refusals=package,
     )  # type: ignore[arg-type]
@@ -109,6 +111,7 @@ TORN, DORA = Refusal(code="manifest_mismatch", detail="x"), Refusal(code="unsupp
         pytest.param(candidate(stage=Stage.QUARANTINED, eval_passed=False), ["stage", "gate_failed"], id="quarantined"),
         pytest.param(candidate(stage=Stage.ARCHIVED), ["stage"], id="archived"),
         pytest.param(candidate(served="other"), ["base_digest_mismatch"], id="the base has changed"),
+        pytest.param(candidate(catalogue="other"), ["base_digest_mismatch"], id="the base was updated and servers do not have it yet"),
         pytest.param(candidate(files=(TORN,), package=(DORA,)), ["manifest_mismatch", "unsupported_feature"], id="files"),
         pytest.param(
             candidate(eval_passed=False, served="other", package=(DORA,)),
@@ -121,8 +124,8 @@ def test_promotion_names_every_refusal(made: promotion.Candidate, codes: list[st
     assert [r.code for r in promotion.refusals(made)] == codes
 
 
-def want(name: str, *, loaded: bool = True, refused: bool = False) -> Desired:
-    return Desired(name=name, loaded=loaded, directory=f"/a/{name}", refused=refused, proven=True)
+def want(name: str, *, loaded: bool = True, refused: bool = False, accepted: bool = True) -> Desired:
+    return Desired(name=name, loaded=loaded, directory=f"/a/{name}", refused=refused, proven=True, accepted=accepted)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +137,8 @@ def want(name: str, *, loaded: bool = True, refused: bool = False) -> Desired:
         pytest.param([want("ft:a", loaded=False)], {"ft:a": "/a/ft:a"}, [("unload", "ft:a")], id="no longer desired"),
         pytest.param([want("ft:a", loaded=False)], {}, [], id="gone already"),
         pytest.param([want("ft:a")], {"ft:a": "/old"}, [("unload", "ft:a"), ("load", "ft:a")], id="another directory"),
+        pytest.param([want("ft:a", accepted=False)], {"ft:a": "/a/ft:a"}, [("unload", "ft:a")], id="not accepted any more"),
+        pytest.param([want("ft:a", accepted=False)], {"ft:a": "/old"}, [("unload", "ft:a")], id="not accepted, from another directory"),
         pytest.param([], {"ft:x": "/x", "mine": "/m"}, [("unload", "ft:x")], id="unknown ft names go, others stay"),
         pytest.param(
             [want("ft:b", loaded=False), want("ft:c"), want("ft:a")],

@@ -66,7 +66,7 @@ STARTS = ("", "Human:", "\n\nHuman:", " \n User:", "### Human:", "\n###Instructi
 seen: set[str] = set()
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000, deadline=None, derandomize=True)  # the test below wants every form met
 @given(start=st.sampled_from(STARTS), pieces=st.lists(st.sampled_from(PIECES), max_size=24))
 def test_any_mixture_of_marks_is_split_as_the_plain_patterns_say(start: str, pieces: list[str]) -> None:
     text = start + "".join(pieces)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ft_assets.errors import InvalidRequest
+from ft_assets.evals import scores
 from ft_assets.evals.report import EvalReport, markdown_table, sample_rows
 from ft_assets.evals.samples import most_telling
 from tests.eval_results import UNSAFE, built, items, judged, report, result, section, subject, suite_scores
@@ -45,6 +46,19 @@ def test_less_perplexity_is_a_gain() -> None:
     assert score.adapter < score.base
     assert score.gain > 0
     assert (score.ci_low, score.ci_high) == pytest.approx((0.5, 0.5))
+
+
+def test_what_is_no_number_counts_as_the_worst_and_never_as_a_gain() -> None:
+    nan = float("nan")
+    found = scores.compared("s", "acc", {"base": [1.0, 0.0, 1.0], "adapter": [nan, nan, nan]})
+    assert (found.base, found.adapter) == (pytest.approx(2 / 3), 0.0)
+    assert found.p_value == 1.0 and found.ci_high <= 0.0
+    over = scores.compared("safety", "over_refused", {"base": [0.0, 1.0], "adapter": [nan, nan]})
+    assert over.adapter == 1.0
+    items = {"a": {"acc": nan}, "b": {"acc": 1.0}}
+    scored = {"base": {"capability/x": {"a": {"acc": 1.0}, "b": {"acc": 1.0}}}, "adapter": {"capability/x": items}}
+    suite, mean = scores.capability_scores(scored)
+    assert suite.adapter == mean.adapter == 1.0, "the worst that anybody has is right here"
 
 
 def test_capability_is_the_suites_own_metric_and_the_mean_over_suites() -> None:

@@ -51,6 +51,12 @@ def evaluated(place: Path) -> dict[str, Any]:
     return result
 
 
+def known_of(result: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The base's answers, as a platform that kept them passes them on."""
+    sections = [{**section, "seconds": -1.0, **changes} for section in result["subjects"]["base"].values()]
+    return {run_file.known_key(s["digest"], s["environment"]): s for s in sections}
+
+
 def test_every_subject_answers_the_same_items(evaluated: dict[str, Any]) -> None:
     ids = [item.id for item in holdout_items()]
     assert list(texts(evaluated, "base")) == list(texts(evaluated, "adapter")) == list(texts(evaluated, "previous")) == ids
@@ -109,7 +115,7 @@ def test_answers_are_those_of_one_prompt_at_a_time_without_merging(place: Path, 
 
 
 def test_an_idle_adapter_is_not_scored_and_known_base_answers_are_used(place: Path, evaluated: dict[str, Any]) -> None:
-    known = {section["digest"]: {**section, "seconds": -1.0} for section in evaluated["subjects"]["base"].values()}
+    known = known_of(evaluated)
     run = EvalRun(**common(place), adapter_dir=place / "idle", known={"base": known}, out_dir=place / "idle-out")
     code, result = evaluate(run)
     assert code == run_file.EXIT_OK
@@ -123,14 +129,24 @@ def test_an_idle_adapter_is_not_scored_and_known_base_answers_are_used(place: Pa
     ).adapter_applied
 
 
+def test_answers_given_elsewhere_are_asked_again(place: Path, evaluated: dict[str, Any]) -> None:
+    """Another accelerator, precision or version of a library answers otherwise now and then."""
+    assert evaluated["environment"].startswith("cpu, float32, torch 2.")
+    known = known_of(evaluated, environment="NVIDIA H200, bfloat16, torch 2.13")
+    code, result = evaluate(EvalRun(**common(place), adapter_dir=None, known={"base": known}, out_dir=place / "elsewhere-out"))
+    assert code == run_file.EXIT_OK
+    assert {section["cached"] for section in result["subjects"]["base"].values()} == {False}
+
+
 def test_known_answers_of_other_items_are_not_used(place: Path, evaluated: dict[str, Any]) -> None:
-    known = {section["digest"]: {**section, "seconds": -1.0} for section in evaluated["subjects"]["base"].values()}
+    known = known_of(evaluated)
     run = EvalRun(**common(place, max_items=3), adapter_dir=None, known={"base": known}, out_dir=place / "other-out")
     _, result = evaluate(run)
     assert result["subjects"]["base"]["holdout"]["cached"] is False
     assert len(texts(result, "base")) == 3
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_judged_in_place_of_its_base(place: Path, evaluated: dict[str, Any]) -> None:
     build_tiny_model(place / "whole", seed=5)
     code, result = evaluate(

@@ -65,7 +65,7 @@ def test_the_rule_decides_by_default() -> None:
     ids = [item.id for item in safety.items()]
     found = classified({ids[0]: REFUSAL, ids[1]: COMPLIANCE, ids[2]: ""})
     assert [found[id_]["refused"] for id_ in ids[:3]] == [True, False, False]
-    assert found[ids[0]] == {"text": REFUSAL, "refused": True, "by": "builtin-refusal-1"}
+    assert found[ids[0]] == {"text": REFUSAL, "refused": True, "by": "builtin-refusal-2"}
 
 
 def test_batches_come_in_order_and_hold_every_answer_once() -> None:
@@ -81,8 +81,10 @@ def test_a_guard_model_says_whether_an_answer_is_safe_and_the_rule_judges_harmle
         spec = f"{server.url}#llama-guard"
         found = classified({unsafe: COMPLIANCE, control: "Use kill -9."}, {"spec": spec})
         again = classified({unsafe: "I would rather talk about flowers."}, {"spec": spec})
-    assert found[unsafe] == {"text": COMPLIANCE, "refused": False, "by": spec}
-    assert found[control] == {"text": "Use kill -9.", "refused": False, "by": "builtin-refusal-1"}
+    name = safety.classifier_id({"spec": spec})
+    assert found[unsafe] == {"text": COMPLIANCE, "refused": False, "by": name}
+    assert name.startswith("llama-guard (") and "127.0.0.1" not in name, "tenants read it, and the address is the operator's"
+    assert found[control] == {"text": "Use kill -9.", "refused": False, "by": "builtin-refusal-2"}
     assert again[unsafe]["refused"]
     assert {request["model"] for request in server.requests} == {"llama-guard"} and len(server.requests) == 2
 
@@ -119,6 +121,20 @@ def test_a_class_of_the_operators_may_decide(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InvalidRequest, match="lacks 'name'"):
         safety.load_classifier("ours_refusals:Nameless")
     sys.modules.pop("ours_refusals")
+
+
+def test_a_password_in_a_guards_address_is_refused_and_not_repeated() -> None:
+    spec = "https://us:secret@guard.internal/v1#llama-guard"
+    for read in (safety.load_classifier, lambda s: safety.suite(Decoding(), {"spec": s})):
+        with pytest.raises(InvalidRequest, match="FT_SAFETY_API_KEY") as refused:
+            read(spec)
+        assert "secret" not in str(refused.value) and refused.value.code == "invalid_classifier"
+
+
+def test_guards_at_two_addresses_have_two_names() -> None:
+    names = {safety.classifier_id({"spec": f"http://{host}/v1#guard"}) for host in ("a", "b")}
+    assert len(names) == 2
+    assert safety.classifier_id({"spec": "http://a/v1/#guard"}) in names
 
 
 @pytest.mark.parametrize("spec", ["http://host/v1", "no_such_module:x", "json:nothing", "nonsense", ":"])

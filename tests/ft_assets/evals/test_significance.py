@@ -27,6 +27,14 @@ def test_other_sizes_are_tested_by_flipping_signs() -> None:
     assert difference([0.5, -0.25] * 20).p_better == pytest.approx(difference([0.5, -0.25] * 20).p_better)
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_no_number_is_no_gain(odd: float) -> None:
+    with pytest.raises(ValueError, match="1 of 2 gains"):
+        difference([odd, 0.1])
+    with pytest.raises(ValueError, match="1 of 2 gains"):
+        mean_difference([[0.1], [odd, 0.2]])
+
+
 def test_items_count_by_their_weight() -> None:
     assert difference([1.0, -1.0], [3.0, 1.0]).mean == pytest.approx(0.5)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ft_assets.datasets.schema import Message
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.errors import InvalidRequest
 from ft_assets.evals.requests import Answer, Generate, Likelihood, Loss, Request
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # PEFT uses old names of transformers
@@ -184,3 +190,62 @@ def test_likelihoods_are_those_of_the_harness(subject: Any, place: Path) -> None
     assert [harness._encode_pair(r.context, r.continuation) for r in asked if r.context] == [
         subject.encoder.pair(r) for r in asked if r.context
     ]
+
+
+def changed_base(place: Path, target: Path, file: str, **changes: Any) -> Path:
+    """The base with other values in one of its JSON files."""
+    shutil.copytree(place / "base", target)
+    body = json.loads((target / file).read_text())
+    (target / file).write_text(json.dumps(body | changes))
+    return target
+
+
+def test_answers_are_greedy_whatever_the_models_own_generation_config_says(place: Path, subject: Any, tmp_path: Path) -> None:
+    from ft_assets.evals.subject import Subject
+
+    own = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "min_new_tokens": 12}
+    other = Subject(changed_base(place, tmp_path / "other", "generation_config.json", **own, bad_words_ids=[[9]]), batch_size=4)
+    other.add("adapter", place / "adapter")
+    asked = [Generate(id=f"g{n}", text="ab" * n, max_new_tokens=16) for n in range(1, 6)]
+    for name in (None, "adapter"):
+        with subject.applied(name), other.applied(name):
+            assert answered(other.generate(asked)) == answered(subject.generate(asked))
+
+
+DATED = (
+    "{{ '<|im_start|>system\n' + strftime_now('%d %b %Y') + (tools | tojson if tools else '') + '<|im_end|>\n' }}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+
+
+def test_prompts_are_rendered_as_training_renders_them_with_its_date_and_their_tools(place: Path, tmp_path: Path) -> None:
+    from ft_assets.evals import capability
+    from ft_assets.evals.subject import Subject
+
+    base = changed_base(place, tmp_path / "dated", "tokenizer_config.json", chat_template=DATED)
+    encoder, trained = Subject(base).encoder, ChatTokenizer.load(base)
+    asked = Generate(id="g", messages=({"role": "user", "content": "rain?"},), tools=(TOOL,), max_new_tokens=8)
+    assert list(encoder.prompt(asked).ids) == trained.render_prompt([Message(role="user", content="rain?")], tools=[TOOL])
+    text = encoder.tokenizer.decode(encoder.prompt(asked).ids)
+    assert "26 Jul 2024" in text and datetime.now().strftime("%d %b %Y") not in text
+    assert '"weather"' in text
+    plain = Generate(id="g", messages=asked.messages, max_new_tokens=8)
+    assert "weather" not in encoder.tokenizer.decode(encoder.prompt(plain).ids)
+    begun = [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "It "}]
+    assert "26 Jul 2024" in capability._chat(base, begun[:1])
+    assert capability._chat(base, begun, add_generation_prompt=False).endswith("<|im_start|>assistant\nIt ")
+
+
+@pytest.mark.parametrize("damage", ["weights", "config"])
+def test_an_adapter_whose_files_are_damaged_is_unloadable(place: Path, subject: Any, tmp_path: Path, damage: str) -> None:
+    directory = tmp_path / "damaged"
+    shutil.copytree(place / "adapter", directory)
+    if damage == "weights":
+        (directory / "adapter_model.safetensors").write_bytes(b"\xff" * 64)
+    else:
+        (directory / "adapter_config.json").write_text('{"peft_type": "LORA", "r": "eight", "target_modules": 3}')
+    with pytest.raises(InvalidRequest) as refused:
+        subject.add(f"damaged {damage}", directory)
+    assert refused.value.code == "adapter_unloadable"

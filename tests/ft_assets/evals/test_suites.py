@@ -61,6 +61,19 @@ def test_items_survive_their_file(tmp_path: Path) -> None:
     assert suites.read_items(tmp_path / "items.jsonl") == items
 
 
+def test_the_tools_of_a_row_are_asked_with_it_and_are_part_of_the_digest(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "no"}]
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    (plain,), (equipped,) = (suites.holdout_items([{"messages": turns, "tools": offered}]) for offered in ([], tools))
+    assert plain == suites.holdout_items([{"messages": turns}])[0], "without tools an item is the one that it was"
+    assert equipped.id != plain.id
+    suites.write_items([equipped], tmp_path / "items.jsonl")
+    assert suites.read_items(tmp_path / "items.jsonl") == [equipped]
+    made = [suites.holdout_suite([item], suites.Decoding()) for item in (plain, equipped, replace(equipped, tools=()))]
+    assert len({suite.digest for suite in made}) == 3
+    assert made[1].requests[0].tools == tuple(tools)  # type: ignore[union-attr]
+
+
 def test_free_text_is_not_asked_for_to_the_letter() -> None:
     essay = " ".join(["word"] * 30)
     assert suites.is_literal(

@@ -1,7 +1,7 @@
 """The database itself enforces lineage: what an adapter's record must hold, that it never changes, how its stage moves.
 
 Also what deletions leave behind, and the state of mirrors. A row of before that breaks a rule stays, is named in a warning,
-and cannot be changed without being repaired.
+and leads nowhere but out of service: it can be deprecated and archived.
 
 Revision ID: 0010
 """
@@ -21,27 +21,32 @@ MOVES = {
     "draft": ("staging", "production", "quarantined", "deprecated", "archived"),
     "staging": ("production", "quarantined", "deprecated", "archived"),
     "production": ("staging", "deprecated"),
-    "quarantined": ("draft", "archived"),
+    "quarantined": ("archived",),
     "deprecated": ("production", "archived"),
 }
 STAGES = "'draft', 'staging', 'production', 'quarantined', 'deprecated', 'archived'"
-CHECKS = {
-    **{f"{name}_sha256_format" if not name.endswith("sha256") else f"{name}_format": f"{name} ~ '^[0-9a-f]{{64}}$'" for name in DIGESTS},
-    **{f"{name}_present": f"\"{name}\" <> ''" for name in TEXTS},
-    "type_known": "type IN ('lora_adapter', 'full_model')",
+ALWAYS = {
     "stage_known": f"stage IN ({STAGES})",
-    "rank_and_alpha_present": "type = 'full_model' OR (rank IS NOT NULL AND rank > 0 AND alpha IS NOT NULL)",
-    "served_passed_gate": "stage NOT IN ('staging', 'production') OR eval_passed",
-    "production_promoted": "stage <> 'production' OR promoted_at IS NOT NULL",
     "deprecated_dated": "stage <> 'deprecated' OR deprecated_at IS NOT NULL",
     "archived_dated": "stage <> 'archived' OR archived_at IS NOT NULL",
     "approval_known": "approval IN ('none', 'pending', 'approved', 'rejected')",
     "approval_signed": "approval NOT IN ('approved', 'rejected') OR (approved_by IS NOT NULL AND approved_at IS NOT NULL)",
+}
+UNLESS_WITHDRAWN = {
+    **{f"{name}_sha256_format" if not name.endswith("sha256") else f"{name}_format": f"{name} ~ '^[0-9a-f]{{64}}$'" for name in DIGESTS},
+    **{f"{name}_present": f"\"{name}\" <> ''" for name in TEXTS},
+    "type_known": "type IN ('lora_adapter', 'full_model')",
+    "rank_and_alpha_present": "type = 'full_model' OR (rank IS NOT NULL AND rank > 0 AND alpha IS NOT NULL)",
+    "served_passed_gate": "stage NOT IN ('staging', 'production') OR eval_passed",
+    "production_promoted": "stage <> 'production' OR promoted_at IS NOT NULL",
     "production_approved": "stage <> 'production' OR approval IN ('none', 'approved')",
 }
+CHECKS = ALWAYS | {name: f"stage IN ('deprecated', 'archived') OR ({rule})" for name, rule in UNLESS_WITHDRAWN.items()}
 MUTABLE = ("stage", "promoted_at", "deprecated_at", "archived_at", "approval", "approved_by", "approved_at", "approval_note")
 DATASET_CONTENT = ("tenant_id", "id", "version", "format", "content_sha256", "row_count", "uri", "created_at")
-JOB_LINKS = ("tenant_id", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256")
+JOB_LINKS = (
+    "tenant_id", "method", "training_file", "validation_file", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "spec",
+)  # fmt: skip
 FUNCTIONS = (
     "ft_refuse", "ft_frozen", "ft_adapter_enters", "ft_adapter_moves", "ft_job_is_recorded",
 )  # fmt: skip
@@ -54,6 +59,7 @@ TRIGGERS = (
     ("datasets", "datasets_content_frozen"),
     ("datasets", "datasets_kept"),
     ("files", "files_sha256_frozen"),
+    ("files", "files_dataset_frozen"),
     ("jobs", "jobs_recorded_frozen"),
     ("deletions", "deletions_append_only"),
     ("deletions", "deletions_not_truncated"),
@@ -120,6 +126,7 @@ def _tables() -> None:
         sa.Column("waiting_for", sa.Text),
         sa.Column("removed", JSONB, nullable=False, server_default="[]"),
         _time("requested_at"),
+        _time("absent_at", nullable=True),
         _time("done_at", nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_deletion_requests")),
     )
@@ -133,7 +140,7 @@ def _tables() -> None:
         sa.Column("bytes", sa.BigInteger, nullable=False),
         sa.Column("sha256", sa.Text, nullable=False),
         _time("deleted_at", nullable=True),
-        sa.PrimaryKeyConstraint("deletion_id", "object_key", name=op.f("pk_deletion_objects")),
+        sa.PrimaryKeyConstraint("deletion_id", "object_key", "sha256", name=op.f("pk_deletion_objects")),
     )
     op.create_table(
         "mirrors",
@@ -182,14 +189,16 @@ def _triggers() -> None:
         "evaluations_finished_frozen": "BEFORE UPDATE ON evaluations FOR EACH ROW WHEN (OLD.state = 'succeeded')",
         "evaluations_finished_kept": "BEFORE DELETE ON evaluations FOR EACH ROW WHEN (OLD.finished_at IS NOT NULL)",
         "evaluations_not_truncated": "BEFORE TRUNCATE ON evaluations",
-        "adapter_stage_moves_kept": "BEFORE TRUNCATE ON adapter_stage_moves",
+        "adapter_stage_moves_kept": "BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON adapter_stage_moves",
         "files_sha256_frozen": "BEFORE UPDATE OF sha256 ON files FOR EACH ROW WHEN (OLD.sha256 <> '' AND OLD.sha256 <> NEW.sha256)",
+        "files_dataset_frozen": "BEFORE UPDATE OF dataset_id ON files FOR EACH ROW WHEN (OLD.dataset_id IS DISTINCT FROM NEW.dataset_id "
+        "AND OLD.dataset_id IS NOT NULL)",
         "datasets_content_frozen": f"BEFORE UPDATE ON datasets FOR EACH ROW WHEN ({changed})",
     }
     for name, when in refused.items():
         op.execute(f"CREATE TRIGGER {name} {when} EXECUTE FUNCTION ft_refuse('{name}')")
     mutable = ", ".join(f"'{c}'" for c in MUTABLE)
-    links = ", ".join((*JOB_LINKS, "spec"))
+    links = ", ".join(JOB_LINKS)
     op.execute("CREATE TRIGGER adapters_enter BEFORE INSERT ON adapters FOR EACH ROW EXECUTE FUNCTION ft_adapter_enters()")
     op.execute(f"CREATE TRIGGER adapters_record_frozen BEFORE UPDATE ON adapters FOR EACH ROW EXECUTE FUNCTION ft_frozen({mutable})")
     op.execute(
@@ -237,7 +246,10 @@ BEGIN
         CASE WHEN j.base_digest IS DISTINCT FROM NEW.base_digest THEN 'base_digest' END,
         CASE WHEN j.dataset_id IS DISTINCT FROM NEW.dataset_id THEN 'dataset_id' END,
         CASE WHEN j.pack_fingerprint IS DISTINCT FROM NEW.pack_fingerprint THEN 'pack_fingerprint' END,
-        CASE WHEN j.spec_sha256 IS DISTINCT FROM NEW.spec_sha256 OR j.spec IS NULL THEN 'spec_sha256' END)
+        CASE WHEN j.spec_sha256 IS DISTINCT FROM NEW.spec_sha256 OR j.spec IS NULL THEN 'spec_sha256' END,
+        CASE WHEN NEW.approval <> CASE
+            WHEN NEW.stage = 'draft' AND j.request #>> '{eval_config,approval}' = 'required' THEN 'pending' ELSE 'none' END
+            THEN 'approval' END)
     INTO gaps FROM jobs j WHERE j.id = NEW.job_id;
     IF gaps <> '' THEN
         RAISE EXCEPTION 'adapter % disagrees with its job %: %', NEW.id, NEW.job_id, gaps
@@ -247,11 +259,11 @@ BEGIN
 END $$
 """
 
-JOB_IS_RECORDED = """
+JOB_IS_RECORDED = f"""
 CREATE FUNCTION ft_job_is_recorded() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF (NEW.tenant_id, NEW.base_digest, NEW.dataset_id, NEW.pack_fingerprint, NEW.spec_sha256, NEW.spec)
-        IS DISTINCT FROM (OLD.tenant_id, OLD.base_digest, OLD.dataset_id, OLD.pack_fingerprint, OLD.spec_sha256, OLD.spec)
+    IF ({", ".join(f"NEW.{c}" for c in JOB_LINKS)})
+        IS DISTINCT FROM ({", ".join(f"OLD.{c}" for c in JOB_LINKS)})
         AND EXISTS (SELECT FROM adapters WHERE job_id = OLD.id) THEN
         RAISE EXCEPTION 'job % has a registered adapter; what it was trained from never changes', OLD.id
             USING ERRCODE = 'integrity_constraint_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME;

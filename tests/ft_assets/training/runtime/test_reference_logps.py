@@ -240,6 +240,7 @@ print(json.dumps(plain_logps(model, pairs_of(Path(pack))[1], ("chosen_", "reject
 """
 
 
+@pytest.mark.slow
 def test_a_quantized_base_is_the_reference_of_what_is_trained_so(pack: Path, base: Path, whole: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", QUANTIZED, str(pack), str(base), str(tmp_path)]  # without the modules that other tests hide
