@@ -195,10 +195,10 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
 
 
 def _stored_result(platform: Platform, judged: Judged, run: EvalRun) -> Mapping[str, Any] | None:
-    """What was found out of the same question before, here or on another machine."""
+    """What was found out of the same question before, here or on another machine; a failure is looked at again."""
     key = result_key(judged.key)
     found = json.loads(platform.objects.get_bytes(key)) if platform.objects.exists(key) else {}
-    return found if eval_following.answers(found, run) else None
+    return found if not found.get("error") and eval_following.answers(found, run) else None
 
 
 def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suites.Item]) -> EvalRun:

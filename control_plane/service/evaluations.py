@@ -87,8 +87,8 @@ def request(
     digest = base_digest or platform.models.card(found.base_model).digest
     platform.models.get_pinned(found.base_model, digest)
     with platform.engine.begin() as conn:
-        if kind == MANUAL:  # before the adapter's row, as everyone who locks both
-            conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # many at once are counted one by one
+        if kind == MANUAL:  # many at once are counted one by one; rows that refer to the tenant may still be written
+            conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
         record = AdapterRecord.from_row(adapters.locked_row(conn, tenant, found.id))
         if record.stage == Stage.ARCHIVED:
             raise Conflict(f"adapter {record.id} is archived: its files are gone", code="not_reevaluated", param="adapter_id")

@@ -25,7 +25,8 @@ from ft_assets.errors import IntegrityError
 log = logging.getLogger(__name__)
 _making = threading.Lock()
 """Two servers of one node that need the same adapter fetch it once."""
-_compared: dict[tuple[object, ...], Sequence[Refusal]] = {}
+_compared: set[tuple[object, ...]] = set()
+"""Directories whose files were found to be the registered ones."""
 MAX_COMPARED = 4096
 
 
@@ -54,13 +55,16 @@ def materialise(platform: Platform, record: AdapterRecord, served_digest: str | 
 
 
 def differences(directory: Path, *, manifest_sha256: str) -> Sequence[Refusal]:
-    """:func:`ft_assets.adapters.package.check_files`, whose answer holds as long as the file system says that the files are the same."""
+    """:func:`ft_assets.adapters.package.check_files`; files that were right are so while the file system says that they are the same."""
     key = (manifest_sha256, *stats(directory))
-    if key not in _compared:
+    if key in _compared:
+        return ()
+    found = package.check_files(directory, manifest_sha256=manifest_sha256)
+    if not found:
         if len(_compared) >= MAX_COMPARED:
             _compared.clear()
-        _compared[key] = package.check_files(directory, manifest_sha256=manifest_sha256)
-    return _compared[key]
+        _compared.add(key)
+    return found
 
 
 def stats(directory: Path) -> tuple[tuple[str, int, int, int, int, int], ...]:

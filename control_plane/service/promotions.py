@@ -107,8 +107,13 @@ def _look(platform: Platform, record: AdapterRecord) -> _Looked:
     if key not in _looked:
         if len(_looked) >= MAX_LOOKED:
             _looked.clear()
-        files = node_files.differences(directory, manifest_sha256=record.manifest_sha256)
-        _looked[key] = files, unservable(platform, record.base_model, directory)
+        found = (
+            node_files.differences(directory, manifest_sha256=record.manifest_sha256),
+            unservable(platform, record.base_model, directory),
+        )
+        if found[0]:
+            return found  # a disk that failed once may read them now
+        _looked[key] = found
     return _looked[key]
 
 
@@ -161,7 +166,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
         why = f"base_digest_mismatch: the catalogue's {previous.base_model} is none that it is accepted on; evaluate it there"
     raise Conflict(
         f"adapter {current.id} goes on being served: no server can answer with {previous.id}, the one before it ({why}); "
-        "mend that, promote another one, or deprecate this one to stop serving it",
+        "try again, mend that, promote another one, or deprecate this one to stop serving it",
         code="previous_not_served",
         param="adapter_id",
     )

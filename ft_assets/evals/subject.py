@@ -6,6 +6,7 @@ that are asked, never from those that are left (`skip`), so whoever goes on afte
 
 from __future__ import annotations
 
+import errno
 import gc
 import inspect
 import math
@@ -200,7 +201,7 @@ class Subject:
         try:
             model, found = load(directory, dtype=self._dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
         except UNREADABLE as e:
-            if directory == self._base_dir:
+            if directory == self._base_dir or _is_the_machines(e):
                 raise
             raise InvalidRequest(f"the model in {directory} cannot be loaded: {e}", code="adapter_unloadable") from e
         if directory != self._base_dir and (absent := [*found["missing_keys"], *found["mismatched_keys"]]):
@@ -222,6 +223,8 @@ class Subject:
             else:
                 self.model = PeftModel.from_pretrained(self.model, str(directory), adapter_name=name)
         except UNREADABLE as e:
+            if _is_the_machines(e):
+                raise
             raise InvalidRequest(f"adapter {directory} does not fit the base model: {e}", code="adapter_unloadable") from e
         self._attached.add(name)
         self.model.eval()
@@ -335,6 +338,11 @@ def _decoding(**chosen: Any) -> Any:
 
 def _missing(ids: Collection[str], skip: Collection[str]) -> bool:
     return any(id_ not in skip for id_ in ids)
+
+
+def _is_the_machines(error: Exception) -> bool:
+    """Whether loading failed for want of memory or of a working disk: that says nothing of the files, and another run may succeed."""
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
