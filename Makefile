@@ -46,7 +46,7 @@ $(VLLM_STAMP): $(VLLM)/.engine deploy/vllm/pyproject.toml deploy/vllm/ft_vllm_pl
 	@touch $@
 
 test: setup ## all tests but the slow ones
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: setup vllm ## all tests, those of the real vLLM among them
 	$(PY) -m pytest

@@ -209,6 +209,7 @@ def test_a_model_in_use_stays(operated: Platform, tenant: Tenant, tiny: Path, tr
     assert used not in operated.models.ids()
 
 
+@pytest.mark.slow
 def test_operators_keep_models_from_the_command_line(tiny: Path, tmp_path: Path) -> None:
     env = {**os.environ, "FT_HOME": str(tmp_path / "home")}
     ft: Callable[..., subprocess.CompletedProcess[str]] = lambda *args: subprocess.run(  # noqa: E731

@@ -150,6 +150,7 @@ def test_an_export_is_made_by_one_and_taken_over_from_the_dead(
     assert exports.make(operated, row["id"]) == "ready"
 
 
+@pytest.mark.slow
 def test_a_changed_base_fails_the_export_and_it_can_be_asked_for_again(operated: Platform, owner: tuple[str, str], tmp_path: Path) -> None:
     own = build_tiny_model(tmp_path / "own", seed=4)
     settings = replace(operated.settings, home=tmp_path / "home")

@@ -143,6 +143,7 @@ def test_the_reference_is_there_before_the_job_waits_for_gpus_and_serves_the_nex
     assert other.reference == spec.reference and other.method_settings["beta"] == 0.3
 
 
+@pytest.mark.slow
 def test_under_qlora_the_reference_is_quantized_as_the_policy_is(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
     _, plain, _ = prepared(platform, tenant, upload(preferences), "dpo")
     packed, spec, _ = prepared(platform, tenant, upload(preferences), "dpo", adapter="qlora")

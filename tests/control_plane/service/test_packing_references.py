@@ -26,6 +26,7 @@ def stored_pack(platform: Platform, directory: Path, base: Path) -> str:
     return manifest.fingerprint
 
 
+@pytest.mark.slow
 def test_they_are_computed_once_and_reused_from_the_store(machine: Callable[[str], Platform], model: Path, tmp_path: Path) -> None:  # noqa: F811
     here = machine("a")
     pack = stored_pack(here, tmp_path / "pack", model)

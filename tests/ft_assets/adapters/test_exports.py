@@ -96,6 +96,7 @@ def test_merged_weights_are_proven_and_load_without_us(base: Path, adapter: Path
     }
 
 
+@pytest.mark.slow
 def test_the_same_order_gives_the_same_bytes(base: Path, adapter: Path, tmp_path: Path) -> None:
     first, again = (made(order(base, adapter, Format.MERGED), tmp_path / name)[0] for name in "ab")
     assert first.sha256 == again.sha256

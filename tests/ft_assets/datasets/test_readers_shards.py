@@ -39,6 +39,7 @@ def peak_of_arrow() -> Iterator[Callable[[], int]]:
         pa.set_memory_pool(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["dictionary", "stored"])
 def test_parquet_shards_of_one_long_value_repeated_are_joined_in_bounded_memory(tmp_path: Path, encoding: str) -> None:
     shards = [repeated(tmp_path / f"s{i}.parquet", length=7_000_000, count=200, encoding=encoding) for i in range(2)]

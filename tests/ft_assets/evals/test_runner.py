@@ -269,6 +269,7 @@ def test_killed_and_started_again_it_leaves_the_result_of_a_run_that_was_not(pla
     assert 12 <= kept < journal_lines(run), "the kill came in the middle"
 
 
+@pytest.mark.slow
 def test_sigterm_stops_it_and_keeps_what_was_answered(place: Path) -> None:
     run = slow_run(place, "stopped")
     process = start(run)

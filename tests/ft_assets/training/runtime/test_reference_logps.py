@@ -170,6 +170,7 @@ def test_only_a_damaged_file_is_computed_again(pack: Path, base: Path, tmp_path:
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(base: Path, tmp_path: Path) -> None:
     pack, out = tmp_path / "pack", tmp_path / "out"
     build_preferences(pack, base, count=600)
