@@ -207,6 +207,10 @@ def test_the_digest_of_an_import_is_written_once_it_is_fetched(platform: Platfor
         tenant = conn.execute(sa.select(adapters.c.tenant_id).where(adapters.c.id == registered("draft"))).scalar_one()
         conn.execute(sa.insert(files).values(**new, tenant_id=tenant, status="uploaded", created_at=sa.func.now()))
         conn.execute(sa.update(files).where(files.c.id == new["id"]).values(sha256=D))
+    with pytest.raises(Violation, match="files is refused"), platform.engine.begin() as conn:
+        conn.execute(sa.update(files).where(files.c.id == new["id"]).values(sha256="0" * 64))
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(files.c.sha256).where(files.c.id == new["id"])).scalar_one() == D
 
 
 def test_a_job_with_an_adapter_keeps_what_it_was_trained_from(platform: Platform, registered: Callable[[str], str]) -> None:

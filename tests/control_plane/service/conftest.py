@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from control_plane.service import files, jobs, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import mark_packed
 from control_plane.service.submission import JobRequest
+from control_plane.tables import deployments, replica_adapters
 from control_plane.tenants import Tenant
+from tests.fleet_in_memory import ONE, TWO, Clock, Place, Servers
 from tests.followed_jobs import Job, Scripted, store_pack
 from tests.training_specs import SPEC
 
@@ -58,3 +61,14 @@ def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[...
     for job in made:
         for name in job.launcher.names:
             job.launcher.stop(name, grace_s=0.1)
+
+
+@pytest.fixture
+def place(platform: Platform) -> Place:
+    """Two servers, and nothing that earlier tests desired."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.delete(replica_adapters))
+        conn.execute(sa.delete(deployments))
+    tenant, clock, servers = f"t-{uuid.uuid4().hex[:8]}", Clock(), Servers(ONE, TWO)
+    tenants.create(platform, tenant)
+    return Place(platform=replace(platform, fleet=servers, clock=clock), servers=servers, clock=clock, tenant=tenant)

@@ -1,0 +1,126 @@
+"""Tenants with files, jobs and adapters on a platform whose store may be away, for what is deleted of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.protocols import Replica
+from control_plane.service import data_deletion, deletion, erasure, files, jobs, promotions, tenants
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.tables import adapters as table
+from control_plane.tables import (
+    deletion_requests,
+)
+from ft_assets import layout
+from ft_assets.errors import Unavailable
+from resources.object_store import LocalObjectStore
+from tests.finished_job import finish
+
+SECRET = "What is 7 plus 7?"
+"""Part of a row that the tenant uploaded."""
+
+
+@dataclass(kw_only=True)
+class Clock:
+    now: datetime
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Weak(LocalObjectStore):
+    """A store that goes away after so many deletions."""
+
+    left: int | None = None
+
+    def delete(self, key: str) -> None:
+        if self.left is not None:
+            if self.left == 0:
+                raise Unavailable("the store is away")
+            self.left -= 1
+        super().delete(key)
+
+
+@dataclass(kw_only=True)
+class Servers:
+    """A fleet of one server, as far as a deletion looks at it."""
+
+    adapters: dict[str, str]
+    ready: bool = True
+    asked: int = 0
+
+    def replicas(self) -> list[Replica]:
+        self.asked += 1
+        return [Replica(url="http://a", ready=self.ready, adapters=self.adapters if self.ready else {})]
+
+    def load(self, url: str, name: str, directory: Path) -> None:
+        self.adapters[name] = str(directory)
+
+    def unload(self, url: str, name: str) -> None:
+        self.adapters.pop(name, None)
+
+    def probe(self, url: str, name: str) -> float:
+        return 0.0
+
+
+@dataclass(kw_only=True)
+class World:
+    platform: Platform
+    clock: Clock
+    store: Weak
+    write: Callable[..., Path]
+
+    def tenant(self) -> str:
+        return tenants.create(self.platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")[0].id
+
+    def trained(self, tenant: str, **fields: Any) -> str:
+        """An adapter in production, from a file of the tenant, with an evaluation and what nodes keep of it."""
+        with self.write(salt=tenant).open("rb") as stream:
+            file = files.create(self.platform, tenant, stream, filename="payroll of acme.jsonl", purpose="fine-tune")
+        body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": "secret plan"}, **fields}
+        job = jobs.submit(self.platform, tenant, JobRequest.from_body(body)).job
+        id_ = finish(self.platform, tenant, job["id"])
+        report = {"suites": {"holdout": {"digest": hashlib.sha256(job["id"].encode()).hexdigest()}}, "samples": [SECRET]}
+        self.store.put_bytes(f"{layout.eval_prefix(tenant, job['id'])}/report.json", json.dumps(report).encode())
+        for directory in (f"adapters/{id_}", f"jobs/{job['id']}", f"datasets/{tenant}/x"):
+            (self.platform.settings.work_dir / directory).mkdir(parents=True, exist_ok=True)
+            (self.platform.settings.work_dir / directory / "part").write_text(SECRET)
+        return id_
+
+    def deprecated(self, tenant: str) -> str:
+        id_ = self.trained(tenant)
+        promotions.deprecate(self.platform, tenant, id_)
+        return id_
+
+    def keys(self, prefix: str) -> list[str]:
+        return [info.key for info in self.store.list(prefix)]
+
+    def row(self, id_: str) -> Any:
+        with self.platform.engine.connect() as conn:
+            return conn.execute(sa.select(table).where(table.c.id == id_)).one()
+
+    def delete_data(self, tenant: str) -> str:
+        asked = data_deletion.request_tenant(self.platform, tenant, confirm=tenant, reason="contract ended", requested_by="key_1")
+        self.clock.now += 2 * erasure.QUIET
+        return str(asked["id"])
+
+    def carried_out(self, deletion_id: str) -> bool:
+        """Two rounds: one that deletes everything, and one that looks again later."""
+        assert not deletion.carry_out(self.platform, deletion_id)
+        assert "a second look follows" in str(deletion.get(self.platform, self.of(deletion_id), deletion_id)["waiting_for"])
+        self.clock.now += erasure.TenantData.SETTLES
+        return deletion.carry_out(self.platform, deletion_id)
+
+    def of(self, deletion_id: str) -> str:
+        with self.platform.engine.connect() as conn:
+            return str(conn.execute(sa.select(deletion_requests.c.tenant_id).where(deletion_requests.c.id == deletion_id)).scalar_one())

@@ -1,0 +1,148 @@
+"""A platform whose inference servers are in memory: each can be away, slow, silent or wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from control_plane.protocols import Replica
+from control_plane.service import adapters, fleet, observations
+from control_plane.service.fleet import reconcile
+from control_plane.service.node_files import directory
+from control_plane.service.platform import Platform
+from control_plane.tables import adapters as adapters_table
+from control_plane.tables import evaluations
+from ft_assets.errors import Conflict, Unavailable
+from tests.finished_job import rewrite
+from tests.registered_adapter import BASE_DIGEST, add_adapter
+
+ONE, TWO = "http://one", "http://two"
+
+
+@dataclass
+class Server:
+    base: str = "tiny-base"
+    digest: str | None = BASE_DIGEST
+    up: bool = True
+    adapters: dict[str, str] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    refuse: Exception | None = None
+    stuck: bool = False
+    """It unloads nothing."""
+    silent: bool = False
+    on_load: Callable[[], object] = lambda: None
+
+
+class Servers:
+    """A fleet in memory."""
+
+    def __init__(self, *urls: str) -> None:
+        self.at = {url: Server() for url in urls}
+
+    def replicas(self) -> list[Replica]:
+        return [self._described(url, s) for url, s in self.at.items()]
+
+    def _described(self, url: str, s: Server) -> Replica:
+        if not s.up or s.silent:
+            return Replica(url=url, ready=False, base=s.base, error=f"{url} did not answer", silent=s.silent)
+        return Replica(url=url, ready=True, base=s.base, base_digest=s.digest, adapters=dict(s.adapters))
+
+    def load(self, url: str, name: str, directory: Path) -> None:
+        s = self._told(url, "load", name)
+        s.on_load()
+        if s.refuse:
+            raise s.refuse
+        if s.adapters.get(name) not in (None, str(directory)):
+            raise Conflict(f"{url} serves {name} from elsewhere", code="served_elsewhere")
+        s.adapters[name] = str(directory)
+
+    def unload(self, url: str, name: str) -> None:
+        if self._told(url, "unload", name).stuck:
+            raise Unavailable(f"{url} did not answer")
+        self.at[url].adapters.pop(name, None)
+
+    def probe(self, url: str, name: str) -> float:
+        assert name in self._told(url, "probe", name).adapters
+        return 0.0
+
+    def _told(self, url: str, what: str, name: str) -> Server:
+        if not self.at[url].up:
+            raise Unavailable(f"{url} did not answer")
+        self.at[url].told.append(f"{what} {name.rsplit(':', 1)[1]}")
+        return self.at[url]
+
+
+@dataclass
+class Clock:
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(milliseconds=1)
+        return self.now
+
+
+@dataclass
+class Place:
+    platform: Platform
+    servers: Servers
+    clock: Clock
+    tenant: str
+
+    def adapter(self, number: str, *, lineage: str = "bot") -> str:
+        """A registered adapter whose files are on the node; its id."""
+        made = add_adapter(self.platform, self.tenant, name=f"ft:tiny-base:{self.tenant}:{lineage}:{number}", stage="draft", loaded=False)
+        weights = f"weights of {number}".encode()
+        listed = {"weights": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)}}
+        manifest = json.dumps({"base_digest": BASE_DIGEST, "files": listed}).encode()
+        with self.platform.engine.begin() as conn:
+            rewrite(conn, adapters_table.c.id == made, manifest_sha256=hashlib.sha256(manifest).hexdigest())
+        record = adapters.find_record(self.platform, self.tenant, made)
+        where = directory(self.platform, record)
+        where.mkdir(parents=True)
+        for name, content in (("manifest.json", manifest), ("weights", weights)):
+            (where / name).write_bytes(content)
+            self.platform.objects.put_bytes(f"{record.object_prefix}/{name}", content)
+        return made
+
+    def directory(self, adapter_id: str) -> Path:
+        return directory(self.platform, adapters.find_record(self.platform, self.tenant, adapter_id))
+
+    def in_production(self, *adapter_ids: str) -> None:
+        """Promoted one after the other."""
+        with self.platform.engine.begin() as conn:
+            for n, made in enumerate(adapter_ids):
+                at = self.clock() + timedelta(seconds=n)
+                conn.execute(sa.text("UPDATE adapters SET stage = 'staging' WHERE id = :id"), {"id": made})
+                conn.execute(sa.text("UPDATE adapters SET stage = 'production', promoted_at = :at WHERE id = :id"), {"at": at, "id": made})
+        self.clock.now += timedelta(seconds=len(adapter_ids))
+
+    def verdict(self, adapter_id: str, outcome: str, digest: str) -> None:
+        record, now = adapters.find_record(self.platform, self.tenant, adapter_id), self.clock()
+        of = {"tenant_id": self.tenant, "job_id": record.job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": digest}
+        done = {"state": "succeeded", "outcome": outcome, "created_at": now, "finished_at": now, "kind": "base_update"}
+        with self.platform.engine.begin() as conn:
+            conn.execute(sa.insert(evaluations).values(id=f"ev-{uuid.uuid4().hex}", **of, **done))
+
+    def desire(self, adapter_id: str, desired: str = "loaded") -> None:
+        record = adapters.find_record(self.platform, self.tenant, adapter_id)
+        with self.platform.engine.begin() as conn:
+            fleet.desire(conn, record, desired, self.clock())
+
+    def state(self, adapter_id: str) -> tuple[str, str | None]:
+        found = adapters.get_adapter(self.platform, self.tenant, adapter_id)
+        return found["observed"], found["detail"]
+
+    def seen(self, adapter_id: str) -> dict[str, str]:
+        with self.platform.engine.connect() as conn:
+            return {url: row["observed"] for (url, _), row in observations.read(conn, [adapter_id]).items()}
+
+    def round(self) -> list[str]:
+        self.clock.now += timedelta(milliseconds=10)
+        return [f"{r.replica} {r.action.kind}" + (f": {r.error}" if r.error else "") for r in reconcile(self.platform)]
