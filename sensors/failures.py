@@ -15,6 +15,8 @@ STALE = timedelta(seconds=45)
 MAX_REPLACEMENTS = 5
 """Runs of one stage that may die without moving the job; each is a fault of the platform."""
 ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
+SETTLED = timedelta(seconds=1)
+"""How long after its end a run may still be moving its job: the transition is written beside Dagster's own."""
 WORKING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
@@ -25,7 +27,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
     replaced = []
     for due in due_runs(opened, ("prepare", "train", "evaluate")):
         replacements, beat = run_replacements(opened, due)
-        why = _gone(context.instance, due, beat, opened.clock())
+        why = why_gone(context.instance, due, beat, opened.clock())
         if why is None:
             continue
         replaced.append(f"{due.run_key}: {why}")
@@ -44,7 +46,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
     return dg.SkipReason("; ".join(replaced) or "every due run is alive")
 
 
-def _gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:
+def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:
     """Why `due`'s run will not move its job any more; None while it may."""
     records = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}), limit=1)
     if not records:
@@ -52,8 +54,7 @@ def _gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now:
     run, changed = records[0].dagster_run, records[0].update_timestamp
     silent_since = max(t for t in (beat, changed) if t is not None)
     if run.status in ENDED:
-        # The job's own transition may still be on its way: a run that ended just now is looked at again next tick.
-        return f"run {run.run_id} ended {run.status.value}" if now - changed > timedelta(seconds=1) else None
+        return f"run {run.run_id} ended {run.status.value}" if now - changed > SETTLED else None
     if run.status in WORKING and now - silent_since > STALE:
         instance.report_run_failed(run, message="its worker has not been heard of; the job gets another run")
         return f"run {run.run_id} was silent for {(now - silent_since).total_seconds():.0f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import signal
@@ -101,6 +102,7 @@ def idle_connections(platforms: list[Platform]) -> Iterator[None]:
     yield
     for platform in platforms:
         platform.engine.dispose()
+    gc.collect()  # what a test of this module left open fails here, and not some other module
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
 from sensors.admission import admission
-from sensors.failures import MAX_REPLACEMENTS, failures
+from sensors.failures import MAX_REPLACEMENTS, SETTLED, failures, why_gone
 from sensors.retention import retention as retention_sensor
 from sensors.scheduling import scheduling as scheduling_sensor
 from sensors.sweeps import sweeps as sweeps_sensor
@@ -80,13 +80,20 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
         (due,) = scheduling.due_runs(platform, ("prepare",))
         assert due.run_key == f"{job_id}#prepare{attempt}"
         create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
-        assert "alive" in str(tick(failures, instance)), "a run that ended just now may still move its job"
-        time.sleep(1.1)
+        time.sleep(SETTLED.total_seconds() + 0.1)
         assert due.run_key in str(tick(failures, instance))
     job = jobs.get(platform, tenant, job_id).row
     assert job["state"] == "failed"
     assert f"failed {MAX_REPLACEMENTS} times" in job["error"]["message"]
     assert scheduling.due_runs(platform, ("prepare",)) == []
+
+
+def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
+    (due,) = scheduling.due_runs(submitted[0], ("prepare",))
+    create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+    ended = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}))[0].update_timestamp
+    assert why_gone(instance, due, None, ended + SETTLED) is None
+    assert "ended FAILURE" in (why_gone(instance, due, None, ended + SETTLED + timedelta(milliseconds=1)) or "")
 
 
 def test_a_trial_that_waited_is_submitted_when_there_is_room(

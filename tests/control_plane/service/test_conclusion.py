@@ -47,8 +47,8 @@ from ft_assets.evals.report import EvalReport
 from ft_assets.training.checkpoints import manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
-from tests.control_plane.service.test_fleet import Server, Servers
 from tests.finished_job import prepare
+from tests.fleet_in_memory import Server, Servers
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
 
