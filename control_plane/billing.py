@@ -5,7 +5,10 @@ Money is integer micro-dollars. Entry ids are ``<job>/a<attempt>/<kind>``, so a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from ft_assets.errors import Fault
 
@@ -19,16 +22,35 @@ TIER_FACTOR_PERCENT = {"free": 0, "standard": 100, "premium": 150}
 """Premium pays for reserved capacity that stands idle a third of the time; free pays nothing."""
 
 
+ACCOUNTS: Mapping[str, str] = {"usage": "revenue/gpu", "refund": "refunds", "storage": "revenue/storage", "adjustment": "adjustments"}
+"""The platform's account opposite a tenant's, by kind of entry."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
+    """One line of a tenant's bill, and one transaction of the ledger."""
+
     id: str
     kind: str
-    """``usage`` or ``refund``."""
-    gpu_type: str
-    gpu_seconds: float
+    """A key of :data:`ACCOUNTS`."""
     amount_micros: int
     """Positive: the tenant owes; negative: given back."""
-    detail: dict[str, str | float | int]
+    list_micros: int
+    """The same at on-demand prices."""
+    occurred_at: datetime
+    """End of what is billed; the month of its bill, in UTC."""
+    job_id: str | None = None
+    attempt: int | None = None
+    gpu_type: str | None = None
+    pricing: str | None = None
+    """``on_demand``, ``spot`` or ``reserved``."""
+    gpu_seconds: float = 0.0
+    detail: Mapping[str, Any]
+
+
+def postings(tenant: str, entry: Entry) -> dict[str, int]:
+    """Both sides of `entry`, by account: debits positive, credits negative; their sum is nothing."""
+    return {f"receivable/{tenant}": entry.amount_micros, ACCOUNTS[entry.kind]: -entry.amount_micros}
 
 
 def price_micros(gpu_type: str, tier: str, gpu_seconds: float) -> int:
@@ -64,12 +86,20 @@ def entries(
         "started_at": started_at,
         "ended_at": ended_at,
     }
+    common: dict[str, Any] = {
+        "job_id": job_id,
+        "attempt": attempt,
+        "gpu_type": gpu_type,
+        "pricing": "on_demand",
+        "gpu_seconds": gpu_seconds,
+    }
+    at = datetime.fromtimestamp(ended_at, UTC)
     usage = Entry(
-        id=f"{job_id}/a{attempt}/usage", kind="usage", gpu_type=gpu_type, gpu_seconds=gpu_seconds, amount_micros=amount, detail=detail
+        id=f"{job_id}/a{attempt}/usage", kind="usage", amount_micros=amount, list_micros=amount, occurred_at=at, detail=detail, **common
     )
     if fault is not Fault.PLATFORM:
         return [usage]
     refund = Entry(
-        id=f"{job_id}/a{attempt}/refund", kind="refund", gpu_type=gpu_type, gpu_seconds=gpu_seconds, amount_micros=-amount, detail=detail
+        id=f"{job_id}/a{attempt}/refund", kind="refund", amount_micros=-amount, list_micros=-amount, occurred_at=at, detail=detail, **common
     )
     return [usage, refund]

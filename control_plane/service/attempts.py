@@ -21,11 +21,12 @@ from control_plane import billing
 from control_plane.events import Event, as_reported, metrics_event
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import WorkloadStatus
+from control_plane.service import ledger
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, job_row
 from control_plane.service.scheduling import pools
 from control_plane.service.transition import locked, record, transition
-from control_plane.tables import attempts, checkpoints, job_events, jobs, ledger_entries, reservations
+from control_plane.tables import attempts, checkpoints, job_events, jobs, reservations
 from ft_assets.errors import FtError, NotAdmitted
 from ft_assets.training.failures import FailureClass, Retry, with_half_batch
 from ft_assets.training.spec import TrainingSpec
@@ -373,19 +374,7 @@ def _bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, en
         fault=fault,
         outcome=ending.outcome,
     ):
-        values = {
-            "id": entry.id,
-            "tenant_id": held.tenant,
-            "job_id": held.job_id,
-            "attempt": held.attempt,
-            "kind": entry.kind,
-            "gpu_type": entry.gpu_type,
-            "gpu_seconds": entry.gpu_seconds,
-            "amount_micros": entry.amount_micros,
-            "detail": entry.detail,
-            "created_at": platform.clock(),
-        }
-        conn.execute(insert(ledger_entries).values(values).on_conflict_do_nothing(index_elements=["id"]))
+        ledger.post(conn, held.tenant, entry, now=platform.clock())
 
 
 def _move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> JobState:

@@ -325,4 +325,10 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         ),
         "sweep_trials": sa.update(t.sweep_trials).where(t.sweep_trials.c.sweep_id.in_(my_sweeps)).values(error=sa.null()),
         "eval_scores": sa.delete(t.eval_scores).where(t.eval_scores.c.tenant_id == tenant),
+        "upload_parts": sa.delete(t.upload_parts).where(t.upload_parts.c.tenant_id == tenant),
+        "uploads": sa.update(t.uploads).where(t.uploads.c.tenant_id == tenant).values(filename=ERASED, settings={}),
+        "outbox": sa.update(t.outbox).where(t.outbox.c.tenant_id == tenant).values(data={}),
+        "audit_log": sa.update(t.audit_log).where(t.audit_log.c.tenant_id == tenant, t.audit_log.c.redacted_at.is_(None)).values(
+            changes={}, ip=None, user_agent=None, redacted_at=now  # last: what is done above is in it, with what was there before
+        ),
     }  # fmt: skip

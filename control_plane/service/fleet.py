@@ -96,6 +96,7 @@ def reconcile(platform: Platform) -> list[Reconciled]:
 
     Calling it again is harmless; while another process is at it, it does nothing.
     """
+    platform = platform.whole
     if platform.fleet is None:
         return []
     with _alone(platform) as alone:
@@ -108,6 +109,7 @@ def reconcile(platform: Platform) -> list[Reconciled]:
 
 def load(platform: Platform, record: AdapterRecord, asked: Asked | None = None) -> str | None:
     """Load and probe one adapter on every server of its base at once, and record what was seen; returns what is missing."""
+    platform = platform.whole
     if platform.fleet is None:
         return None
     _round(platform, asked or ask(platform), only=record.id)

@@ -61,8 +61,8 @@ def place(platform: Platform) -> list[scheduler.Decision]:
 
 
 def queue_snapshot(platform: Platform) -> scheduler.Snapshot:
-    """The queue as it is now, without a lock on it: for estimates."""
-    with platform.engine.connect() as conn:
+    """The queue as it is now, of all tenants and without a lock on it: for estimates."""
+    with platform.whole.engine.connect() as conn:
         return _snapshot(conn, pools(platform), platform.clock(), lock=False)[0]
 
 

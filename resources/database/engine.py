@@ -8,6 +8,7 @@ from functools import cache
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, make_url
 
+from control_plane.service.platform import confine
 from control_plane.settings import Settings
 from resources.database import embedded
 
@@ -31,7 +32,7 @@ def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
     parsed = make_url(url)
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg2")  # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3
-    return sa.create_engine(
+    engine = sa.create_engine(
         parsed,
         pool_pre_ping=True,
         pool_size=pool_size,
@@ -41,6 +42,8 @@ def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
         isolation_level="READ COMMITTED",
         connect_args={"application_name": "ft", "connect_timeout": 10, "options": " ".join(SESSION_OPTIONS)},
     )
+    sa.event.listen(engine, "begin", confine)
+    return engine
 
 
 def control_plane_url(settings: Settings) -> str:

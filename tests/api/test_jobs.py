@@ -14,8 +14,9 @@ from control_plane.events import metrics_event
 from control_plane.jobs import JobState
 from control_plane.service.platform import Platform
 from control_plane.service.transition import record, transition
-from control_plane.tables import checkpoints, jobs, ledger_entries
+from control_plane.tables import checkpoints, jobs
 from control_plane.tenants import Tenant
+from tests.ledger import enter
 
 SUPERVISED = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": "auto"}}}
 
@@ -189,9 +190,7 @@ def test_a_failed_job_carries_its_error_and_its_cost(client: openai.OpenAI, plat
     move(platform, job.id, "failed", error={"code": "diverged", "message": "loss is NaN; lower the learning rate", "param": None})
     with platform.engine.begin() as conn:
         for kind, amount in (("usage", 1_500_000), ("refund", -500_000)):
-            entry = {"id": f"{job.id}/a1/{kind}", "tenant_id": tenant.id, "job_id": job.id, "attempt": 1, "kind": kind, "gpu_type": "local"}
-            values = {**entry, "gpu_seconds": 1.0, "amount_micros": amount, "detail": {}, "created_at": platform.clock()}
-            conn.execute(sa.insert(ledger_entries).values(**values))
+            enter(conn, tenant.id, job.id, kind=kind, amount_micros=amount)
     seen = client.fine_tuning.jobs.retrieve(job.id)
     assert (seen.status, seen.error.code, seen.error.message) == ("failed", "diverged", "loss is NaN; lower the learning rate")
     assert seen.cost_micros == 1_000_000

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from control_plane.api.deps import PlatformDep
+from control_plane.api.deps import WholePlatform
 from ft_assets.errors import Unavailable
 from resources.database import migrate
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-def healthz(platform: PlatformDep) -> dict[str, str]:
+def healthz(platform: WholePlatform) -> dict[str, str]:
     """This process serves and its database answers."""
     try:
         with platform.engine.connect() as conn:
@@ -26,7 +26,7 @@ def healthz(platform: PlatformDep) -> dict[str, str]:
 
 
 @router.get("/readyz")
-def readyz(platform: PlatformDep) -> dict[str, str]:
+def readyz(platform: WholePlatform) -> dict[str, str]:
     """It can do its work: the schema is the one this code knows, and the object store answers."""
     found, known = migrate.current(platform.engine), migrate.head()
     if found != known:

@@ -11,7 +11,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from control_plane.api import exposition
-from control_plane.api.deps import PlatformDep, bearer
+from control_plane.api.deps import WholePlatform, bearer
 from control_plane.service.gauges import RecentGauges
 from ft_assets.errors import Forbidden
 
@@ -21,7 +21,9 @@ FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 router = APIRouter(tags=["health"])
 
 
-def scraper(request: Request, platform: PlatformDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]) -> None:
+def scraper(
+    request: Request, platform: WholePlatform, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
+) -> None:
     """Let the holder of ``FT_METRICS_TOKEN`` in; where none is set, callers on this machine."""
     token = platform.settings.metrics_token
     if token:

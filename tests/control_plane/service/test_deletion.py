@@ -35,6 +35,7 @@ from ft_assets.adapters.stages import GRACE
 from ft_assets.errors import Conflict, InvalidRequest
 from tests.deletion_world import SECRET, Clock, Servers, Weak, World
 from tests.finished_job import rewrite
+from tests.ledger import enter
 
 
 @pytest.fixture
@@ -162,16 +163,7 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
             conn.execute(sa.insert(eval_scores).values(row))
         common = {"subject_digest": "base", "suite_digest": "g", "suite": "golden", "scores": {}, "created_at": now}
         conn.execute(sa.insert(eval_scores).values(common))
-        paid = {
-            "attempt": 1,
-            "kind": "usage",
-            "gpu_type": "H200",
-            "gpu_seconds": 9.0,
-            "amount_micros": 1234,
-            "detail": {},
-            "created_at": now,
-        }
-        conn.execute(sa.insert(ledger_entries).values(id=f"{job_id}/a1/usage", tenant_id=tenant, job_id=job_id, **paid))
+        enter(conn, tenant, job_id, amount_micros=1234, gpu_type="H200", gpu_seconds=9.0)
     kept = world.keys(layout.tenant_prefix(other))
     before = texts_of_database(world.platform)
     assert [text for text in (SECRET, "payroll of acme", "secret plan") if text not in before] == []

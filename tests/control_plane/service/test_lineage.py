@@ -14,13 +14,14 @@ import sqlalchemy as sa
 from control_plane.service import files, jobs, lineage, lineage_checks
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
-from control_plane.tables import adapters, attempts, ledger_entries, model_routes
+from control_plane.tables import adapters, attempts, model_routes
 from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
 from ft_assets import layout
 from ft_assets.errors import NotFound, QuotaExceeded
 from resources.object_store import LocalObjectStore
 from tests.finished_job import COMMIT, finish
+from tests.ledger import enter
 
 
 @pytest.fixture
@@ -57,10 +58,7 @@ def test_a_models_name_leads_to_the_sha256_of_the_file_on_its_owners_disk(
     id_ = train()
     with platform.engine.begin() as conn:
         job_id = conn.execute(sa.select(adapters.c.job_id).where(adapters.c.id == id_)).scalar_one()
-        usage = {"gpu_type": "H200", "gpu_seconds": 60.0, "amount_micros": 5, "detail": {}, "created_at": platform.clock()}
-        conn.execute(
-            sa.insert(ledger_entries).values(id=f"{job_id}/a1/usage", tenant_id=tenant.id, job_id=job_id, attempt=1, kind="usage", **usage)
-        )
+        enter(conn, tenant.id, job_id, amount_micros=5, gpu_type="H200", gpu_seconds=60.0)
         conn.execute(sa.insert(attempts).values(job_id=job_id, attempt=1, workload=f"{job_id}-a1", outcome="succeeded", last_step=10))
     found = lineage.of_model(platform, tenant.id, name_of(platform, id_), verify=True)
     (one,) = found["adapters"]

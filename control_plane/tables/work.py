@@ -1,0 +1,171 @@
+"""Jobs, their events, attempts and checkpoints."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.tables.schema import metadata, owner, timestamp
+
+jobs = sa.Table(
+    "jobs", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("state", sa.Text, nullable=False, index=True),
+    sa.Column("tier", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("base_digest", sa.Text, nullable=False),
+    sa.Column("method", sa.Text, nullable=False),
+    sa.Column("training_file", sa.Text, sa.ForeignKey("files.id"), nullable=False),
+    sa.Column("validation_file", sa.Text, sa.ForeignKey("files.id")),
+    sa.Column("suffix", sa.Text),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("request", JSONB, nullable=False),  # the body as accepted
+    sa.Column("request_sha256", sa.Text, nullable=False),
+    sa.Column("hyperparameters", JSONB, nullable=False),  # as asked; "auto" resolved once prepared
+    sa.Column("metadata", JSONB),
+    sa.Column("dataset_id", sa.Text),
+    sa.Column("pack_fingerprint", sa.Text),
+    sa.Column("spec", JSONB),  # frozen training spec
+    sa.Column("spec_sha256", sa.Text),
+    sa.Column("num_gpus", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("expected_s", sa.Float),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("prepare_runs", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("train_runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs of the present attempt
+    sa.Column("evaluate_runs", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("reason", sa.Text),  # why it waits: a reason code
+    sa.Column("reason_detail", sa.Text),
+    sa.Column("queue_position", sa.Integer),
+    sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
+    sa.Column("tokens_per_s", sa.Float),
+    sa.Column("trained_tokens", sa.BigInteger),
+    sa.Column("evaluation", JSONB),  # progress while it is evaluated: subject, suite, done, total
+    sa.Column("checkpointing", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("stop_requested", sa.Text),  # cancel | pause | preempt
+    sa.Column("adapter_id", sa.Text),
+    sa.Column("fine_tuned_model", sa.Text),
+    sa.Column("warm_start", JSONB),  # adapter or checkpoint from which the weights start: adapter, manifest_sha256, rank, ...
+    sa.Column("reused_job_id", sa.Text),  # the job whose adapter answers for this one, which trained nothing itself
+    sa.Column("error", JSONB),
+    sa.Column("trace_parent", sa.Text),  # W3C traceparent of the request that made it: what follows is part of its trace
+    timestamp("created_at"), timestamp("queued_at", nullable=True), timestamp("started_at", nullable=True),
+    timestamp("first_step_at", nullable=True),
+    timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
+    sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_jobs_counted", "state", "tier"),
+)  # fmt: skip
+
+job_events = sa.Table(
+    "job_events", metadata,
+    sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),  # message | metrics
+    sa.Column("code", sa.Text),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", JSONB),
+    timestamp("created_at"),
+    sa.Index("ix_job_events_job_seq", "job_id", "seq"),
+    sa.Index("ix_job_events_alerts", "code", "level", postgresql_where=sa.text("level <> 'info'")),
+    sa.Index("ix_job_events_validation", "job_id", "seq", postgresql_where=sa.text("data ? 'valid_loss'")),
+)  # fmt: skip
+
+HAS_VALIDATION = sa.text("job_events.data ? 'valid_loss'")
+"""Events that report a validation, as the index over them is worded."""
+
+health_verdicts = sa.Table(
+    "health_verdicts", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("code", sa.Text, nullable=False),
+    sa.Column("audience", sa.Text, nullable=False),  # tenant | operator
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", JSONB, nullable=False),  # value, limit, next_step
+    timestamp("raised_at"), timestamp("cleared_at", nullable=True),
+    sa.Index("uq_health_verdicts_raised", "job_id", "code", unique=True, postgresql_where=sa.text("cleared_at IS NULL")),
+    sa.Index("ix_health_verdicts_counted", "code", "audience"),
+)  # fmt: skip
+
+sweeps = sa.Table(
+    "sweeps", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("request", JSONB, nullable=False),  # the body that all trials share, without "sweep"
+    sa.Column("settings", JSONB, nullable=False),  # "sweep" of the body, with its seed
+    timestamp("created_at"), timestamp("cancelled_at", nullable=True),
+    timestamp("submitted_at", nullable=True),  # every trial has its job, or the reason why it has none
+    sa.Index("ix_sweeps_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_sweeps_open", "created_at", postgresql_where=sa.text("submitted_at IS NULL")),
+)  # fmt: skip
+
+sweep_trials = sa.Table(
+    "sweep_trials", metadata,
+    sa.Column("sweep_id", sa.Text, sa.ForeignKey("sweeps.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("parameters", JSONB, nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), index=True),  # null until there is room for it
+    sa.Column("reused", sa.Boolean, nullable=False, server_default=sa.false()),  # the job was there before, and had succeeded
+    sa.Column("error", JSONB),  # why it could not be submitted
+)  # fmt: skip
+
+reservations = sa.Table(
+    "reservations", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),  # the fencing token
+    sa.Column("pool", sa.Text, nullable=False),
+    sa.Column("num_gpus", sa.Integer, nullable=False),
+    timestamp("granted_at"), timestamp("released_at", nullable=True),
+    sa.Index("ix_reservations_active", "pool", postgresql_where=sa.text("released_at IS NULL")),
+)  # fmt: skip
+
+attempts = sa.Table(
+    "attempts", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("workload", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text),  # failure class, or succeeded; null while it runs
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
+    timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
+)  # fmt: skip
+
+checkpoints = sa.Table(
+    "checkpoints", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("object_prefix", sa.Text, nullable=False),
+    sa.Column("manifest_sha256", sa.Text, nullable=False),
+    sa.Column("metrics", JSONB, nullable=False),
+    sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),
+    timestamp("created_at"),
+    timestamp("retired_at", nullable=True),  # not kept any more, and nobody reads it
+    timestamp("removed_at", nullable=True),  # and its objects are gone
+    sa.UniqueConstraint("job_id", "step"),
+)  # fmt: skip
+
+quota_holds = sa.Table(
+    "quota_holds", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    owner(),
+    sa.Column("gpu_seconds", sa.Float, nullable=False),  # what the whole job is expected to take
+    sa.Column("counted", sa.Boolean, nullable=False),  # from counted tokens; else a first estimate, made before the data was read
+    timestamp("created_at"), timestamp("released_at", nullable=True),
+    sa.Index("ix_quota_holds_open", "tenant_id", postgresql_where=sa.text("released_at IS NULL")),
+)  # fmt: skip
+"""GPU time that admitted jobs will take: what is left of a month is its cap less what was used and what is held here."""
+
+checkpoint_permissions = sa.Table(
+    "checkpoint_permissions", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # cp_...
+    owner(),
+    sa.Column("checkpoint_id", sa.Text, sa.ForeignKey("checkpoints.id"), nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    timestamp("created_at"),
+    sa.UniqueConstraint("checkpoint_id", "project_id"),
+)  # fmt: skip

@@ -1,0 +1,29 @@
+"""Entries in the ledger of a test's platform."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy.engine import Connection
+
+from control_plane.billing import Entry
+from control_plane.service import ledger
+
+
+def enter(
+    conn: Connection,
+    tenant: str,
+    job_id: str,
+    *,
+    amount_micros: int,
+    kind: str = "usage",
+    gpu_type: str = "local",
+    gpu_seconds: float = 1.0,
+) -> None:
+    """What the first attempt of a job cost."""
+    now = datetime.now(UTC)
+    entry = Entry(
+        id=f"{job_id}/a1/{kind}", kind=kind, amount_micros=amount_micros, list_micros=amount_micros, occurred_at=now, job_id=job_id,
+        attempt=1, gpu_type=gpu_type, pricing="on_demand", gpu_seconds=gpu_seconds, detail={},
+    )  # fmt: skip
+    assert ledger.post(conn, tenant, entry, now=now)
