@@ -30,6 +30,14 @@ class Tier:
     """Of one dataset, after duplicates are gone."""
     may_train_full: bool
     """Full-parameter and 70B jobs."""
+    soft_gpu_hours: float | None
+    """A month; what goes beyond is billed as overage. None: there is no such line."""
+    hard_gpu_hours: float | None
+    """A month; nothing runs beyond. None: no cap."""
+    requests_per_minute: int
+    """Of each API key."""
+    starts_within_s: float | None
+    """What the tier promises from submission to start; None: best effort."""
 
 
 LARGE_MODEL_PARAMETERS = 60_000_000_000
@@ -40,11 +48,22 @@ MILLION = 1_000_000
 TIERS: Mapping[str, Tier] = {
     # 50 jobs at once among 500 tenants is the planned peak, so a fair share is far below one job each: 5 in flight lets a
     # standard tenant queue a small sweep, 20 a premium one a large sweep; free is best effort and gets one beside one.
+    # GPU-hours: 10 are two to three jobs of a 7B with LoRA; 500 and 5,000 are 5 % and 50 % of a month of two nodes with 8 GPUs.
+    # Requests: a client that follows 20 jobs by polling each second sends 1,200 a minute.
     # 10 GiB is the largest dataset planned for (10M examples of 1 KiB); free covers the usual 1M examples.
-    "free": Tier(name="free", max_jobs_in_flight=2, max_file_bytes=1 * GIB, max_examples=1 * MILLION, may_train_full=False),
-    "standard": Tier(name="standard", max_jobs_in_flight=5, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=False),
-    "premium": Tier(name="premium", max_jobs_in_flight=20, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=True),
-}
+    "free": Tier(
+        name="free", max_jobs_in_flight=2, max_file_bytes=1 * GIB, max_examples=1 * MILLION, may_train_full=False,
+        soft_gpu_hours=None, hard_gpu_hours=10.0, requests_per_minute=120, starts_within_s=None,
+    ),
+    "standard": Tier(
+        name="standard", max_jobs_in_flight=5, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=False,
+        soft_gpu_hours=500.0, hard_gpu_hours=1000.0, requests_per_minute=1200, starts_within_s=3600.0,
+    ),
+    "premium": Tier(
+        name="premium", max_jobs_in_flight=20, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=True,
+        soft_gpu_hours=5000.0, hard_gpu_hours=None, requests_per_minute=6000, starts_within_s=300.0,
+    ),
+}  # fmt: skip
 
 
 def tier_named(name: str) -> Tier:
@@ -57,10 +76,15 @@ def tier_named(name: str) -> Tier:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tenant:
+    """A tenant with the limits that apply to it: its own where an operator gave it some, else those of its tier."""
+
     id: str
     name: str
     tier: str
     max_jobs_in_flight: int
+    soft_gpu_hours: float | None
+    hard_gpu_hours: float | None
+    requests_per_minute: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -53,14 +54,10 @@ def create(
             param="tenant",
         )
     limit = tier_named(tier).max_jobs_in_flight if max_jobs_in_flight is None else max_jobs_in_flight
-    made = Tenant(id=tenant, name=name or tenant, tier=tier, max_jobs_in_flight=limit)
+    values = {"id": tenant, "name": name or tenant, "tier": tier, "max_jobs_in_flight": limit, "created_at": platform.clock()}
     with platform.engine.begin() as conn:
         try:
-            conn.execute(
-                sa.insert(tenants).values(
-                    id=made.id, name=made.name, tier=made.tier, max_jobs_in_flight=made.max_jobs_in_flight, created_at=platform.clock()
-                )
-            )
+            made = tenant_of(conn.execute(sa.insert(tenants).values(values).returning(tenants)).mappings().one())
         except DuplicateRow:
             raise Conflict(f"tenant {tenant!r} exists; make another key for it, or choose another id", code="tenant_exists") from None
         return made, _insert_key(conn, tenant, name="first", scopes=(Scope.ADMIN,), now=platform.clock(), expires_at=None)
@@ -82,7 +79,15 @@ def list_all(platform: Platform) -> list[Tenant]:
 
 
 def tenant_of(row: RowMapping) -> Tenant:
-    return Tenant(id=row["id"], name=row["name"], tier=row["tier"], max_jobs_in_flight=row["max_jobs_in_flight"])
+    tier = tier_named(row["tier"])
+
+    def own_or(name: str) -> Any:
+        return getattr(tier, name) if row[name] is None else row[name]
+
+    return Tenant(
+        id=row["id"], name=row["name"], tier=row["tier"], max_jobs_in_flight=row["max_jobs_in_flight"],
+        soft_gpu_hours=own_or("soft_gpu_hours"), hard_gpu_hours=own_or("hard_gpu_hours"), requests_per_minute=own_or("requests_per_minute"),
+    )  # fmt: skip
 
 
 def create_key(platform: Platform, tenant: str, *, name: str, scopes: Collection[str], expires_in_s: int | None = None) -> NewKey:

@@ -17,13 +17,13 @@ from typing import Any
 
 from control_plane.events import Event
 from control_plane.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, base_models, past_attempts, retention, uploads, warm_starts, watching
+from control_plane.service import attempts, base_models, checkpoint_uploads, past_attempts, retention, warm_starts, watching
 from control_plane.service.attempts import Claim, Ending, Reported
+from control_plane.service.checkpoint_uploads import CHECKPOINT_PATIENCE, FINAL_PATIENCE, Uploader
 from control_plane.service.liveness import Liveness
 from control_plane.service.platform import Platform
 from control_plane.service.restoring import restore
 from control_plane.service.transfer import Patience, download, patiently
-from control_plane.service.uploads import CHECKPOINT_PATIENCE, FINAL_PATIENCE, Uploader
 from control_plane.service.watching import Watch
 from ft_assets import layout
 from ft_assets.base_models import CHANGED
@@ -283,7 +283,7 @@ class _Follower:
         )
         tokens = exit_.trained_tokens if exit_ else 0
         if failure is None:
-            uploads.commit_final(self.platform, self.held, self.work_dir / "final", step=last_step, patience=self.final_patience)
+            checkpoint_uploads.commit_final(self.platform, self.held, self.work_dir / "final", step=last_step, patience=self.final_patience)
         if failure is not None and failure.code == Outcome.DISK_FULL:
             self._free_space()
         outcome = failure.code if failure else "succeeded"

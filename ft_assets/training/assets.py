@@ -3,7 +3,7 @@
 import dagster as dg
 
 from control_plane.jobs import JobState
-from control_plane.service import attempts, evaluation, training, uploads, watching
+from control_plane.service import attempts, checkpoint_uploads, evaluation, training, watching
 from ft_assets.partitions import JOBS, parse
 from ft_assets.training.curves import loss_curve_svg
 from resources.dagster_platform import PlatformResource, owned_by
@@ -37,7 +37,7 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
             "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,
             "spec_sha256": held.spec.sha256,
             "recipe": held.spec.recipe,
-            "files": dg.MetadataValue.path(opened.objects.uri(uploads.final_prefix(tenant, job_id, held.attempt))),
+            "files": dg.MetadataValue.path(opened.objects.uri(checkpoint_uploads.final_prefix(tenant, job_id, held.attempt))),
             "job": dg.MetadataValue.url(f"{platform.api_url()}/v1/fine_tuning/jobs/{job_id}"),
         },
     )

@@ -7,10 +7,11 @@ import pytest
 from control_plane.quotas import Ask, Usage, admit
 from control_plane.tenants import Tenant
 from ft_assets.errors import InvalidRequest
+from tests.a_tenant import a_tenant
 
 
 def tenant(tier: str, limit: int = 5) -> Tenant:
-    return Tenant(id="acme", name="Acme", tier=tier, max_jobs_in_flight=limit)
+    return a_tenant(tier, max_jobs_in_flight=limit)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.tenants import TIERS, Principal, Scope, Tenant
+from control_plane.tenants import TIERS, Principal, Scope
 from ft_assets.errors import Forbidden
+from tests.a_tenant import a_tenant
 
-ACME = Tenant(id="acme", name="Acme", tier="standard", max_jobs_in_flight=5)
+ACME = a_tenant()
 
 
 def test_a_higher_tier_never_allows_less() -> None:

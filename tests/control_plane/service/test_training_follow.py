@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from control_plane.events import Event
 from control_plane.jobs import JobState
 from control_plane.protocols import WorkloadPhase
-from control_plane.service import attempts, jobs, retention, training, uploads
+from control_plane.service import attempts, checkpoint_uploads, jobs, retention, training
 from control_plane.service.restoring import restore
 from control_plane.tables import checkpoints as checkpoints_table
 from control_plane.tables import jobs as jobs_table
@@ -240,13 +240,13 @@ def test_a_stale_attempt_commits_nothing_and_deletes_nothing(new_job: Callable[.
     stale_dir = job.work_dir / "checkpoints"
     rows = attempts.committed(job.platform, job.id)
 
-    uploader = uploads.Uploader(job.platform, stale, job.work_dir, patience=SHORT)
+    uploader = checkpoint_uploads.Uploader(job.platform, stale, job.work_dir, patience=SHORT)
     newest = sorted(stale_dir.iterdir())[-1]
     commit(newest.with_name("step-00000009"), _copy_of(newest), spec=held.spec, step=9, attempt=1, created_at=0.0)
     uploader.offer(newest.with_name("step-00000009"))
     uploader.drain()
     uploader.close()
-    assert not uploads.commit_final(job.platform, stale, newest, step=9, patience=SHORT)
+    assert not checkpoint_uploads.commit_final(job.platform, stale, newest, step=9, patience=SHORT)
     assert (
         retention.retire_checkpoints(job.platform, replace(stale, spec=replace(stale.spec, checkpoint=CheckpointPolicy(keep_last=1)))) == []
     )

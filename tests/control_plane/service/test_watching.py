@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from control_plane.events import metrics_event
 from control_plane.protocols import RunLog, TrackedRun, WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, jobs, scheduling, uploads, watching
+from control_plane.service import attempts, checkpoint_uploads, jobs, scheduling, watching
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.tables import health_verdicts, job_events
@@ -190,7 +190,9 @@ def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform
     watch.heard(silence_s=0.0, running=True)
     watch.saw(steps(1, 40), [])
     watch.saw(steps(41, 60, loss=5.0), [])
-    attempts.tell(fresh_platform, held, uploads.upload_failed("the checkpoint of step 7", 7, OSError("s3://key:hunter2@store refused")))
+    attempts.tell(
+        fresh_platform, held, checkpoint_uploads.upload_failed("the checkpoint of step 7", 7, OSError("s3://key:hunter2@store refused"))
+    )
     assert [e.code for e in events(fresh_platform, held.job_id)][:2] == ["heartbeat_missed", "health_recovered"]
     told = shown(fresh_platform, held)
     assert told[-2:] == ["loss_exploding", "checkpoint_upload_failed"]
