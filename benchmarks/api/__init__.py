@@ -1,0 +1,1 @@
+"""The jobs API with a long history behind it."""
