@@ -5,6 +5,7 @@ from datetime import timedelta
 import dagster as dg
 
 from control_plane.service import evaluations as service
+from control_plane.service import reevaluation
 from control_plane.service.platform import Platform
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.stages import REEVALUATE
@@ -19,6 +20,7 @@ SETTLED = timedelta(seconds=2)
 def evaluations(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
     """Each order that waits: its run is requested, once for each number of runs."""
     opened = platform.get()
+    reevaluation.take_up(opened)
     due = [d for d in service.due(opened) if not _has_run(context.instance, opened, d)][:MAX_REQUESTS_PER_TICK]
     if not due:
         return dg.SkipReason("no evaluation waits for its run")

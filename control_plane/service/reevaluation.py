@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane import tables as t
 from control_plane.events import Event, Level
 from control_plane.jobs import JobState
 from control_plane.protocols import Launcher
@@ -35,6 +37,9 @@ from ft_assets.evals import gates
 from ft_assets.evals.config import EvalConfig
 
 BEAT_EVERY_S = 5.0
+PASSED_EVENT = "reevaluation_passed"
+SETTLED, LOOKED_BACK = timedelta(minutes=1), timedelta(days=1)
+"""A run that lives goes on in seconds; what nobody took up in a day is a person's to promote."""
 UPDATED = (
     "does not pass its gate on the bytes that its base model was updated to while it was trained, and is not served: train it again on "
     "those:"
@@ -160,6 +165,29 @@ def _waits(record: AdapterRecord) -> bool:
     return record.stage in (Stage.DRAFT, Stage.STAGING) and record.promoted_at is None
 
 
+def take_up(platform: Platform) -> list[str]:
+    """Go on after passes on updated bases whose run died before it did; the ids of those evaluations. A second call finds nothing."""
+    table, seen = t.evaluations, t.job_events
+    now = platform.clock()
+    told = sa.exists().where(
+        seen.c.job_id == table.c.job_id, seen.c.code == PASSED_EVENT, seen.c.data["evaluation_id"].astext == table.c.id
+    )
+    query = (
+        sa.select(table)
+        .join(t.adapters, t.adapters.c.id == table.c.adapter_id)
+        .where(
+            table.c.kind == evaluations.BASE_UPDATE, table.c.state == evaluations.SUCCEEDED, table.c.outcome == gates.PASSED,
+            table.c.finished_at.between(now - LOOKED_BACK, now - SETTLED), ~told,
+            t.adapters.c.stage.in_((Stage.DRAFT.value, Stage.STAGING.value)), t.adapters.c.promoted_at.is_(None),
+        )
+    )  # fmt: skip
+    with platform.engine.connect() as conn:
+        left = conn.execute(query).mappings().all()
+    for ended in left:
+        _go_on(platform, ended)
+    return [ended["id"] for ended in left]
+
+
 def _go_on(platform: Platform, ended: RowMapping) -> None:
     """After a pass on the base that was updated while it was trained: promote the adapter if its job asked for that, or say what to do.
 
@@ -174,7 +202,7 @@ def _go_on(platform: Platform, ended: RowMapping) -> None:
     elif ended["outcome"] == gates.PASSED and record.approval != approvals.REJECTED:
         level, message = _promoted(platform, record)
         data = {"adapter_id": record.id, "evaluation_id": ended["id"], "base_digest": present}
-        event = Event(code="reevaluation_passed", level=level, message=message, data=data)
+        event = Event(code=PASSED_EVENT, level=level, message=message, data=data)
         with platform.engine.begin() as conn:
             write_event(conn, record.job_id, event, now=platform.clock())
 

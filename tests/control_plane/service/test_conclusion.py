@@ -32,7 +32,7 @@ from control_plane.service import (
 )
 from control_plane.service.base_models import Given, add_local
 from control_plane.service.evaluation import Evaluated
-from control_plane.service.platform import Platform
+from control_plane.service.platform import Platform, utc_now
 from control_plane.service.submission import JobRequest
 from control_plane.service.transfer import upload
 from control_plane.service.transition import transition
@@ -247,14 +247,32 @@ def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path
     return dict(made), newest
 
 
-def judged(platform: Platform, evaluation_id: str) -> None:
-    """A run that passed and died before it went on, and the one that finds its verdict."""
+def passed_and_died(platform: Platform, evaluation_id: str) -> None:
+    """A run that passed and died before it went on."""
     held = evaluations.claim(platform, evaluation_id)
     assert held is not None
     passed = Evaluated(report=REPORT, verdict=Verdict(outcome="passed", findings=()), advice=(), key="k")
     with platform.engine.begin() as conn:
         assert evaluations.finish(conn, held, **evaluations.verdict_columns(passed, evaluations.rules_of(None, None), platform.clock()))
+
+
+def judged(platform: Platform, evaluation_id: str) -> None:
+    """A run that passed and died before it went on, and the one that finds its verdict."""
+    passed_and_died(platform, evaluation_id)
     reevaluation.run(platform, LocalLauncher(platform.settings.work_dir / "launcher"), evaluation_id)
+
+
+def test_a_pass_whose_run_died_is_taken_up_by_itself_and_once(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    job_id = evaluated_job()
+    made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
+    passed_and_died(operated, ordered["id"])
+    assert ordered["id"] not in reevaluation.take_up(operated), "its run may still be at it"
+    later = replace(operated, clock=lambda: utc_now() + 2 * reevaluation.SETTLED)
+    assert ordered["id"] in reevaluation.take_up(later)
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "production"
+    assert reevaluation.take_up(later) == []
 
 
 def test_an_adapter_whose_base_was_updated_meanwhile_is_promoted_after_a_pass_on_the_present_one(
