@@ -1,26 +1,17 @@
-"""What an attempt costs: GPU-seconds from workload start to workload end, refunded when the platform was at fault.
+"""What a bill is made of: entries, each with both of its sides.
 
-Money is integer micro-dollars. Entry ids are ``<job>/a<attempt>/<kind>``, so a report that arrives twice changes nothing.
+Money is integer micro-dollars, GPU time integer milliseconds, and every entry is rounded once (``prices.half_even``). The id of
+an entry follows from what it bills, so that a report which arrives twice changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import date, datetime
 from typing import Any
 
-from ft_assets.errors import Fault
-
-MICROS = 1_000_000
-
-PRICE_MICROS_PER_GPU_HOUR = {"h100-80gb": 4 * MICROS, "local": 1 * MICROS}
-"""List price of the standard tier. 4 USD is the upper end of on-demand H100 hours in 2026 (2 to 4 USD); a slot of the
-embedded pool is priced at 1 USD so that bills can be tried on one machine."""
-
-TIER_FACTOR_PERCENT = {"free": 0, "standard": 100, "premium": 150}
-"""Premium pays for reserved capacity that stands idle a third of the time; free pays nothing."""
-
+from control_plane.prices import MICROS as MICROS
 
 ACCOUNTS: Mapping[str, str] = {"usage": "revenue/gpu", "refund": "refunds", "storage": "revenue/storage", "adjustment": "adjustments"}
 """The platform's account opposite a tenant's, by kind of entry."""
@@ -38,68 +29,35 @@ class Entry:
     list_micros: int
     """The same at on-demand prices."""
     occurred_at: datetime
-    """End of what is billed; the month of its bill, in UTC."""
+    """End of what is billed; the month of its bill, in UTC. Of a day of storage: its beginning."""
     job_id: str | None = None
     attempt: int | None = None
     gpu_type: str | None = None
     pricing: str | None = None
     """``on_demand``, ``spot`` or ``reserved``."""
     gpu_seconds: float = 0.0
+    """Of usage, and of what is refunded of it; exact as ``detail.gpu_ms``."""
     detail: Mapping[str, Any]
+
+
+def receivable(tenant: str) -> str:
+    """The account of what `tenant` owes."""
+    return f"receivable/{tenant}"
 
 
 def postings(tenant: str, entry: Entry) -> dict[str, int]:
     """Both sides of `entry`, by account: debits positive, credits negative; their sum is nothing."""
-    return {f"receivable/{tenant}": entry.amount_micros, ACCOUNTS[entry.kind]: -entry.amount_micros}
+    return {receivable(tenant): entry.amount_micros, ACCOUNTS[entry.kind]: -entry.amount_micros}
 
 
-def price_micros(gpu_type: str, tier: str, gpu_seconds: float) -> int:
-    """Price of `gpu_seconds`, rounded to the nearest micro-dollar."""
-    hourly = PRICE_MICROS_PER_GPU_HOUR[gpu_type] * TIER_FACTOR_PERCENT[tier]
-    return round(hourly * gpu_seconds / (100 * 3600))
+def usage_id(job_id: str, attempt: int) -> str:
+    return f"{job_id}/a{attempt}/usage"
 
 
-def entries(
-    *,
-    job_id: str,
-    attempt: int,
-    tier: str,
-    gpu_type: str,
-    num_gpus: int,
-    started_at: float,
-    ended_at: float,
-    fault: Fault | None,
-    outcome: str,
-) -> list[Entry]:
-    """Ledger entries of one ended attempt.
+def refund_id(job_id: str, attempt: int) -> str:
+    """One refund an attempt, whoever decides on it: it is never given back twice."""
+    return f"{job_id}/a{attempt}/refund"
 
-    1. Usage: `num_gpus` from workload start to workload end; waiting in the queue is free.
-    2. Platform at fault: the whole attempt is given back.
-    3. User at fault, or success: nothing is given back. Ambiguous: nothing yet; an operator decides.
-    """
-    gpu_seconds = round(max(0.0, ended_at - started_at) * num_gpus, 3)
-    amount = price_micros(gpu_type, tier, gpu_seconds)
-    detail: dict[str, str | float | int] = {
-        "outcome": outcome,
-        "num_gpus": num_gpus,
-        "tier": tier,
-        "started_at": started_at,
-        "ended_at": ended_at,
-    }
-    common: dict[str, Any] = {
-        "job_id": job_id,
-        "attempt": attempt,
-        "gpu_type": gpu_type,
-        "pricing": "on_demand",
-        "gpu_seconds": gpu_seconds,
-    }
-    at = datetime.fromtimestamp(ended_at, UTC)
-    usage = Entry(
-        id=f"{job_id}/a{attempt}/usage", kind="usage", amount_micros=amount, list_micros=amount, occurred_at=at, detail=detail, **common
-    )
-    if fault is not Fault.PLATFORM:
-        return [usage]
-    refund = Entry(
-        id=f"{job_id}/a{attempt}/refund", kind="refund", amount_micros=-amount, list_micros=-amount, occurred_at=at, detail=detail, **common
-    )
-    return [usage, refund]
+
+def storage_id(tenant: str, day: date) -> str:
+    return f"storage/{tenant}/{day.isoformat()}"

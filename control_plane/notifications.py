@@ -6,7 +6,9 @@ no text that the tenant uploaded: receivers fetch what they need with a key of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 EVENT_TYPES: Mapping[str, str] = {
     "fine_tuning.job.queued": "the job was admitted and waits for GPUs, also after a preemption",
@@ -22,6 +24,7 @@ EVENT_TYPES: Mapping[str, str] = {
     "adapter.promoted": "an adapter went into production",
     "adapter.quarantined": "an adapter did not pass its gates; it is kept, and not served",
     "adapter.approval_pending": "an adapter waits for a person's approval",
+    "adapter.rolled_back": "an adapter was withdrawn from production in favour of the one before it",
     "adapter.deprecated": "an adapter is no longer served, and will be deleted after its days of grace",
     "quota.threshold_reached": "GPU time of this month has reached a share of a cap",
     "quota.hard_cap_reached": "the hard cap is reached: running jobs are paused at their next checkpoint",
@@ -31,3 +34,88 @@ EVENT_TYPES: Mapping[str, str] = {
     "webhook_endpoint.disabled": "an endpoint has failed for so long that nothing is sent to it any more",
 }
 """By type: what has happened."""
+
+EVERY_TYPE = "*"
+"""In an endpoint's list of types: all that there are, those of later versions too."""
+
+DELAYS_S = (0, 5, 5 * 60, 30 * 60, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 24 * 3600)
+"""Seconds before each attempt, since the one before it: the schedule that Standard Webhooks gives. Together a little over 3 days."""
+JITTER = 0.1
+"""Up to this share is added to a delay, so that what failed together is not sent together again."""
+LONGEST_RETRY_AFTER_S = 24 * 3600
+"""A receiver is not heeded beyond the longest delay of the schedule."""
+DISABLED_AFTER = timedelta(days=5)
+"""An endpoint that has answered nothing well for so long is switched off: longer than all attempts of one event take."""
+KEPT_FOR = timedelta(days=30)
+"""Events and what became of their deliveries, those still under way excepted, which are kept until they end."""
+
+
+def next_attempt(attempts: int, *, now: datetime, retry_after_s: float | None, chance: float) -> datetime | None:
+    """When a delivery that has failed `attempts` times is tried again; None when that was the last time.
+
+    1. The delay of the schedule, and up to :data:`JITTER` of it more, by `chance` in 0..1.
+    2. Not before `retry_after_s`, which the receiver asked for, as far as that is within :data:`LONGEST_RETRY_AFTER_S`.
+    """
+    if attempts >= len(DELAYS_S):
+        return None
+    delay = DELAYS_S[attempts] * (1 + JITTER * chance)
+    return now + timedelta(seconds=max(delay, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """A delivery that could be sent now."""
+
+    id: str
+    tenant: str
+    target: str
+    is_mail: bool
+    failing: bool
+    """Its endpoint's last answer was no good one."""
+    due_since: datetime
+    seq: int
+    """Of the event."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slots:
+    """How many deliveries a dispatcher begins at once; each share keeps what hangs from taking all of them."""
+
+    total: int
+    failing: int
+    """Of endpoints that fail: one that hangs is one of them from its second delivery on."""
+    mail: int
+    """The mail server may hang, too."""
+
+
+AT_ONCE_TO_ONE_TARGET = 2
+AT_ONCE_FOR_ONE_TENANT = 4
+
+
+def choose(due: Iterable[Due], *, on_the_way: Mapping[str, int], tenants_on_the_way: Mapping[str, int], slots: Slots) -> list[Due]:
+    """Which deliveries to begin now, given how many are on the way by target and by tenant.
+
+    1. Tenants in turn: each one's first before anybody's second, the one with fewer on the way first.
+    2. At most :data:`AT_ONCE_TO_ONE_TARGET` to a target, 1 if it fails, and :data:`AT_ONCE_FOR_ONE_TENANT` for a tenant.
+    3. Within `slots`: failing endpoints and mail have a share of their own, and leave the rest to the others.
+    4. Longest due first, then the earlier event.
+    """
+    by_target, by_tenant = dict(on_the_way), dict(tenants_on_the_way)
+    turns: list[tuple[int, Due]] = []
+    for one in sorted(due, key=lambda d: (d.due_since, d.seq, d.id)):
+        most = 1 if one.failing or one.is_mail else AT_ONCE_TO_ONE_TARGET
+        if by_target.get(one.target, 0) >= most or by_tenant.get(one.tenant, 0) >= AT_ONCE_FOR_ONE_TENANT:
+            continue
+        by_target[one.target] = by_target.get(one.target, 0) + 1
+        by_tenant[one.tenant] = by_tenant.get(one.tenant, 0) + 1
+        turns.append((by_tenant[one.tenant], one))
+    chosen: list[Due] = []
+    left = {"failing": slots.failing, "mail": slots.mail}
+    for _, one in sorted(turns, key=lambda t: (t[0], t[1].due_since, t[1].seq, t[1].id)):
+        share = "mail" if one.is_mail else "failing" if one.failing else None
+        if len(chosen) >= slots.total or (share and left[share] <= 0):
+            continue
+        if share:
+            left[share] -= 1
+        chosen.append(one)
+    return chosen

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from control_plane.prices import Pricing
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
@@ -14,6 +16,8 @@ class Pool:
     """Key of the price list, e.g. ``h100-80gb`` or ``local`` for a slot of this machine."""
     max_gpus_per_job: int
     """Widest gang that can ever be placed here."""
+    pricing: Pricing = "on_demand"
+    """What its hours cost: a job that asks for spot pays less only where its reservation is in a spot pool."""
 
 
 def local_pool(slots: int) -> Pool:

@@ -204,3 +204,38 @@ class Tracker(Protocol):
 
     def flush(self, *, timeout_s: float) -> None:
         """Wait for what ended runs have on its way; what takes longer is lost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebhookAnswer:
+    """What became of one webhook that was sent, or that was not."""
+
+    status: int | None = None
+    """Of HTTP; None where no answer came."""
+    text: str = ""
+    """The beginning of the answer's body, printable."""
+    error: str | None = None
+    """Why there is no answer."""
+    retry_after_s: float | None = None
+    """When the receiver wants to be asked again."""
+
+
+class WebhookSender(Protocol):
+    """Sends to URLs that tenants chose, and never to where they could not send themselves."""
+
+    def check(self, url: str) -> None:
+        """``InvalidRequest`` (``invalid_webhook_url``) for a URL that nothing would be sent to now."""
+
+    def send(self, url: str, *, headers: Mapping[str, str], body: bytes) -> WebhookAnswer:
+        """POST `body` once. The URL is checked anew, no redirect is followed, and it ends in bounded time; it raises for nothing
+        that a receiver can do."""
+
+
+class Mailer(Protocol):
+    """Sends e-mail in the platform's name."""
+
+    def send(self, *, to: str, subject: str, text: str, message_id: str) -> None:
+        """Hand one plain message to the mail server; `message_id` is the same when it is sent again.
+
+        ``Unavailable`` where asking again can help, ``Conflict`` where it cannot.
+        """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from control_plane.pools import Pool
 
@@ -20,7 +20,7 @@ class Reason(enum.StrEnum):
     """Why a job waits."""
 
     WAITING_FOR_QUOTA = "WaitingForQuota"
-    """The pool's GPUs are in use; the job starts when enough of them are released."""
+    """The pool's GPUs are in use and the job starts when enough of them are released; or its tenant's hard cap is reached."""
     WAITING_BEHIND_HEAD = "WaitingBehindHead"
     """A job earlier in the order does not fit yet and holds the pool's next free GPUs."""
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
@@ -53,6 +53,8 @@ class Snapshot:
     pools: Sequence[Pool]
     waiting: Sequence[Waiting]
     running: Sequence[Running]
+    capped: Mapping[str, str] = field(default_factory=dict)
+    """Tenants whose hard cap of GPU-hours is reached, with the reason in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,12 +103,13 @@ def schedule(snapshot: Snapshot, *, now: float) -> list[Decision]:
     1. A gang starts whole or not at all, in the first pool that can hold it.
     2. The first job that does not fit closes its pools: nothing behind it overtakes there, so no wide gang starves.
     3. A gang wider than every pool waits for ever and says so; it closes nothing.
+    4. Jobs of tenants at their hard cap come after all others, start nowhere and close nothing.
     """
     free = {p.name: p.num_gpus - sum(r.num_gpus for r in snapshot.running if r.pool == p.name) for p in snapshot.pools}
     holder: dict[str, Waiting] = {}
     decisions: list[Decision] = []
     position = 0
-    for job in order(snapshot.waiting, now=now):
+    for job in order([w for w in snapshot.waiting if w.tenant not in snapshot.capped], now=now):
         able = [p for p in snapshot.pools if job.num_gpus <= p.max_gpus_per_job]
         chosen = next((p for p in able if p.name not in holder and free[p.name] >= job.num_gpus), None)
         if chosen:
@@ -117,7 +120,11 @@ def schedule(snapshot: Snapshot, *, now: float) -> list[Decision]:
         decisions.append(_wait(job, position, able, holder, free, snapshot.running, now))
         for p in able:
             holder.setdefault(p.name, job)
-    return decisions
+    capped = order([w for w in snapshot.waiting if w.tenant in snapshot.capped], now=now)
+    return decisions + [
+        Wait(job_id=job.job_id, position=place, reason=Reason.WAITING_FOR_QUOTA, detail=snapshot.capped[job.tenant], expected_start=None)
+        for place, job in enumerate(capped, position + 1)
+    ]
 
 
 def _wait(
@@ -164,7 +171,7 @@ def projected_start(snapshot: Snapshot, job_id: str, *, now: float) -> float | N
     waiting, running = list(snapshot.waiting), list(snapshot.running)
     expected = {w.job_id: w.expected_s for w in waiting}
     for _ in range(MAX_ROUNDS):
-        decisions = schedule(Snapshot(pools=snapshot.pools, waiting=waiting, running=running), now=now)
+        decisions = schedule(replace(snapshot, waiting=waiting, running=running), now=now)
         starts = [d for d in decisions if isinstance(d, Start)]
         if any(d.job_id == job_id for d in starts):
             return now

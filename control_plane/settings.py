@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +78,33 @@ class Settings:
     """``FT_COLD_STORAGE_CLASS``: the same in a bucket; must be readable at once. Default ``STANDARD_IA``; empty (``off``): they stay."""
     cold_after_days: int
     """``FT_COLD_AFTER_DAYS``: without a job. Default 90."""
+    prices_file: Path | None
+    """``FT_PRICES``: YAML in the form of ``control_plane/prices.yaml``, with this platform's price lists. Default: that file."""
     metrics_token: str = field(repr=False)
     """``FT_METRICS_TOKEN``: what a scraper of ``GET /metrics`` sends as its bearer token. Default: none, and only this machine is
     answered."""
+    log_format: str
+    """``FT_LOG_FORMAT``: ``text`` for people, or ``json``: a line an event, for what collects logs. Default ``text``."""
+    log_level: str
+    """``FT_LOG_LEVEL``: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``. Default ``INFO``."""
+    otlp_endpoint: str
+    """``FT_OTLP_ENDPOINT``: OTLP/HTTP collector of spans, e.g. ``http://collector:4318`` (what it wants to see beside them:
+    ``OTEL_EXPORTER_OTLP_HEADERS``). Default: none, and nothing is traced."""
+    trace_share: float
+    """``FT_TRACE_SHARE``: of the requests that are in no trace yet, the share that begins one, 0 to 1. Default 1."""
+    operator_contact: str
+    """``FT_OPERATOR_CONTACT``: whom tenants are told to ask, e.g. an e-mail address. Default ``your operator``."""
+
+    webhook_allow: str
+    """``FT_WEBHOOK_ALLOW``: networks (CIDRs, comma-separated) whose addresses webhooks may go to although they are not public, by http
+    too: receivers in the cluster. Every tenant's endpoints reach them. Default: none."""
+    smtp_url: str = field(repr=False)
+    """``FT_SMTP_URL``: ``smtp://user:password@host:587`` (STARTTLS; without it only where there is no password) or ``smtps://...:465``.
+    Default: none, and no e-mail is sent."""
+    smtp_from: str
+    """``FT_SMTP_FROM``: sender of e-mails. Default ``ft-platform@`` and the host of `public_url`."""
+    public_url: str
+    """``FT_PUBLIC_URL``: where tenants reach the API, for links in e-mails. Default ``http://<api_host>:<api_port>``."""
 
     @property
     def work_dir(self) -> Path:
@@ -118,6 +143,8 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     e = os.environ if env is None else env
     home = Path(e.get("FT_HOME") or ".ft").absolute()
     inference_port = int(e.get("FT_INFERENCE_PORT") or 8001)
+    api = f"http://{e.get('FT_API_HOST') or '127.0.0.1'}:{e.get('FT_API_PORT') or 8000}"
+    public_url = (e.get("FT_PUBLIC_URL") or api).rstrip("/")
     urls = e.get("FT_INFERENCE_URLS") or f"http://127.0.0.1:{inference_port}"
     return Settings(
         home=home,
@@ -149,9 +176,32 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         cold_dir=Path(e["FT_COLD_DIR"]).absolute() if e.get("FT_COLD_DIR") else None,
         cold_storage_class=_unless_off(e.get("FT_COLD_STORAGE_CLASS") or "STANDARD_IA"),
         cold_after_days=int(e.get("FT_COLD_AFTER_DAYS") or 90),
+        prices_file=Path(e["FT_PRICES"]).absolute() if e.get("FT_PRICES") else None,
         metrics_token=e.get("FT_METRICS_TOKEN") or "",
+        webhook_allow=e.get("FT_WEBHOOK_ALLOW") or "",
+        smtp_url=e.get("FT_SMTP_URL") or "",
+        smtp_from=e.get("FT_SMTP_FROM") or f"ft-platform@{urlsplit(public_url).hostname or 'localhost'}",
+        public_url=public_url,
+        log_format=_log_format(e.get("FT_LOG_FORMAT") or "text"),
+        log_level=(e.get("FT_LOG_LEVEL") or "INFO").upper(),
+        otlp_endpoint=(e.get("FT_OTLP_ENDPOINT") or "").rstrip("/"),
+        trace_share=_share(e.get("FT_TRACE_SHARE") or "1"),
+        operator_contact=e.get("FT_OPERATOR_CONTACT") or "your operator",
         validation_memory_bytes=int(float(e.get("FT_VALIDATION_MEMORY_GIB") or 3) * (1 << 30)),
     )
+
+
+def _log_format(asked: str) -> str:
+    if asked not in ("text", "json"):
+        raise ValueError(f"FT_LOG_FORMAT {asked!r} is not known; use text or json")
+    return asked
+
+
+def _share(asked: str) -> float:
+    share = float(asked)
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"FT_TRACE_SHARE {asked} is not a share; use a number from 0 to 1")
+    return share
 
 
 def _unless_off(asked: str) -> str:

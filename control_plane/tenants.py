@@ -1,10 +1,11 @@
-"""Tenants, their tiers with the limits of each, and the principal that a key stands for."""
+"""Tenants, their tiers with the limits of each, the roles of their members, and who a key stands for."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from ft_assets.errors import Forbidden, InvalidRequest
 
@@ -16,6 +17,29 @@ class Scope(enum.StrEnum):
     WRITE = "write"
     ADMIN = "admin"
     """Keys of its own tenant, too. Tenants themselves are made by operators, never through a key."""
+
+
+class Role(enum.StrEnum):
+    """What a member is to its tenant."""
+
+    OWNER = "owner"
+    """May do what an admin may, and alone makes and removes owners; a tenant that has one always keeps one."""
+    ADMIN = "admin"
+    MEMBER = "member"
+    VIEWER = "viewer"
+
+    @property
+    def scope(self) -> Scope:
+        """The widest scope that a key of such a member opens."""
+        return {Role.VIEWER: Scope.READ, Role.MEMBER: Scope.WRITE}.get(self, Scope.ADMIN)
+
+
+def role_named(name: str) -> Role:
+    """The role called `name`; a refusal that lists the roles if there is none."""
+    try:
+        return Role(name)
+    except ValueError:
+        raise InvalidRequest(f"role {name[:60]!r} is unknown; the roles are {', '.join(Role)}", code="invalid_role", param="role") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +109,9 @@ class Tenant:
     soft_gpu_hours: float | None
     hard_gpu_hours: float | None
     requests_per_minute: int
+    suspended_at: datetime | None = None
+    """Since then every call of its keys is refused; what runs goes on."""
+    suspended_reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +121,18 @@ class Principal:
     tenant: Tenant
     key_id: str
     scopes: frozenset[Scope]
+    """What the key opens now: its own scopes, within what the role of its member allows."""
+    requests_per_minute: int = 0
+    """Of this key."""
+    member_id: str | None = None
+    """Whose key it is; None: the tenant's own, for its machines."""
+    role: Role | None = None
+    """Of that member."""
+
+    @property
+    def may_name_owners(self) -> bool:
+        """Owners, and the tenant's own keys: whoever made the tenant holds one of these."""
+        return self.role in (None, Role.OWNER)
 
     def require(self, scope: Scope) -> None:
         """Refuse unless the key holds `scope` or one that includes it."""
@@ -102,3 +141,18 @@ class Principal:
             return
         held = ", ".join(sorted(self.scopes)) or "none"
         raise Forbidden(f"this call needs the scope {scope!s}; the key {self.key_id} holds: {held}. Use a key with {scope!s}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operator:
+    """Who runs the platform, and calls with a key that no tenant has."""
+
+    id: str
+    """Of the key: ``opk_...``; on the machine itself ``cli:<user>``."""
+    name: str
+
+
+def within(scopes: frozenset[Scope], widest: Scope) -> frozenset[Scope]:
+    """`scopes`, none of them wider than `widest`."""
+    order = list(Scope)
+    return frozenset(min(s, widest, key=order.index) for s in scopes)

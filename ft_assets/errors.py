@@ -10,6 +10,7 @@
       +- Conflict            user       409   the object's state forbids the call
       +- LineageIncomplete   platform   500   a record would be registered with a gap in its lineage
       +- NotAdmitted         ambiguous  409   training was started without holding a reservation
+      +- RateLimited         user       429   more requests in a minute than the key may send
       +- Unavailable         platform   503   a part of the platform did not answer
       +- IntegrityError      platform   500   stored bytes are not the ones that were written
 
@@ -37,6 +38,8 @@ class FtError(Exception):
     default_code: ClassVar[str] = "server_error"
     fault: ClassVar[Fault] = Fault.PLATFORM
     http_status: ClassVar[int] = 500
+    request_id: str | None = None
+    """Of the API call that was answered with it, where one was: what an operator needs to find it."""
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -45,7 +48,7 @@ class FtError(Exception):
         self.param = param
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.code, self.param))
+        return (_rebuild, (type(self), self.message, self.code, self.param), {"request_id": self.request_id})
 
     def to_dict(self) -> dict[str, str | None]:
         """``{code, message, param}``: what a job's ``error`` field and an API error body carry."""
@@ -107,6 +110,14 @@ class Conflict(FtError):
     default_code = "invalid_state"
     fault = Fault.USER
     http_status = 409
+
+
+class RateLimited(FtError):
+    """More requests than the key, or an address without one, may send; the same call is answered a moment later."""
+
+    default_code = "rate_limit_exceeded"
+    fault = Fault.USER
+    http_status = 429
 
 
 class LineageIncomplete(FtError):

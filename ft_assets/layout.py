@@ -1,11 +1,13 @@
 """The one writer of object keys. Every object of a tenant lies under ``tenants/<tenant>/``.
 
     tenants/<t>/files/<file_id>/<filename>                     bytes as uploaded
+    tenants/<t>/uploads/<upload_id>/<part_id>                  a part of a file that is uploaded in parts, until all of it is there
     tenants/<t>/datasets/<dataset_id>/{rows.parquet, report.json, dataset.json}
     tenants/<t>/packs/<fingerprint>/{shard-00000.parquet, ..., manifest.json}
     tenants/<t>/references/<key>/{ref-shard-00000.parquet, ..., manifest.json}   log-probabilities of a pack's answers
     tenants/<t>/jobs/<job>/checkpoints/a1/step-00000500/...    checkpoints, each committed by a row
-    tenants/<t>/jobs/<job>/attempts/a1/train.log               output of an attempt
+    tenants/<t>/jobs/<job>/attempts/a1/train.log               output of an attempt that has ended
+    tenants/<t>/jobs/<job>/attempts/a1/log/<from>-<raw from>   the same while it runs, piece by piece
     tenants/<t>/jobs/<job>/final/a1/...                        the finished adapter of an attempt, until it is registered
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
@@ -52,6 +54,14 @@ def tenant_prefix(tenant: str) -> str:
 
 def file_key(tenant: str, file_id: str, filename: str) -> str:
     return f"{tenant_prefix(tenant)}/files/{checked_id(file_id)}/{safe_filename(filename)}"
+
+
+def upload_prefix(tenant: str, upload_id: str) -> str:
+    return f"{tenant_prefix(tenant)}/uploads/{checked_id(upload_id)}"
+
+
+def part_key(tenant: str, upload_id: str, part_id: str) -> str:
+    return f"{upload_prefix(tenant, upload_id)}/{checked_id(part_id)}"
 
 
 def dataset_prefix(tenant: str, dataset_id: str) -> str:

@@ -11,12 +11,16 @@ from control_plane.protocols import Launcher
 from control_plane.service import preparation
 from control_plane.service.platform import Platform
 from control_plane.settings import load
+from ft_assets import context, tracing
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import IntegrityError, InvalidRequest, NotAdmitted
+from ft_assets.partitions import parse
 from resources.launcher import LocalLauncher
 from resources.platform import open_platform
 
 BEAT_S = 5.0
+TRACE_TAG = "ft/traceparent"
+"""Tag of a run: the span that asked for it."""
 
 
 class PlatformResource(dg.ConfigurableResource[None]):
@@ -31,6 +35,20 @@ class PlatformResource(dg.ConfigurableResource[None]):
 
     def launcher(self) -> Launcher:
         return LocalLauncher(load().work_dir / "launcher")
+
+
+@contextlib.contextmanager
+def watched(step: dg.AssetExecutionContext) -> Iterator[None]:
+    """Log the wrapped work with its tenant and job, and time it as a span of the job's trace."""
+    tenant, job_id = parse(step.partition_key)
+    parent = step.run.tags.get(TRACE_TAG)
+    about = context.scope(whole_process=True, tenant=tenant, job=job_id)
+    span = tracing.span(step.asset_key.to_user_string(), parent=parent, kind="consumer", dagster__run_id=step.run.run_id)
+    try:
+        with about, tracing.whole_process(parent), span:
+            yield
+    finally:
+        tracing.flush()  # the process of a run may end without a word
 
 
 @contextlib.contextmanager

@@ -6,14 +6,18 @@ import os
 from functools import cache
 from pathlib import PurePosixPath
 
+from control_plane import prices
 from control_plane.service.base_models import catalogue_of
 from control_plane.service.platform import Platform
 from control_plane.settings import Settings
+from control_plane.targets import parse_networks
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_engine
+from resources.mail import SmtpMailer
 from resources.model_registry import MlflowRegistry
 from resources.serving import SAME, HttpFleet, Mounted
 from resources.tracking import MlflowTracker
+from resources.webhook_sender import HttpWebhookSender
 
 
 def open_platform(settings: Settings) -> Platform:
@@ -27,6 +31,7 @@ def open_platform(settings: Settings) -> Platform:
 
 @cache
 def _open(_pid: int, settings: Settings) -> Platform:
+    prices.load(settings.prices_file)  # a mistake in the price lists is told now, and not when the first attempt is billed
     return Platform(
         engine=shared_engine(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),
@@ -35,6 +40,8 @@ def _open(_pid: int, settings: Settings) -> Platform:
         settings=settings,
         tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
+        webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)),
+        mailer=SmtpMailer(url=settings.smtp_url, sender=settings.smtp_from) if settings.smtp_url else None,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.service import cold_storage, data_deletion, deletion
+from control_plane.service import cold_storage, data_deletion, deletion, idempotency
 from control_plane.service.platform import Platform
 from control_plane.service.retention import retire_ended
 from ft_assets.errors import FtError
@@ -17,6 +17,7 @@ ROUNDS: Mapping[str, Callable[[Platform], object]] = {
     "deletions done": lambda platform: deletion.carry_out_all(platform, budget_s=2 * ROUND_S),
     "adapters archived": data_deletion.archive_due,
     "jobs whose checkpoints were removed": lambda platform: retire_ended(platform, budget_s=ROUND_S),
+    "idempotency keys forgotten": idempotency.purge,
     "datasets in cold storage": lambda platform: cold_storage.cool_unused(platform, budget_s=ROUND_S),
 }
 

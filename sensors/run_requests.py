@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import dagster as dg
 
 from control_plane.service.scheduling import DueRun
+from ft_assets import context, tracing
 from ft_assets.partitions import partition_key
+from resources.dagster_platform import TRACE_TAG
 
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) inside a tick that has 60 s."""
@@ -29,13 +31,21 @@ def missing(instance: dg.DagsterInstance, due: Sequence[DueRun]) -> list[DueRun]
 
 
 def run_request(due: DueRun) -> dg.RunRequest:
-    """The request of one due run; its tags are what operators filter by in Dagster's UI."""
+    """The request of one due run, in the trace of its job; its tags are what operators filter by in Dagster's UI."""
+    about = context.scope(tenant=due.tenant, job=due.job_id, attempt=due.attempt or None)
+    with about, tracing.span(f"request {due.stage}", parent=due.trace_parent, kind="producer", ft__run_key=due.run_key):
+        return _request(due, tracing.current() if due.trace_parent else None)
+
+
+def _request(due: DueRun, trace_parent: str | None) -> dg.RunRequest:
     tags = {
         "ft/tenant": due.tenant,
         "ft/job": due.job_id,
         "ft/run_key": due.run_key,
         "dagster/priority": str(due.priority),
     }
+    if trace_parent:
+        tags[TRACE_TAG] = trace_parent
     if due.pool:
         tags["ft/pool"] = due.pool
         tags["ft/gpus"] = str(due.num_gpus)

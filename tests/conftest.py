@@ -25,11 +25,13 @@ from starlette.types import ASGIApp
 from control_plane import settings as settings_module
 from control_plane.service import tenants
 from control_plane.service.platform import Platform
+from control_plane.targets import parse_networks
 from control_plane.tenants import Tenant
 from ft_assets.base_models import Catalogue
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
 from resources.object_store import LocalObjectStore
+from resources.webhook_sender import HttpWebhookSender
 
 TEMPLATE = "ft_template"
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -123,6 +125,7 @@ def new_platform(
             models=catalogue,
             fleet=None,
             settings=settings,
+            webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)) if settings.webhook_allow else None,
         )
         platforms.append(platform)
         return platform

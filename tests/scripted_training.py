@@ -37,6 +37,8 @@ class Scenario:
     """Whose validation is said to have been the best."""
     still_s: float = 0.0
     """For how long its heartbeats say that it has got nowhere."""
+    says: str = ""
+    """Printed at each step, behind its number."""
 
     def write(self, work_dir: Path) -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -59,6 +61,9 @@ def main(path: Path) -> None:
         step += 1
         state = hashlib.sha256(f"{state}{step}".encode()).hexdigest()
         loss = 1.0 / step
+        if scenario.says:
+            sys.stdout.write(f"step {step} {scenario.says}\n")
+            sys.stdout.flush()
         metrics.append({"step": step, "total_steps": scenario.steps, "loss": loss, "tokens_per_s": 9.0, "time": time.time()})
         now = time.time()
         beat = {"time": now, "progress_at": now - scenario.still_s, "phase": "train", "step": step, "attempt": run.attempt}

@@ -87,8 +87,11 @@ def test_the_asset_graph_is_the_documented_one() -> None:
             "tokenized_pack": asset("datasets", "dataset"),
         },
         "jobs": ["evaluate", "prepare", "reevaluate", "submit", "train"],
-        "sensors": ["admission", "evaluations", "failures", "model_registry", "retention", "rollout", "scheduling", "sweeps"],
-    }
+        "sensors": [
+            "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "quotas", "retention", "rollout", "scheduling",
+            "sweeps", "uploads",
+        ],
+    }  # fmt: skip
 
 
 def test_import_contracts_hold() -> None:

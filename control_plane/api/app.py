@@ -8,31 +8,49 @@ from contextlib import asynccontextmanager
 import httpx
 from fastapi import Depends, FastAPI
 
-from control_plane.api import deps, errors, gateway
+from control_plane.api import deps, errors, exposition, gateway
+from control_plane.api.dispatching import DispatchWorker
+from control_plane.api.document import Described
 from control_plane.api.exporting import ExportWorker
+from control_plane.api.measurements import RequestMeter
 from control_plane.api.middleware import RequestIds
+from control_plane.api.rate_limits import RateLimitHeaders, RateLimits
 from control_plane.api.reconciling import ReconcileWorker
 from control_plane.api.routes import (
     adapter_evaluations,
     adapters,
+    admin_billing,
+    admin_tenants,
     api_keys,
+    audit_log,
+    budgets,
     capability_suites,
+    checkpoint_permissions,
     completions,
     datasets,
     deletions,
     evaluations,
     exports,
     files,
+    fine_tuning,
+    graders,
     health,
+    invoices,
     jobs,
     manifests,
+    members,
     metrics,
     model_routes,
     models,
+    quota,
     recipes,
     suites,
     sweeps,
+    uploads,
+    usage,
+    webhook_endpoints,
 )
+from control_plane.api.unread_bodies import UnreadBodies
 from control_plane.api.validation import ValidationWorker
 from control_plane.service.gauges import RecentGauges
 from control_plane.service.platform import Platform
@@ -53,14 +71,17 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         worker.start()
         maker.start()
         reconciler.start()
+        dispatcher = DispatchWorker(platform)
+        dispatcher.start()
         async with gateway.client(transport) as client:
             app.state.validation, app.state.exports, app.state.inference = worker, maker, gateway.Gateway(client)
             yield
+        dispatcher.stop()
         reconciler.stop()
         maker.stop()
         worker.stop()
 
-    app = FastAPI(
+    app = Described(
         title="ft-platform",
         version=VERSION,
         summary="Fine-tuning jobs, datasets and adapters; files, fine_tuning, models and chat speak OpenAI's format",
@@ -70,16 +91,23 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         redoc_url=None,
     )
     app.state.platform = platform
+    app.state.rate_limits = RateLimits()
     app.state.gauges = RecentGauges(platform=platform)
+    app.state.meter = RequestMeter()
+    app.state.exposed = exposition.registry(app.state.gauges, app.state.meter)
     for path in JOB_PATHS:
         app.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         app.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
+        app.include_router(usage.cost_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     app.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
     for routes in (
-        sweeps, files, datasets, suites, capability_suites, models, recipes, exports, manifests, adapter_evaluations,
-        adapters, model_routes, completions, api_keys, deletions, health, metrics,
+        fine_tuning, checkpoint_permissions, graders, sweeps, files, uploads, datasets, suites, capability_suites, models, quota,
+        recipes, exports, manifests, adapter_evaluations, adapters, model_routes, completions, api_keys, members, audit_log,
+        webhook_endpoints, admin_tenants, usage, invoices, budgets, admin_billing, deletions, health, metrics,
     ):  # fmt: skip
         app.include_router(routes.router)
     errors.install(app)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RateLimitHeaders)
+    app.add_middleware(UnreadBodies)
+    app.add_middleware(RequestIds, meter=app.state.meter)
     return app

@@ -13,7 +13,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
-from ft_assets.errors import Fault, FtError, InvalidRequest, Unavailable
+from ft_assets import context
+from ft_assets.errors import Fault, FtError, InvalidRequest, RateLimited, Unavailable
 from ft_assets.storable import printable
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "insufficient_quota"}
@@ -32,6 +33,8 @@ def install(app: FastAPI) -> None:
 
 def body(error: FtError) -> dict[str, Any]:
     kind = TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
+    kind = "requests" if isinstance(error, RateLimited) else kind
+    context.bind(code=error.code)  # for the log and the counts of this request
     param = None if error.param is None else printable(error.param)  # either may quote what no JSON answer can hold
     return {"error": {"message": printable(error.message), "type": kind, "param": param, "code": error.code}}
 
@@ -39,7 +42,7 @@ def body(error: FtError) -> dict[str, Any]:
 def response(error: FtError) -> JSONResponse:
     """`error` as an answer; it tells the client whether sending the request again can help."""
     headers = {}
-    if error.http_status in (409, 429):
+    if error.http_status in (409, 429) and not isinstance(error, RateLimited):
         headers["x-should-retry"] = "false"  # OpenAI's client would try twice more, and find the same state
     if error.http_status == 503:
         headers["retry-after"] = str(RETRY_AFTER_S)

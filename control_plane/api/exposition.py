@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from control_plane.api.measurements import RequestMeter
 from control_plane.jobs import JobState
-from control_plane.service.gauges import Gauges, LiveJob
+from control_plane.service.gauges import Gauges, LiveJob, Notices, RecentGauges
 
 JOB_LABELS = ("job", "tenant", "tier", "model")
 OF_A_STEP = {
@@ -24,19 +25,20 @@ OF_A_STEP = {
 """Gauges of a live job that its newest metrics event has under this name."""
 
 
-def text(gauges: Gauges) -> bytes:
-    """`gauges` as a scraper reads them."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(gauges))
-    return generate_latest(registry)
+def registry(recent: RecentGauges, meter: RequestMeter) -> CollectorRegistry:
+    """All that a scraper reads of one process of the API: what `meter` counted, and the platform as `recent` has it."""
+    both = CollectorRegistry(auto_describe=False)
+    both.register(meter.registry)
+    both.register(_Families(recent))
+    return both
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Families:
-    gauges: Gauges
+    recent: RecentGauges
 
     def collect(self) -> Iterator[Metric]:
-        g = self.gauges
+        g = self.recent.read()
         states = {(s.value, tier) for s in JobState for tier in {tier for _, tier in g.jobs}}  # a count that falls to 0 is said, too
         yield _gauge("ft_jobs", "Jobs by state and tier", ("state", "tier"), {k: g.jobs.get(k, 0) for k in sorted(states)}.items())
         oldest = sorted(((tier,), s) for tier, s in g.oldest_wait_s.items())
@@ -52,6 +54,29 @@ class _Families:
         verdicts = sorted(g.verdicts.items())
         yield _counter("ft_health_verdicts_raised", "Health verdicts raised", ("code", "audience"), [(k, n) for k, (n, _) in verdicts])
         yield _gauge("ft_health_verdicts", "Health verdicts that hold now", ("code", "audience"), [(k, n) for k, (_, n) in verdicts])
+        yield from _of_notices(g.notices)
+        yield from _of_books(g)
+
+
+def _of_notices(notices: Notices) -> Iterator[Metric]:
+    yield _gauge("ft_outbox_events", "Events that no delivery was made of yet", (), [((), notices.outbox)])
+    yield _gauge("ft_outbox_oldest_seconds", "Age of the oldest of them", (), [((), notices.outbox_oldest_s)])
+    pending, dead = sorted(notices.pending.items()), sorted(notices.dead.items())
+    yield _gauge("ft_deliveries_pending", "Deliveries on their way, retries included", ("channel",), [((c,), n) for c, n in pending])
+    overdue = [((), notices.overdue_s)]
+    yield _gauge("ft_deliveries_overdue_seconds", "Since the delivery that waits longest was due", (), overdue)
+    yield _gauge("ft_deliveries_dead", "Deliveries that were given up", ("channel",), [((c,), n) for c, n in dead])
+
+
+def _of_books(g: Gauges) -> Iterator[Metric]:
+    yield _gauge("ft_ledger_imbalance_micros", "Sum of all postings: nothing, or the ledger is broken", (), [((), g.ledger_imbalance)])
+    yield _gauge("ft_refund_cases_pending", "Refunds that an operator has to decide on", (), [((), g.refunds[0])])
+    yield _gauge("ft_refund_cases_oldest_seconds", "Age of the oldest of them", (), [((), g.refunds[1])])
+    yield _gauge("ft_uploads_pending", "Uploads in parts that are open", (), [((), g.uploads[0])])
+    yield _gauge("ft_uploads_expired", "Open uploads whose time is over: nobody clears them away", (), [((), g.uploads[1])])
+    yield _gauge("ft_quota_held_gpu_seconds", "GPU time that admitted jobs are expected to take", (), [((), g.quota_held_s)])
+    yield _gauge("ft_deletions_pending", "Deletions that were asked for and are not done", (), [((), g.deletions[0])])
+    yield _gauge("ft_deletions_oldest_seconds", "Age of the oldest of them", (), [((), g.deletions[1])])
 
 
 def _of_jobs(live: Iterable[LiveJob]) -> Iterator[Metric]:

@@ -13,6 +13,9 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.storable import check_storable
 
 SPREAD = re.compile(r"([a-z_]+)\[([^\[\]]+)\]")
+ANCHOR = "created_at"
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
+"""OpenAI's limits: an hour, 30 days."""
 
 
 async def _text_fields(request: Request) -> dict[str, str]:
@@ -43,11 +46,36 @@ def policies(text: str | None, fields: Mapping[str, str]) -> dict[str, Any] | No
     return found
 
 
+def expires_after_s(given: Mapping[str, Any] | None) -> int | None:
+    """Seconds of ``{"anchor": "created_at", "seconds": 86400}``; None where nothing is asked for."""
+    if not given:
+        return None
+    anchor, seconds = given.get("anchor"), given.get("seconds")
+    if anchor != ANCHOR:
+        raise InvalidRequest(
+            f"expires_after.anchor {str(anchor)[:80]!r} is not known; it is {ANCHOR!r}", code="invalid_expires_after", param="expires_after"
+        )
+    whole = int(seconds) if isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() else seconds
+    if not isinstance(whole, int) or isinstance(whole, bool) or not MIN_EXPIRY_S <= whole <= MAX_EXPIRY_S:
+        raise InvalidRequest(
+            f"expires_after.seconds {str(seconds)[:80]!r} is outside {MIN_EXPIRY_S}..{MAX_EXPIRY_S}, an hour to 30 days; "
+            "choose one inside, or leave expires_after out: the file is then kept until you delete it",
+            code="invalid_expires_after",
+            param="expires_after",
+        )
+    return whole
+
+
+def spread(fields: Mapping[str, str], name: str) -> dict[str, str]:
+    """The object `name` that is spread over fields: ``name[key]``."""
+    found = {m[2]: value for key, value in fields.items() if (m := SPREAD.fullmatch(key)) and m[1] == name}
+    check_storable(found, name)
+    return found
+
+
 def _object(text: str | None, fields: Mapping[str, str], name: str, *, hint: str) -> dict[str, Any] | None:
     if not text:
-        spread = {m[2]: value for key, value in fields.items() if (m := SPREAD.fullmatch(key)) and m[1] == name}
-        check_storable(spread, name)
-        return spread or None
+        return dict(spread(fields, name)) or None
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):

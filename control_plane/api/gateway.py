@@ -29,6 +29,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ft_assets import tracing
 from ft_assets.errors import Unavailable
 
 TIMEOUT = httpx.Timeout(600.0, connect=2.0)
@@ -124,7 +125,8 @@ class Gateway:
 
     async def _attempt(self, url: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
         server = self._server(url)
-        request = self._client.build_request("POST", f"{url}{path}", json=body, headers={"accept-encoding": "identity"})
+        traced = {"traceparent": parent} if (parent := tracing.current()) else {}
+        request = self._client.build_request("POST", f"{url}{path}", json=body, headers={"accept-encoding": "identity", **traced})
         server.under_way += 1
         streams, trial = False, server.failed_at is not None and not server.trial_under_way
         server.trial_under_way |= trial

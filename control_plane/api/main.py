@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
-
 import uvicorn
 
 from control_plane.api.app import create_app
 from control_plane.settings import load
+from ft_assets import logs, tracing
 from resources.platform import open_platform
 
+SERVICE = "ft-api"
 GRACEFUL_SHUTDOWN_S = 5
 """Streams of events never end by themselves; after this they are cut off, and their clients connect again."""
 
@@ -18,10 +17,8 @@ GRACEFUL_SHUTDOWN_S = 5
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = load()
-    logging.basicConfig(
-        level=os.environ.get("FT_LOG_LEVEL", "INFO").upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it reports each look at the schema's revision
+    logs.configure(SERVICE)
+    tracing.configure(SERVICE)
     uvicorn.run(
         create_app(open_platform(settings)),
         host=settings.api_host,

@@ -1,23 +1,54 @@
-"""A request id on every answer, and an answer for every request: also when the code broke."""
+"""Around every request: an id, an answer also when the code broke, one line in the log, its counts, and its span."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import time
 import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.api.measurements import RequestMeter
+from ft_assets import context, tracing
+from ft_assets.tracing import Span
+
 HEADER = b"x-request-id"
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Asked for every few seconds: logged at debug, not counted, not traced."""
+UNMATCHED = "unmatched"
+"""Route of what there is not: what was asked for may be anything, and is in no label and no line."""
 
 log = logging.getLogger(__name__)
+access = logging.getLogger("control_plane.api.access")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Answer:
+    """What is known of an answer on its way out."""
+
+    began: float
+    status: int = 500
+    first_byte_s: float | None = None
+    num_bytes: int = 0
+
+    def saw(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.first_byte_s = message["status"], time.perf_counter() - self.began
+        elif message["type"] == "http.response.body":
+            self.num_bytes += len(message.get("body", b""))
 
 
 class RequestIds:
     """Gives each request an id; the log line of a failure carries it, the caller sees nothing else of the failure."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, meter: RequestMeter | None = None) -> None:
         self.app = app
+        self.meter = meter or RequestMeter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -25,22 +56,90 @@ class RequestIds:
             return
         request_id = f"req_{uuid.uuid4().hex}"
         scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        answer = _Answer(began=time.perf_counter())
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 message["headers"] = [*message.get("headers", ()), (HEADER, request_id.encode())]
+            answer.saw(message)
             await send(message)
 
+        with context.scope(request_id=request_id), self._watched(scope, answer):
+            try:
+                await self.app(scope, receive, send_with_id)
+            except Exception as error:
+                log.exception("%s %s failed", scope["method"], route_of(scope))
+                context.bind(code="server_error")
+                if answer.first_byte_s is not None:
+                    raise  # half an answer is out: only cutting the connection tells the caller
+                del error
+                await _send_server_error(send_with_id, request_id)
+
+    @contextlib.contextmanager
+    def _watched(self, scope: Scope, answer: _Answer) -> Iterator[None]:
+        """Count, trace and log what happens inside, however it ends."""
+        if scope["path"] in PROBES:
+            try:
+                yield
+            finally:
+                _log(scope, answer, level=logging.DEBUG)
+            return
+        self.meter.began()
         try:
-            await self.app(scope, receive, send_with_id)
-        except Exception:
-            log.exception("%s %s failed, %s", scope["method"], scope["path"], request_id)
-            if started:
-                raise  # half an answer is out: only cutting the connection tells the caller
-            await _send_server_error(send_with_id, request_id)
+            with tracing.span(scope["method"], parent=_header(scope, b"traceparent"), kind="server") as span:
+                try:
+                    yield
+                finally:
+                    _describe(span, scope, answer)
+                    _log(scope, answer, level=logging.INFO)
+        finally:
+            self.meter.ended(
+                method=scope["method"],
+                route=route_of(scope),
+                status=answer.status,
+                seconds=answer.first_byte_s if answer.first_byte_s is not None else time.perf_counter() - answer.began,
+                code=_code(),
+            )
+
+
+def route_of(scope: Scope) -> str:
+    """Template of the route that answers: ``/v1/files/{file_id}``, whatever the id."""
+    of_included = (scope.get("fastapi") or {}).get("effective_route_context")  # with the prefix of the router that it is in
+    for route in (of_included, scope.get("route")):
+        path = getattr(route, "path_format", None)
+        if isinstance(path, str) and path:
+            return path
+    return UNMATCHED
+
+
+def _code() -> str | None:
+    code = context.fields().get("code")
+    return None if code is None else str(code)
+
+
+def _describe(span: Span, scope: Scope, answer: _Answer) -> None:
+    if not span.recorded:
+        return
+    route = route_of(scope)
+    span.rename(f"{scope['method']} {route}")
+    span.set(http__request__method=scope["method"], http__route=route, http__response__status_code=answer.status)
+    if answer.status >= 500:
+        span.fail(_code() or str(answer.status))
+
+
+def _log(scope: Scope, answer: _Answer, *, level: int) -> None:
+    """One line a request: neither the path with its ids nor the query, no header and no body."""
+    if not access.isEnabledFor(level):
+        return
+    method, route, ms = scope["method"], route_of(scope), 1000 * (time.perf_counter() - answer.began)
+    fields: dict[str, Any] = {"method": method, "route": route, "status": answer.status, "bytes": answer.num_bytes}
+    fields |= {"duration_ms": round(ms, 1), "first_byte_ms": round(1000 * answer.first_byte_s, 1) if answer.first_byte_s else None}
+    text = "%s %s %d in %.1f ms, %d bytes"
+    access.log(level, text, method, route, answer.status, ms, answer.num_bytes, extra={"fields": fields})
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 async def _send_server_error(send: Send, request_id: str) -> None:

@@ -14,11 +14,13 @@ from control_plane.jobs import JobState, openai_status
 from control_plane.service import adapters, models, results, routing
 from control_plane.service.file_progress import progress_of
 from control_plane.service.jobs import JobView
+from control_plane.service.quotas import JobQuota
 from control_plane.service.submission import adapter_of
-from control_plane.service.tenants import NewKey
 from ft_assets.training.frozen import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
+EXPLAINED = WAITING | {JobState.PAUSING, JobState.PAUSED}
+"""States whose reason is shown."""
 BASE_MODEL_FIELDS = ("license", "context_length", "num_parameters", "repo", "revision", "digest", "deprecated_since")
 OPENAI_HYPERPARAMETERS = ("batch_size", "learning_rate_multiplier", "n_epochs")
 
@@ -31,8 +33,8 @@ def _at(time: datetime) -> int:
     return int(time.timestamp())
 
 
-def job(view: JobView, *, reused: bool = False) -> schemas.Job:
-    """A job; `reused` where it is the answer to a submission that came after its end."""
+def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -> schemas.Job:
+    """A job; `reused` where it is the answer to a submission that came after its end, `quota` in every answer to one."""
     row = view.row
     state, request = JobState(row["state"]), row["request"]
     hyperparameters = _hyperparameters(row)
@@ -58,8 +60,8 @@ def job(view: JobView, *, reused: bool = False) -> schemas.Job:
         state=state.value,
         checkpointing=row["checkpointing"],
         queue_position=row["queue_position"],
-        reason=row["reason"] if state in WAITING else None,
-        reason_detail=row["reason_detail"] if state in WAITING else None,
+        reason=row["reason"] if state in EXPLAINED else None,
+        reason_detail=row["reason_detail"] if state in EXPLAINED else None,
         queued_at=seconds(row["queued_at"]),
         started_at=seconds(row["started_at"]),
         estimated_start=_estimated_start(row, state),
@@ -72,10 +74,14 @@ def job(view: JobView, *, reused: bool = False) -> schemas.Job:
         attempt=row["attempt"],
         suffix=row["suffix"],
         tier=row["tier"],
+        promised_start=seconds(view.promised_start),
+        sla_missed=view.sla_missed,
         spot=request.get("spot", False),
         recipe=row["spec"].get("recipe") if row["spec"] else request.get("recipe"),
         auto_promote=request.get("auto_promote", True),
         adapter=adapter_of(request),
+        hardware=_hardware(row),
+        eval_config=request.get("eval_config"),
         base_digest=row["base_digest"],
         dataset_id=row["dataset_id"],
         spec_sha256=row["spec_sha256"],
@@ -85,6 +91,7 @@ def job(view: JobView, *, reused: bool = False) -> schemas.Job:
         reused=reused or row["reused_job_id"] is not None,
         reused_job_id=row["reused_job_id"],
         report_url=f"/v1/datasets/{row['dataset_id'] or row['training_file']}/report",
+        quota=None if quota is None else schemas.JobQuota(**quota.to_dict()),
     )
 
 
@@ -94,6 +101,14 @@ def _hyperparameters(row: RowMapping) -> dict[str, Any]:
     if not row["spec"]:
         return asked
     return asked | openai_hyperparameters(row["spec"], row["hyperparameters"])
+
+
+def _hardware(row: RowMapping) -> dict[str, Any] | None:
+    """As planned once the spec is frozen, before as asked."""
+    if not row["spec"]:
+        asked: dict[str, Any] | None = row["request"].get("hardware")
+        return asked
+    return {"num_gpus": row["num_gpus"], "strategy": row["spec"].get("strategy")}
 
 
 def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +153,7 @@ def file(row: RowMapping) -> schemas.File:
         id=row["id"],
         bytes=row["bytes"],
         created_at=_at(row["created_at"]),
+        expires_at=seconds(row["expires_at"]),
         filename=row["filename"],
         purpose=row["purpose"],
         status=row["status"],
@@ -256,31 +272,4 @@ def export(row: RowMapping) -> schemas.Export:
         content_url=f"/v1/adapters/{row['adapter_id']}/exports/{row['id']}/content" if ready else None,
         created_at=_at(row["created_at"]),
         finished_at=seconds(row["finished_at"]),
-    )
-
-
-def api_key(row: Mapping[Any, Any]) -> schemas.ApiKey:
-    return schemas.ApiKey(
-        id=row["id"],
-        name=row["name"],
-        hint=row["hint"],
-        scopes=row["scopes"],
-        created_at=_at(row["created_at"]),
-        expires_at=seconds(row["expires_at"]),
-        revoked_at=seconds(row["revoked_at"]),
-        last_used_at=seconds(row["last_used_at"]),
-    )
-
-
-def new_api_key(key: NewKey) -> schemas.NewApiKey:
-    return schemas.NewApiKey(
-        id=key.id,
-        name=key.name,
-        hint=key.hint,
-        scopes=[s.value for s in key.scopes],
-        created_at=_at(key.created_at),
-        expires_at=seconds(key.expires_at),
-        revoked_at=None,
-        last_used_at=None,
-        secret=key.secret,
     )

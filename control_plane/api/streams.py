@@ -43,3 +43,19 @@ async def _follow(look: Look, since: int) -> AsyncIterator[str]:
         if silent_s >= KEEP_ALIVE_S:
             silent_s = 0.0
             yield ": waiting\n\n"
+
+
+def text_as_it_comes(look: Callable[[], tuple[bytes, bool]]) -> StreamingResponse:
+    """An answer that streams text: what `look` finds new, until it says that nothing follows."""
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(_text(look), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _text(look: Callable[[], tuple[bytes, bool]]) -> AsyncIterator[bytes]:
+    while True:
+        data, over = await run_in_threadpool(look)
+        if data:
+            yield data
+        if over:
+            return
+        await anyio.sleep(POLL_S)

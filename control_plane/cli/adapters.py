@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli import registry
 from control_plane.cli.output import Json, ago, percent, print_json, say, table
 from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from control_plane.client.types import Adapter, AdapterEvaluation
 
 AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")]
 
@@ -32,7 +35,7 @@ def models(as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.models()
+        found = client.models.list().all()
     if as_json:
         print_json(found)
         return
@@ -46,7 +49,7 @@ def adapters(context: typer.Context, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.adapters()
+        found = client.adapters.list().all()
     if as_json:
         print_json(found)
         return
@@ -54,7 +57,7 @@ def adapters(context: typer.Context, as_json: Json = False) -> None:
     table(("ID", "MODEL", "STAGE", "SERVED", "SCORE (BASE)", "CREATED"), rows)
 
 
-def _score(a: dict[str, Any]) -> str:
+def _score(a: Adapter) -> str:
     """What its method is judged by: the preferences that it tells apart, right answers to the letter, or perplexity of free text."""
     metrics = a.get("metrics") or {}
     for name in ("validation/preference_accuracy", "holdout/exact_match"):
@@ -69,7 +72,7 @@ def promote(adapter: AdapterId, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        changed = client.promote(adapter)
+        changed = client.adapters.promote(adapter)
     if as_json:
         print_json(changed)
         return
@@ -83,7 +86,7 @@ def rollback(adapter: AdapterId, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        done = client.rollback(adapter)
+        done = client.adapters.rollback(adapter)
     if as_json:
         print_json(done)
         return
@@ -100,9 +103,9 @@ def evaluate(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.evaluate_adapter(adapter, eval_config=_rules(config))
+        found = client.adapter_evaluations.create(adapter, eval_config=_rules(config))
         if wait:
-            found = client.wait_for_evaluation(adapter, found["id"])
+            found = client.adapter_evaluations.wait(adapter, found["id"])
     if as_json:
         print_json(found)
     else:
@@ -128,11 +131,11 @@ def evaluations(
         )
     with connect() as client:
         if evaluation is not None:
-            listed = client.adapter_evaluation_samples(adapter, evaluation) if samples else None
-            page = partial(client.adapter_evaluation_page, adapter, evaluation)
-            tell(client.adapter_evaluation(adapter, evaluation), page, samples=listed, html=html, as_json=as_json)
+            listed = client.adapter_evaluations.samples(adapter, evaluation) if samples else None
+            page = partial(client.adapter_evaluations.report_page, adapter, evaluation)
+            tell(client.adapter_evaluations.report(adapter, evaluation), page, samples=listed, html=html, as_json=as_json)
             return
-        found = client.adapter_evaluations(adapter)
+        found = client.adapter_evaluations.list(adapter).all()
     if as_json:
         print_json(found)
         return
@@ -152,8 +155,8 @@ def _rules(config: str | None) -> dict[str, Any] | None:
     return rules
 
 
-def _verdict(evaluation: dict[str, Any]) -> str:
+def _verdict(evaluation: AdapterEvaluation) -> str:
     if evaluation["state"] == "failed":
-        return f"could not be judged: {(evaluation['error'] or {}).get('message')}"
+        return f"could not be judged: {evaluation['error']['message'] if evaluation['error'] else None}"
     why = f" ({', '.join(evaluation['reasons'])})" if evaluation["reasons"] else ""
     return f"{evaluation['outcome'] or evaluation['state']}{why}"

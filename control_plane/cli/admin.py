@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from control_plane.cli import base_models, manifests, registry
+from control_plane.cli import base_models, manifests, operators, refunds, registry, tenants
 from control_plane.cli.datasets import Map, parse_map
 from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.suites import Field, File, Name, listed, told
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     admin = typer.Typer(help="Operators: tenants, their keys, evaluation suites, base models.", no_args_is_help=True)
-    tenants = typer.Typer(help="Make and list tenants.", no_args_is_help=True)
-    tenants.command("create")(create_tenant)
-    tenants.command("list")(list_tenants)
-    admin.add_typer(tenants, name="tenants")
-    registry.register_admin(admin, tenants)
+    groups = typer.Typer(help="Make, list, change and suspend tenants.", no_args_is_help=True)
+    tenants.register(groups)
+    admin.add_typer(groups, name="tenants")
+    registry.register_admin(admin, groups)
+    operators.register(admin)
+    refunds.register_admin(admin)
     suites = typer.Typer(help="Evaluation suites that every tenant's datasets are searched for.", no_args_is_help=True)
     for name, command in (("add", add_suite), ("list", list_suites), ("remove", remove_suite)):
         suites.command(name)(command)
@@ -39,9 +41,13 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def open_local() -> Iterator[Platform]:
-    """The platform of this home, for as long as its database answers; the embedded one has to be up."""
+    """The platform of this home, for as long as its database answers; the embedded one has to be up.
+
+    The audit log names the machine's user for whatever is changed.
+    """
     from sqlalchemy.exc import OperationalError
 
+    from control_plane.service.platform import Actor
     from resources.platform import open_platform
     from resources.stack.commands import load_settings
     from resources.stack.postgres import postmaster_pid
@@ -52,38 +58,9 @@ def open_local() -> Iterator[Platform]:
             f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL", code="stack_down"
         )
     try:
-        yield open_platform(settings)
+        yield open_platform(settings).acting_as(Actor(kind="operator", id=f"cli:{getpass.getuser()}"))
     except OperationalError as e:
         raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
-
-
-def create_tenant(
-    tenant: Annotated[str, typer.Argument(help="Id of the tenant: lower-case letters, digits and '-'.")],
-    tier: Annotated[str, typer.Option("--tier", help="free, standard or premium.")] = "standard",
-    as_json: Json = False,
-) -> None:
-    """Make a tenant and its first API key. The key is shown once: only its hash is stored."""
-    from control_plane.service import tenants
-
-    with open_local() as platform:
-        made, key = tenants.create(platform, tenant, tier=tier)
-    if as_json:
-        print_json({"id": made.id, "name": made.name, "tier": made.tier, "key_id": key.id, "api_key": key.secret})
-        return
-    print(key.secret)
-    say(f"tenant {made.id} ({made.tier}); its key is shown only now: `ft --api-key KEY login` stores it")
-
-
-def list_tenants(as_json: Json = False) -> None:
-    """List tenants."""
-    from control_plane.service import tenants
-
-    with open_local() as platform:
-        found = tenants.list_all(platform)
-    if as_json:
-        print_json([{"id": t.id, "name": t.name, "tier": t.tier, "max_jobs_in_flight": t.max_jobs_in_flight} for t in found])
-        return
-    table(("ID", "NAME", "TIER", "JOBS IN FLIGHT, AT MOST"), [(t.id, t.name, t.tier, str(t.max_jobs_in_flight)) for t in found])
 
 
 def health(as_json: Json = False) -> None:

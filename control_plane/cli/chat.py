@@ -51,11 +51,11 @@ def _question() -> str | None:
 
 def _ask(client: FtClient, model: str, messages: list[dict[str, Any]], options: dict[str, Any], *, as_json: bool) -> str:
     if as_json:
-        answer = client.chat(model, messages, **options)
+        answer = client.chat.create(model=model, messages=messages, **options)
         print_json(answer)
         return str(answer["choices"][0]["message"]["content"])
     parts: list[str] = []
-    for part in client.chat_stream(model, messages, **options):
+    for part in client.chat.stream(model=model, messages=messages, **options):
         print(part, end="", flush=True)
         parts.append(part)
     print(flush=True)

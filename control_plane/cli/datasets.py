@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane.cli import session
 from control_plane.cli.exits import Exit, show_error
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound
@@ -198,7 +199,10 @@ def upload(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until a large file is validated, with progress.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Upload a dataset; it is validated there. Exit code 1 when it is not valid, with every bad row."""
+    """Upload a dataset; it is validated there. Exit code 1 when it is not valid, with every bad row.
+
+    From 64 MiB on it goes up in parts: the same command once more goes on where it was interrupted.
+    """
     from control_plane.cli.remote import connect
 
     options = {"column_map": parse_map(column_map), "policies": parse_policies(policy), "model": model}
@@ -230,7 +234,14 @@ def _hub_token(file: str) -> str:
 
 def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool = True) -> Mapping[str, Any]:
     """Upload a file, or have the platform import it; with `wait`, it comes back validated."""
-    made = client.import_dataset(given, **options) if given.startswith(HUB) else client.upload_file(Path(given), **options)
+    from control_plane.cli import part_uploads
+
+    if given.startswith(HUB):
+        made = client.datasets.import_from_hub(hub_id=given, **options)
+    elif Path(given).stat().st_size >= part_uploads.FROM_BYTES:
+        made = part_uploads.send_in_parts(client, session.api_url(), Path(given), options)
+    else:
+        made = client.files.create(Path(given), **options)
     if made["status"] == "uploaded" and wait:
         from control_plane.cli.progress import follow_validation
 
@@ -246,7 +257,7 @@ def list_versions(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.datasets(limit=limit)
+        found = client.datasets.list(limit=limit).take(limit)
     if as_json:
         print_json(found)
         return
@@ -271,8 +282,8 @@ def show(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        version = client.dataset(dataset) if dataset.startswith("ds_") else None
-        report = client.dataset_report(dataset)
+        version = client.datasets.retrieve(dataset) if dataset.startswith("ds_") else None
+        report = client.datasets.report(dataset)
     if as_json:
         print_json({"dataset": version, "report": report})
         return
@@ -291,7 +302,7 @@ def approve(dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset i
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        changed = client.approve_dataset(dataset)
+        changed = client.datasets.approve(dataset)
     if as_json:
         print_json(changed)
         return
@@ -303,7 +314,7 @@ def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:
     if made["status"] != "error":
         return made
     try:
-        for line in report_lines(client.dataset_report(made["id"]), name=made["filename"]):
+        for line in report_lines(client.datasets.report(made["id"]), name=made["filename"]):
             say(line)
     except NotFound:
         pass  # refused before a report could be made; the reason is in the details

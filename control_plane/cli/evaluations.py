@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, print_json, say, table
+
+if TYPE_CHECKING:
+    from control_plane.client.types import EvaluationSample
 
 SAMPLE_CHARS = 500
 COLUMNS = ("SUITE", "METRIC", "N", "BASE", "PREVIOUS", "CANDIDATE", "GAIN, 95 %", "")
@@ -31,12 +34,12 @@ def evaluation(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        listed = client.evaluation_samples(job_id, suite=suite, only=only) if samples or suite or only else None
-        tell(client.evaluation(job_id), lambda: client.evaluation_page(job_id), samples=listed, html=html, as_json=as_json)
+        listed = client.jobs.evaluation_samples(job_id, suite=suite, only=only) if samples or suite or only else None
+        tell(client.jobs.evaluation(job_id), lambda: client.jobs.evaluation_page(job_id), samples=listed, html=html, as_json=as_json)
 
 
 def tell(
-    found: Mapping[str, Any], page: Callable[[], bytes], *, samples: Iterator[Mapping[str, Any]] | None, html: Path | None, as_json: bool
+    found: Mapping[str, Any], page: Callable[[], bytes], *, samples: Iterable[EvaluationSample] | None, html: Path | None, as_json: bool
 ) -> None:
     """Show an evaluation as it was asked for; the command ends with 1 if the adapter did not pass."""
     if html is not None:
@@ -97,20 +100,22 @@ def _after(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"\ntook {report['seconds']:.1f} s, {cost['gpu_s']:.1f} GPU-seconds, {tokens} judge tokens"
 
 
-def _samples(samples: Iterator[Mapping[str, Any]], *, as_json: bool) -> None:
+def _samples(samples: Iterable[EvaluationSample], *, as_json: bool) -> None:
     """One JSON object a line, or a few lines a sample."""
     for sample in samples:
         if as_json:
             print_json(sample)
             continue
-        judged = f", judge: {sample['judge']}" if sample["judge"] else ""
+        judged = f", judge: {sample['judge']}" if sample.get("judge") else ""
         print(f"{printable(sample['id'])}  {sample['change']}{judged}")
-        for name in ("prompt", "expected", "base", "previous", "adapter"):
-            if sample[name]:
-                print(f"  {name + ':':<10}{printable(sample[name])}")
-        if sample["suite"].startswith("capability/") and sample["scores"]:
-            told = (f"{who} {scores.get(sample['metric'], '')}" for who, scores in sample["scores"].items())
-            print(f"  {sample['metric']}: {', '.join(told)}")
+        said = {name: sample[name] for name in ("prompt", "expected", "base")}
+        for name, text in {**said, "previous": sample.get("previous"), "adapter": sample["adapter"]}.items():
+            if text:
+                print(f"  {name + ':':<10}{printable(text)}")
+        metric, scores = sample.get("metric"), sample.get("scores")
+        if sample["suite"].startswith("capability/") and metric and scores:
+            told = (f"{who} {of.get(metric, '')}" for who, of in scores.items())
+            print(f"  {metric}: {', '.join(told)}")
 
 
 def printable(text: str) -> str:

@@ -6,12 +6,15 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.output import Json, print_json, say
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from control_plane.client.types import Export
 
 AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or model name (`ft adapters` lists them).")]
 Format = Annotated[str, typer.Option("--format", help="adapter, merged, gguf or tokenizer.")]
@@ -46,14 +49,15 @@ def export(
     if out is not None and out.exists() and any(out.iterdir()):
         raise Conflict(f"{out} is not empty; name a new directory", code="directory_not_empty", param="out")
     with connect() as client, tempfile.TemporaryDirectory(prefix="ft-export-", dir=_beside(out)) as scratch:
-        made = client.export(adapter, format=format, precision=precision)
+        made = client.exports.create(adapter, format=format, precision=precision)
         if made["status"] != "ready":
             say(f"{made['id']} is being made; this takes as long as loading the model three times")
-            made = client.wait_for_export(adapter, made["id"])
+            made = client.exports.wait(adapter, made["id"])
         if made["status"] == "failed":
-            raise FtError(made["error"]["message"], code=made["error"]["code"])
+            why = made["error"] or {"code": None, "message": f"export {made['id']} failed"}
+            raise FtError(why["message"] or "", code=why["code"])
         archive = Path(scratch) / "export.tar"
-        if client.download_export(adapter, made["id"], archive) != made["sha256"]:
+        if client.exports.download(adapter, made["id"], archive) != made["sha256"]:
             raise IntegrityError(f"export {made['id']} did not arrive whole; run the command again")
         files = Path(scratch) / "files" if out is None else out
         with tarfile.open(archive) as tar:
@@ -86,7 +90,7 @@ def _beside(out: Path | None) -> Path | None:
     return out.absolute().parent
 
 
-def _pushed(repo: str, files: Path, made: dict[str, Any], *, endpoint: str, token: str, private: bool) -> dict[str, Any]:
+def _pushed(repo: str, files: Path, made: Export, *, endpoint: str, token: str, private: bool) -> dict[str, Any]:
     from control_plane.cli.hub_upload import upload
 
     message = f"Export {made['format']} of {made['adapter_id']}"
@@ -104,11 +108,11 @@ def _pushed(repo: str, files: Path, made: dict[str, Any], *, endpoint: str, toke
     raise Unavailable(f"{repo} could not be pushed to {endpoint} ({answer['detail']}); run the command again", code="hub_unavailable")
 
 
-def _tell(made: dict[str, Any], out: Path | None, pushed: dict[str, Any] | None, *, as_json: bool) -> None:
+def _tell(made: Export, out: Path | None, pushed: dict[str, Any] | None, *, as_json: bool) -> None:
     if as_json:
         print_json({**made, "directory": None if out is None else str(out), "pushed": pushed})
         return
-    proof = made["manifest"].get("proof")
+    proof = (made["manifest"] or {}).get("proof")
     if proof:
         say(f"proven: logits differ from base and adapter by {proof['mean_difference']:.2g} of their standard deviation")
     if out is not None:

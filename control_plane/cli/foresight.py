@@ -14,6 +14,7 @@ import typer
 from control_plane.cli.datasets import Map, local_file, local_model, parse_map
 from control_plane.cli.jobs import Adapter, Method, NumGpus, Recipe, check_given, file_id_of, parse_hyperparameters
 from control_plane.cli.output import Json, fields, print_json
+from control_plane.cli.quota import quota_line
 from ft_assets.errors import InvalidDataset
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def estimate(
         body |= {"hyperparameters": hyperparameters or None, "tier": tier, "adapter": adapter, "recipe": recipe}
         body |= {"hardware": {"num_gpus": num_gpus} if num_gpus else None}
         asked = {k: v for k, v in body.items() if v is not None}
-        found = client.estimate(model=model, training_file=file_id_of(client, file, options), **asked)
+        found = client.jobs.estimate(model=model, training_file=file_id_of(client, file, options), **asked)
     if as_json:
         print_json(found)
     else:
@@ -73,7 +74,7 @@ def _show_estimate(found: Mapping[str, Any]) -> None:
         "steps": f"{found['total_steps']:,}", "gpu hours": f"{found['gpu_hours']:.4g} on {found['num_gpus']} x {found['gpu_type']}",
         "memory": _memory(found["memory"]),
         "price": f"{found['price_micros'] / MICROS:.4f} USD", "starts in": _span(found["seconds_to_start"]),
-        "finishes in": _span(found["seconds_to_finish"]),
+        "finishes in": _span(found["seconds_to_finish"]), "quota": quota_line(found["quota"]),
     })  # fmt: skip
     for assumption in found["assumptions"]:
         print(f"  - {assumption}")
@@ -109,7 +110,7 @@ def preview(
         from control_plane.cli.remote import connect
 
         with connect() as client:
-            shown = client.preview(subject, model=model, num_examples=num_examples, max_seq_len=max_seq_len)["data"]
+            shown = client.datasets.preview(subject, model=model, num_examples=num_examples, max_seq_len=max_seq_len)["data"]
     else:
         base = local_model(model)
         with local_file(subject) as path:

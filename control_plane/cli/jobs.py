@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,9 +13,11 @@ from control_plane.cli.datasets import HUB, Map, Policy, accepted, parse_map, pa
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from control_plane.cli.progress import events_of, reason, waiting
+from control_plane.cli.quota import quota_line
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
+    from control_plane.client.types import Job
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id (`ft jobs` lists them).")]
 Method = Annotated[str | None, typer.Option("--method", help="sft (the default), cpt, dpo, orpo, kto, simpo; or lora, qlora, full.")]
@@ -78,7 +80,10 @@ def submit(
         }  # fmt: skip
         if validation_file is not None:
             body["validation_file"] = file_id_of(client, validation_file, options)
-        made = client.create_job(**{k: v for k, v in body.items() if v is not None})
+        made = client.jobs.create(**{k: v for k, v in body.items() if v is not None})
+        quota = made.get("quota")
+        if quota is not None and quota["goes_into_overage"]:
+            say(f"quota: {quota_line(quota)}")
         if wait:
             say(f"job {made['id']}")
             _wait(client, made["id"], as_json=as_json)
@@ -122,15 +127,16 @@ def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
         raise typer.Exit(code)
 
 
-def show_job(j: dict[str, Any]) -> None:
-    error = j.get("error") or {}
+def show_job(j: Job) -> None:
+    error, warm_start = j.get("error"), j.get("warm_start")
     steps = f"{j.get('step') or 0}/{j['total_steps']}" if j.get("total_steps") else None
     fields({
         "job": j["id"], "status": j.get("state") or j["status"], "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
-        "starts from": (j.get("warm_start") or {}).get("adapter"), "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
+        "starts from": warm_start["adapter"] if warm_start else None, "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
         "queue position": j.get("queue_position"), "waits because": reason(j), "step": steps,
-        "loss": j.get("loss"), "trained tokens": j.get("trained_tokens"), "error": error.get("message"), "error code": error.get("code"),
+        "loss": j.get("loss"), "trained tokens": j.get("trained_tokens"), "error": error["message"] if error else None,
+        "error code": error["code"] if error else None,
     })  # fmt: skip
 
 
@@ -142,7 +148,7 @@ def jobs(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.jobs(limit=limit)
+        found = client.jobs.list(limit=limit).take(limit)
     if as_json:
         print_json(found)
         return
@@ -153,9 +159,9 @@ def jobs(
     table(("ID", "STATUS", "MODEL", "FINE-TUNED MODEL", "CREATED", ""), rows)
 
 
-def _where(j: dict[str, Any]) -> str:
-    if j.get("error"):
-        return str(j["error"]["code"])
+def _where(j: Job) -> str:
+    if error := j.get("error"):
+        return error["code"]
     if j.get("total_steps") and not j.get("finished_at"):
         return f"step {j.get('step') or 0}/{j['total_steps']}"
     return waiting(j)
@@ -173,7 +179,7 @@ def job(
         if wait:
             _wait(client, job_id, as_json=as_json)
             return
-        found = client.job(job_id)
+        found = client.jobs.retrieve(job_id)
     if as_json:
         print_json(found)
     else:
@@ -182,13 +188,20 @@ def job(
 
 def logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job, or with --training the attempt, has ended.")] = False,
+    training: Annotated[bool, typer.Option("--training", "-t", help="What the training itself printed, not the job's events.")] = False,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="With --training; default: the last one.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a job's events, oldest first; with --json one object a line."""
+    """Print a job's events, oldest first, or its training's log; with --json one object a line."""
     from control_plane.cli.remote import connect
 
     with connect() as client:
+        if training:
+            pieces = client.jobs.follow_logs(job_id, attempt=attempt) if follow else [client.jobs.logs(job_id, attempt=attempt)]
+            for piece in pieces:
+                print(piece, end="", flush=True)
+            return
         for event in events_of(client, job_id, until_end=follow):
             if as_json:
                 print_json(event)
@@ -202,9 +215,9 @@ def metrics(job_id: JobId, as_json: Json = False) -> None:
 
     with connect() as client:
         if as_json:
-            print_json(client.metrics(job_id))
+            print_json(client.jobs.metrics(job_id)["data"])
         else:
-            print(client.metrics_csv(job_id).decode(), end="")
+            print(client.jobs.metrics_csv(job_id).decode(), end="")
 
 
 def _clock(unix_s: float) -> str:
@@ -215,24 +228,25 @@ def _clock(unix_s: float) -> str:
 
 def cancel(job_id: JobId, as_json: Json = False) -> None:
     """Cancel a job; its last checkpoint stays."""
-    _act("cancel_job", job_id, as_json=as_json)
+    _act("cancel", job_id, as_json=as_json)
 
 
 def pause(job_id: JobId, as_json: Json = False) -> None:
     """Pause a job: it saves a checkpoint and gives its GPUs back."""
-    _act("pause_job", job_id, as_json=as_json)
+    _act("pause", job_id, as_json=as_json)
 
 
 def resume(job_id: JobId, as_json: Json = False) -> None:
     """Queue a paused job again; it goes on from its checkpoint."""
-    _act("resume_job", job_id, as_json=as_json)
+    _act("resume", job_id, as_json=as_json)
 
 
-def _act(method: str, job_id: str, *, as_json: bool) -> None:
+def _act(method: Literal["cancel", "pause", "resume"], job_id: str, *, as_json: bool) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        changed = getattr(client, method)(job_id)
+        act: Callable[[str], Job] = getattr(client.jobs, method)
+        changed = act(job_id)
     if as_json:
         print_json(changed)
     else:

@@ -24,7 +24,7 @@ def login(as_json: Json = False) -> None:
     key = session.given.api_key or os.environ.get("FT_API_KEY") or _ask(url)
     found = session.Credentials(url=url, api_key=key)
     with connect(found) as client:
-        models = client.models()
+        models = client.models.list().all()
     path = session.store(found)
     if as_json:
         print_json({"url": url, "credentials_file": str(path), "models": len(models)})

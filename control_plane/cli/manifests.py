@@ -23,7 +23,7 @@ def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name o
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        print(client.server_manifest(model), end="")
+        print(client.adapters.manifest(model), end="")
 
 
 def route(name: Annotated[str, typer.Argument(metavar="NAME", help="A route of yours.")]) -> None:
@@ -31,7 +31,7 @@ def route(name: Annotated[str, typer.Argument(metavar="NAME", help="A route of y
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        print(client.route_manifest(name), end="")
+        print(client.model_routes.manifest(name), end="")
 
 
 def pool(

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import httpx
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from control_plane.client import FtClient
+    from control_plane.client.types import EvaluationProgress, Event, File, FileEvent, Job
 
 POLL_S = 0.7
 """Between two looks at a job: a step is reported by the platform every half second."""
@@ -28,28 +29,28 @@ SHOWN = {"rewards/margins": "margin", "valid_loss": "validation loss"}
 STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
 
 
-def follow(client: FtClient, job_id: str) -> dict[str, Any]:
+def follow(client: FtClient, job_id: str) -> Job:
     """Show the job until it has ended, and return it."""
     with JobView() as view:
         seen: set[str] = set()
         while True:
-            job = client.job(job_id)
+            job = client.jobs.retrieve(job_id)
             for event in new_events(client, job_id, seen):
                 view.event(event)
             view.job(job)
             if job["status"] in FINAL:
-                return dict(job)
+                return job
             time.sleep(POLL_S)
 
 
-def follow_validation(client: FtClient, file_id: str) -> dict[str, Any]:
+def follow_validation(client: FtClient, file_id: str) -> File:
     """Show how far the validation of a large file is until it has ended, and return the file."""
     with ValidationView() as view:
         while True:
             with contextlib.suppress(httpx.TransportError):  # a stream that breaks off is opened again
-                for event in client.file_events(file_id):
+                for event in client.files.events(file_id):
                     view.show(event)
-            file = client.file(file_id)
+            file = client.files.retrieve(file_id)
             if file["status"] != "uploaded":
                 return file
             time.sleep(POLL_S)
@@ -78,7 +79,7 @@ class ValidationView:
         if self._bars is not None:
             self._bars.stop()
 
-    def show(self, event: dict[str, Any]) -> None:
+    def show(self, event: FileEvent) -> None:
         """One event of the file's stream."""
         found = event["progress"]
         if found is None:
@@ -91,10 +92,10 @@ class ValidationView:
         self._stage = found["stage"]
 
 
-def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[dict[str, Any]]:
+def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Event]:
     """Events that are not in `seen` (which they enter), oldest first."""
-    fresh: list[dict[str, Any]] = []
-    for event in client.events(job_id):  # newest first, page after page
+    fresh: list[Event] = []
+    for event in client.jobs.events(job_id):  # newest first, page after page
         if event["id"] in seen:
             break
         fresh.append(event)
@@ -102,29 +103,29 @@ def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[dict[str, 
     return fresh[::-1]
 
 
-def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[dict[str, Any]]:
+def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Event]:
     """A job's events, oldest first; with `until_end` as they come, until the job has ended."""
     seen: set[str] = set()
     while True:
-        ended = not until_end or client.job(job_id)["status"] in FINAL  # asked first: no event follows the end
+        ended = not until_end or client.jobs.retrieve(job_id)["status"] in FINAL  # asked first: no event follows the end
         yield from new_events(client, job_id, seen)
         if ended:
             return
         time.sleep(POLL_S)
 
 
-def reason(job: dict[str, Any]) -> str:
+def reason(job: Job) -> str:
     """Why a job waits: the code and, where there are any, the words; empty of one that does not wait."""
     return ": ".join(str(job[k]) for k in ("reason", "reason_detail") if job.get(k))
 
 
-def waiting(job: dict[str, Any]) -> str:
+def waiting(job: Job) -> str:
     """Where in the queue a job stands, and why."""
     position = f"position {job['queue_position']}" if job.get("queue_position") else ""
     return "  ".join(p for p in (position, reason(job)) if p)
 
 
-def evaluating(progress: dict[str, Any]) -> str:
+def evaluating(progress: EvaluationProgress) -> str:
     """Who answers which suite, and how long the rest takes."""
     what = " ".join(str(progress[k]) for k in ("subject", "suite") if progress.get(k)) or str(progress.get("phase") or "")
     return f"{what}  {progress['eta_s']:.0f} s left" if progress.get("eta_s") else what
@@ -155,7 +156,7 @@ class JobView:
         if self._bars is not None:
             self._bars.stop()
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """One piece of news; numbers go into the bars, or are thinned to lines."""
         if event.get("type") == "metrics":
             self._metrics(event)
@@ -164,7 +165,7 @@ class JobView:
         else:
             say(f"{_clock(event)}  {event['message']}")
 
-    def _metrics(self, event: dict[str, Any]) -> None:
+    def _metrics(self, event: Event) -> None:
         data = event.get("data") or {}
         self._newest |= {k: data[k] for k in SHOWN if isinstance(data.get(k), float)}
         if self._bars is not None:
@@ -181,7 +182,7 @@ class JobView:
         self._next_metrics, self._next_line = step / total + 1 / LINES_OF_METRICS, time.monotonic() + LINE_EVERY_S
         say(f"{_clock(event)}  {event['message']}")
 
-    def job(self, job: dict[str, Any]) -> None:
+    def job(self, job: Job) -> None:
         """Bring the bars to where the job is; where there are none, say why it waits when that changes."""
         state = str(job.get("state") or job["status"])
         if self._bars is None:
@@ -197,8 +198,7 @@ class JobView:
             news += f"  {speed:,.0f} tokens/s" if speed else ""
             news += "".join(f"  {name} {self._newest[key]:.4f}" for key, name in SHOWN.items() if key in self._newest)
             self._bar("training", job.get("step") or 0, job["total_steps"], news)
-        elif state == "evaluating" and (job.get("evaluation") or {}).get("total"):
-            found = job["evaluation"]
+        elif state == "evaluating" and (found := job.get("evaluation")) and found["total"]:
             self._bar(NAMES[state], found["done"], found["total"], evaluating(found))
         elif state in NAMES:
             self._bar(NAMES[state], None, None, waiting(job))
@@ -224,5 +224,5 @@ NAMES = {"validating": "data", "queued": "queue", "preempted": "queue", "provisi
 """Stages without a count of steps, by the state that they are."""
 
 
-def _clock(event: dict[str, Any]) -> str:
+def _clock(event: Event) -> str:
     return time.strftime("%H:%M:%S", time.localtime(event["created_at"]))

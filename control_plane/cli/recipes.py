@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from control_plane.cli.output import Json, fields, print_json, table
+
+if TYPE_CHECKING:
+    from control_plane.client.types import Recipe
 
 Name = Annotated[str, typer.Argument(help="Recipe, with or without its version (`ft recipes list`).")]
 Method = Annotated[str, typer.Option("--method", help="sft, cpt, dpo, orpo, kto or simpo: its defaults are shown.")]
@@ -24,7 +27,7 @@ def list_recipes(as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.recipes()
+        found = client.recipes.list().all()
     if as_json:
         print_json(found)
         return
@@ -37,7 +40,7 @@ def show(name: Name, method: Method = "sft", as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.recipe(name, method=method)
+        found = client.recipes.retrieve(name, method=method)
     if as_json:
         print_json(found)
         return
@@ -46,7 +49,7 @@ def show(name: Name, method: Method = "sft", as_json: Json = False) -> None:
     table(("DEFAULT", "VALUE", "SOURCE"), [(name, str(d["value"]), d["source"]) for name, d in found["defaults"].items()])
 
 
-def _sizes(recipe: dict[str, int | None]) -> str:
+def _sizes(recipe: Recipe) -> str:
     low, high = recipe["min_parameters"] or 0, recipe["max_parameters"]
     if not high:
         return f"{low / 1e9:g}B and more" if low else "any"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from control_plane.client.types import Adapter
 
 Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id, model name, or whatever an answer's `model` says.")]
 Note = Annotated[str | None, typer.Option("--note", help="Kept with the decision.")]
@@ -38,15 +41,15 @@ def lineage(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.lineage(name, verify=verify)
+        found = client.models.lineage(name, verify=verify)
     if as_json:
         print_json(found)
     else:
         for adapter in found["adapters"]:
             _show(adapter)
         if found["kind"] == "base_model":
-            fields(found["base_model"])
-    if verify and found["adapters"] and not found["holds"]:
+            fields(found.get("base_model") or {})
+    if verify and found["adapters"] and not found.get("holds"):
         raise typer.Exit(1)
 
 
@@ -80,7 +83,7 @@ def pending(as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.pending_adapters()
+        found = client.adapters.list(approval="pending").all()
     if as_json:
         print_json(found)
         return
@@ -97,7 +100,7 @@ def approve(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        done = client.approve(adapter, note=note, promote=promote)
+        done = client.adapters.approve(adapter, note=note, promote=promote)
     _decided(done, as_json=as_json)
 
 
@@ -106,11 +109,11 @@ def reject(adapter: Reference, note: Note = None, as_json: Json = False) -> None
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        done = client.reject(adapter, note=note)
+        done = client.adapters.reject(adapter, note=note)
     _decided(done, as_json=as_json)
 
 
-def _decided(adapter: dict[str, Any], *, as_json: bool) -> None:
+def _decided(adapter: Adapter, *, as_json: bool) -> None:
     if as_json:
         print_json(adapter)
         return
@@ -129,7 +132,7 @@ def deletions(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found: Any = client.deletions() if deletion is None else client.deletion(deletion)
+        found: Any = client.deletions.list().all() if deletion is None else client.deletions.retrieve(deletion)
     if output is not None:
         if deletion is None:
             raise InvalidRequest("-o writes one proof; name its deletion (`ft deletions` lists them)", param="ID")

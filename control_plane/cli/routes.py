@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from control_plane.cli.output import Json, percent, print_json, say, table
 from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from control_plane.client.types import ModelRoute
 
 Name = Annotated[str, typer.Argument(help="What requests put into `model`: a-z, 0-9, '_', '.' and '-'.")]
 Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT...", help="Adapters in production (id or model name) or a base model.")]
@@ -29,7 +32,7 @@ def set_route(name: Name, targets: Targets, as_json: Json = False) -> None:
     if len(parsed) < len(targets):
         raise InvalidRequest("a target is named twice; give it one weight", code="invalid_route", param="targets")
     with connect() as client:
-        _told(client.set_route(name, parsed), as_json=as_json)
+        _told(client.model_routes.set(name, parsed), as_json=as_json)
 
 
 def list_routes(context: typer.Context, as_json: Json = False) -> None:
@@ -39,7 +42,7 @@ def list_routes(context: typer.Context, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.routes()
+        found = client.model_routes.list().all()
     if as_json:
         print_json(found)
         return
@@ -52,7 +55,7 @@ def show(name: Name, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        _told(client.route(name), as_json=as_json)
+        _told(client.model_routes.retrieve(name), as_json=as_json)
 
 
 def delete(name: Name, as_json: Json = False) -> None:
@@ -60,7 +63,7 @@ def delete(name: Name, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        done = client.delete_route(name)
+        done = client.model_routes.delete(name)
     if as_json:
         print_json(done)
         return
@@ -76,7 +79,7 @@ def _target(given: str) -> tuple[str, int]:
     return model, int(weight)
 
 
-def _told(route: dict[str, Any], *, as_json: bool) -> None:
+def _told(route: ModelRoute, *, as_json: bool) -> None:
     if as_json:
         print_json(route)
         return

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.datasets import Map, parse_map
 from control_plane.cli.output import Json, ago, print_json, say, table
+
+if TYPE_CHECKING:
+    from control_plane.client.types import Suite
 
 Name = Annotated[str, typer.Argument(help="Name of the suite: letters, digits, '_' and '-'.")]
 File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL, JSON, CSV or Parquet; a row is an item.")]
@@ -31,7 +34,7 @@ def add(name: Name, file: File, field: Field = "question", column_map: Map = Non
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        made = client.add_suite(name, file, field=field, column_map=parse_map(column_map))
+        made = client.suites.create(file, name=name, field=field, column_map=parse_map(column_map))
     told(made, as_json=as_json)
 
 
@@ -40,7 +43,7 @@ def list_suites(as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        listed(client.suites(), as_json=as_json)
+        listed(client.suites.list().all(), as_json=as_json)
 
 
 def remove(name: Name, as_json: Json = False) -> None:
@@ -48,7 +51,7 @@ def remove(name: Name, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        done = client.remove_suite(name)
+        done = client.suites.delete(name)
     if as_json:
         print_json(done)
         return
@@ -60,7 +63,7 @@ def list_capability(as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.capability_suites()
+        found = client.capability_suites.list().all()
     if as_json:
         print_json(found)
         return
@@ -83,7 +86,7 @@ def told(suite: Mapping[str, Any], *, as_json: bool) -> None:
     say(f"suite {suite['name']}: {suite['num_items']} items; uploads from now on are searched for them")
 
 
-def listed(found: list[dict[str, Any]], *, as_json: bool) -> None:
+def listed(found: Sequence[Mapping[str, Any] | Suite], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return

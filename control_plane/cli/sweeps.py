@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -14,7 +13,6 @@ from control_plane.cli.jobs import check_given, file_id_of, parse_hyperparameter
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 
 MICROS = 1_000_000
-POLL_S = 2.0
 SweepId = Annotated[str, typer.Argument(metavar="ID", help="Sweep id (`ft sweep list` lists them).")]
 FILE_HELP = "A dataset file (it is uploaded first), or the id of an uploaded one."
 
@@ -69,7 +67,7 @@ def create(
     """Submit a job for each combination; jobs beyond your limit wait in the sweep."""
     from control_plane.cli.remote import connect
 
-    settings = {"strategy": strategy, "parameters": parse_parameters(parameter), "max_jobs": max_jobs, "seed": seed}
+    settings: dict[str, Any] = {"strategy": strategy, "parameters": parse_parameters(parameter), "max_jobs": max_jobs, "seed": seed}
     settings |= {"metric": metric, "goal": goal}
     options: dict[str, Any] = {"column_map": None, "policies": None, "model": None}
     for given in (file, validation_file):
@@ -82,7 +80,8 @@ def create(
         if validation_file is not None:
             body["validation_file"] = file_id_of(client, validation_file, options)
         asked = {k: v for k, v in body.items() if v is not None}
-        made = client.create_sweep(sweep={k: v for k, v in settings.items() if v is not None}, **asked)
+        varied: Any = {k: v for k, v in settings.items() if v is not None}
+        made = client.sweeps.create(**asked, sweep=varied)
         if not wait:
             if as_json:
                 print_json(made)
@@ -91,8 +90,7 @@ def create(
             say(f"{len(made['trials'])} trials; `ft sweep show {made['id']}` shows them")
             return
         say(f"sweep {made['id']}: {len(made['trials'])} trials")
-        while (found := client.sweep(made["id"]))["status"] == "running":
-            time.sleep(POLL_S)
+        found = client.sweeps.wait(made["id"])
     _shown(found, as_json=as_json)
     if found["status"] != "succeeded":
         raise typer.Exit(Exit.CANCELLED if found["status"] == "cancelled" else Exit.FAILED)
@@ -103,7 +101,7 @@ def show(sweep_id: SweepId, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.sweep(sweep_id)
+        found = client.sweeps.retrieve(sweep_id)
     _shown(found, as_json=as_json)
 
 
@@ -112,7 +110,7 @@ def list_sweeps(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.sweeps(limit=limit)
+        found = client.sweeps.list(limit=limit).take(limit)
     if as_json:
         print_json(found)
         return
@@ -125,7 +123,7 @@ def best(sweep_id: SweepId, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.sweep(sweep_id)
+        found = client.sweeps.retrieve(sweep_id)
     if found["best"] is None:
         say(f"no trial of {sweep_id} has succeeded with {found['metric']} yet; it is {found['status']}")
         raise typer.Exit(Exit.FAILED)
@@ -141,7 +139,7 @@ def cancel(sweep_id: SweepId, as_json: Json = False) -> None:
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        done = client.cancel_sweep(sweep_id)
+        done = client.sweeps.cancel(sweep_id)
     if as_json:
         print_json(done)
     else:
@@ -155,7 +153,7 @@ def compare(
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        found = client.compare_jobs(job_ids)
+        found = client.jobs.compare(job_ids)
     if as_json:
         print_json(found)
         return

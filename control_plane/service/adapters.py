@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import fleet, lineage_rules
+from control_plane.service import fleet, lineage_rules, outbox
 from control_plane.service.fleet import UNLOADED
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform, utc_now
@@ -78,7 +78,8 @@ def register(
         for path in sorted(made.iterdir()):
             platform.objects.put_file(f"{record.object_prefix}/{path.name}", path)
     with lineage_rules.kept(f"adapter {id_} of job {job_id}"), platform.engine.begin() as conn:
-        conn.execute(insert(adapters).values(**record.to_row()).on_conflict_do_nothing(index_elements=["job_id"]))
+        entered = insert(adapters).values(**record.to_row()).on_conflict_do_nothing(index_elements=["job_id"]).returning(adapters)
+        _tell(conn, conn.execute(entered).mappings().one_or_none(), platform.clock())
     return {**get_adapter(platform, tenant, id_), "refusals": [f"{r.code}: {r.detail}" for r in refused]}
 
 
@@ -193,4 +194,19 @@ def set_stage(conn: Connection, id_: str, stage: Stage, **columns: Any) -> None:
     elif stage is not Stage.ARCHIVED:
         columns["deprecated_at"] = None
     with lineage_rules.kept(f"adapter {id_}"):
-        conn.execute(sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **columns))
+        moved = sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **columns).returning(adapters)
+        _tell(conn, conn.execute(moved).mappings().one(), utc_now())
+
+
+TOLD = {Stage.PRODUCTION: "adapter.promoted", Stage.QUARANTINED: "adapter.quarantined", Stage.DEPRECATED: "adapter.deprecated"}
+
+
+def _tell(conn: Connection, row: RowMapping | None, now: datetime) -> None:
+    """Have the tenant told of the stage that an adapter has now; None where nothing was changed."""
+    if row is not None and row["stage"] in TOLD:
+        tell(conn, row, TOLD[Stage(row["stage"])], now)
+
+
+def tell(conn: Connection, row: RowMapping | Mapping[str, Any], kind: str, now: datetime) -> None:
+    """Have the tenant told of `kind` about an adapter: ids and its stage, nothing else."""
+    outbox.publish(conn, row["tenant_id"], kind, row["id"], {"stage": row["stage"], "job_id": row["job_id"]}, now=now)

@@ -17,11 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane import billing
 from control_plane.events import Event, as_reported, metrics_event
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import WorkloadStatus
-from control_plane.service import ledger
+from control_plane.service import metering
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, job_row
 from control_plane.service.scheduling import pools
@@ -62,6 +61,9 @@ class Ending:
     last_step: int
     trained_tokens: int
     status: WorkloadStatus
+    """A workload that was lost has its last sign of life as its end: nobody pays for the time until somebody noticed."""
+    seen: bool = True
+    """Whether its end was seen; else it is inferred."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,12 +108,16 @@ def workload_held(platform: Platform, job_id: str) -> str | None:
 
 
 def abandon(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
-    """End a job that cannot be trained: it fails with `error`, and its reservation goes, unbilled."""
+    """End a job that cannot be trained: it fails with `error`, and its reservation goes; what ran is billed and given back."""
     fail(platform, tenant, job_id, error)
     now = platform.clock()
     with platform.engine.begin() as conn:
         over = (attempts.c.job_id == job_id) & attempts.c.ended_at.is_(None)
-        conn.execute(sa.update(attempts).where(over).values(outcome=error.code, ended_at=now))
+        job = locked(conn, job_id, tenant_id=tenant)
+        ended = sa.update(attempts).where(over).values(outcome=error.code, ended_at=now).returning(attempts.c.attempt)
+        for attempt in conn.execute(ended).scalars().all():
+            metering.report_lost(conn, job, attempt, outcome=error.code, now=now)
+            metering.settle(conn, platform, tenant, job_id, attempt)
         held = (reservations.c.job_id == job_id) & reservations.c.released_at.is_(None)
         conn.execute(sa.update(reservations).where(held).values(released_at=now))
 
@@ -307,7 +313,7 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
         if not released:
             return JobState(job["state"])
         _close_attempt(conn, held, ending, now)
-        _bill(conn, platform, held, job, ending)
+        _bill(conn, platform, held, job, ending, now)
         return _move(conn, held, job, ending, now)
 
 
@@ -320,7 +326,7 @@ def _close_attempt(conn: Connection, held: Claim, ending: Ending, now: datetime)
             outcome=ending.outcome,
             exit_code=status.exit_code,
             last_step=ending.last_step,
-            started_at=_time(status.started_at),
+            started_at=sa.func.coalesce(attempts.c.started_at, _time(status.started_at)),
             ended_at=_time(status.ended_at) or now,
         )
     )
@@ -333,14 +339,15 @@ def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at:
     """
     this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
     with platform.engine.begin() as conn:
+        at = _time(started_at) or platform.clock()
         fresh = conn.execute(
-            sa.update(attempts)
-            .where(this, attempts.c.started_at.is_(None))
-            .values(from_step=from_step, started_at=_time(started_at) or platform.clock())
+            sa.update(attempts).where(this, attempts.c.started_at.is_(None)).values(from_step=from_step, started_at=at)
         ).rowcount
+        job = conn.execute(sa.select(jobs).where(jobs.c.id == held.job_id)).mappings().one()
         if fresh:
+            _report_started(conn, platform, held, job, at=at, now=platform.clock())
             return from_step
-        return conn.execute(sa.select(jobs.c.step).where(jobs.c.id == held.job_id)).scalar_one() or from_step
+        return job["step"] or from_step
 
 
 def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
@@ -357,24 +364,22 @@ def from_step(platform: Platform, held: Claim) -> int:
         return conn.execute(query).scalar() or 0
 
 
-def _bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending) -> None:
-    pool = next(p for p in pools(platform) if p.name == held.pool)
-    started = ending.status.started_at
-    if started is None:
-        return
+def _bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> None:
+    """Report the end, and the start where nobody has, and bill what lies between; a workload that never started costs nothing."""
+    status = ending.status
+    if status.started_at is not None:
+        _report_started(conn, platform, held, job, at=_moment(status.started_at), now=now)
     fault = ending.failure.fault if ending.failure else None
-    for entry in billing.entries(
-        job_id=held.job_id,
-        attempt=held.attempt,
-        tier=job["tier"],
-        gpu_type=pool.gpu_type,
-        num_gpus=held.num_gpus,
-        started_at=started,
-        ended_at=ending.status.ended_at or platform.clock().timestamp(),
-        fault=fault,
-        outcome=ending.outcome,
-    ):
-        ledger.post(conn, held.tenant, entry, now=platform.clock())
+    ended = _time(status.ended_at) or metering.last_proof_of_life(conn, held.job_id, held.attempt)
+    if ended is None:
+        return
+    metering.report_ended(conn, job, held.attempt, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen)
+    metering.settle(conn, platform, held.tenant, held.job_id, held.attempt)
+
+
+def _report_started(conn: Connection, platform: Platform, held: Claim, job: RowMapping, *, at: datetime, now: datetime) -> None:
+    pool = next(p for p in pools(platform) if p.name == held.pool)
+    metering.report_started(conn, job, held.attempt, pool=pool, num_gpus=held.num_gpus, at=at, now=now)
 
 
 def _move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> JobState:
@@ -424,4 +429,8 @@ def holds_in(conn: Connection, held: Claim) -> bool:
 
 
 def _time(unix: float | None) -> datetime | None:
-    return None if unix is None else datetime.fromtimestamp(unix, tz=UTC)
+    return None if unix is None else _moment(unix)
+
+
+def _moment(unix: float) -> datetime:
+    return datetime.fromtimestamp(unix, tz=UTC)

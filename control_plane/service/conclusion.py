@@ -14,6 +14,7 @@ from control_plane.service.evaluation import Evaluated, fetch_final, is_cancelle
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
 from control_plane.service.transition import locked, record, transition
+from ft_assets import tracing
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
@@ -38,15 +39,17 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
     rules = evaluations.rules_of(job.request, None)
-    made = adapters.register(
-        platform,
-        tenant=tenant,
-        job_id=job_id,
-        directory=fetch_final(platform, job_id),
-        report=evaluated.report,
-        verdict=evaluated.verdict,
-        eval_report_key=evaluated.key,
-    )
+    with tracing.span("register") as registering:
+        made = adapters.register(
+            platform,
+            tenant=tenant,
+            job_id=job_id,
+            directory=fetch_final(platform, job_id),
+            report=evaluated.report,
+            verdict=evaluated.verdict,
+            eval_report_key=evaluated.key,
+        )
+        registering.set(ft__adapter=made["id"], ft__eval_passed=bool(made["eval_passed"]))
     evaluations.of_job(platform, made, evaluated, rules)
     if JobState(job.state) in FINAL:
         return made
@@ -96,7 +99,8 @@ def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: Eval
 def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, str]:
     """The adapter after its promotion and what to say of it; one that may not be served now stays where it is, with the reason."""
     try:
-        made = promotions.promote(platform, made["tenant_id"], made["id"])
+        with tracing.span("promote", ft__adapter=made["id"]):
+            made = promotions.promote(platform, made["tenant_id"], made["id"])
     except Conflict as refused:
         if refused.code != "promotion_refused":
             raise
@@ -116,6 +120,7 @@ def _await_approval(platform: Platform, made: Adapter) -> Adapter:
         row = adapters.locked_row(conn, made["tenant_id"], made["id"])
         if row["stage"] == Stage.DRAFT:
             adapters.set_stage(conn, made["id"], Stage.STAGING)
+            adapters.tell(conn, {**row, "stage": Stage.STAGING.value}, "adapter.approval_pending", platform.clock())
     return adapters.get_adapter(platform, made["tenant_id"], made["id"])
 
 

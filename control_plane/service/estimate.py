@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,26 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import RowMapping
 
-from control_plane import billing, scheduler
-from control_plane.service import files, planning, warm_starts
+from control_plane import prices as price_lists
+from control_plane import scheduler
+from control_plane.pools import Pool
+from control_plane.prices import PriceList
+from control_plane.service import expectation, files, planning, quotas, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format
-from control_plane.service.packing import training_seconds
 from control_plane.service.platform import Platform
 from control_plane.service.rows import rows_file
 from control_plane.service.scheduling import pools, queue_snapshot
 from control_plane.service.submission import JobRequest
 from control_plane.service.tenants import get as get_tenant
 from control_plane.tables import datasets
+from control_plane.tenants import tier_named
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.schema import Example, parse_canonical
-from ft_assets.datasets.split import automatic_fraction
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from ft_assets.datasets.tokens.token_shards import UNCUT
 from ft_assets.errors import Conflict, InvalidDataset
-from ft_assets.training import hyperparameters, methods
+from ft_assets.training import methods
 from ft_assets.training.methods import Method
 
 SAMPLE_ROWS = 2000
@@ -40,14 +42,11 @@ SAMPLE_ROWS = 2000
 SAMPLE_GROUPS = 20
 """Parts of the dataset, evenly spread, that the sample comes from."""
 Z95 = 1.96
-FILL = 0.999
-"""Share of a window that is filled: what best-fit packing reaches on all but the smallest datasets (B16)."""
 ROW_COUNTS = {
     "pairs": "a pair counts the tokens of both answers, each with its prompt",
     "judged": "a row counts its prompt and its answer, not the passes over other prompts' answers that estimate the distance",
 }
 """By kind of pack, what of a row is counted."""
-THIS = "this-estimate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,28 +73,19 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     method = methods.get(request.method)
     file, version = _training_data(platform, tenant, request.training_file)
     check_format(version["format"], request.method, file["id"], param="training_file")
-    num_examples = _num_training(version, own_validation=request.validation_file is not None)
+    splits = (version["report"].get("stats") or {}).get("splits")
+    num_examples = expectation.num_training(version["row_count"], splits, own_validation=request.validation_file is not None)
     tokens = _tokens(platform, tenant, file, version, model, method, plan.max_seq_len, share=num_examples / version["row_count"])
-    rows = max(1, math.ceil(tokens.per_epoch / (plan.max_seq_len * FILL))) if method.pack == "windows" else num_examples
-    spec = hyperparameters.resolve(
-        plan,
-        hyperparameters.PackFacts(
-            fingerprint=THIS,
-            dataset_id=version["id"],
-            num_examples=num_examples,
-            num_windows=rows,
-            num_tokens=tokens.per_epoch,
-            max_seq_len=plan.max_seq_len,
-        ),
-        seed=request.seed or 0,
-        lock_sha256="",
-        commit="",
-        **placed.placement,
+    rows = expectation.num_rows(method, num_examples=num_examples, tokens=tokens.per_epoch, max_seq_len=plan.max_seq_len)
+    spec = expectation.resolved(
+        placed, method, dataset_id=version["id"], num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
     epochs = spec.optimization.num_epochs
-    seconds = training_seconds(model.num_parameters, tokens.per_epoch * epochs, spec.precision)
+    gpu_seconds = expectation.gpu_seconds(model, spec, tokens.per_epoch)
+    seconds = gpu_seconds / spec.world_size
     tier = request.tier or get_tenant(platform, tenant).tier
     pool = pools(platform)[0]
+    prices = price_lists.load(platform.settings.prices_file).at(platform.clock())
     now = platform.clock().timestamp()
     start = _start(platform, tenant, tier, spec.world_size, seconds, now)
     return {
@@ -110,15 +100,17 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
         "num_gpus": spec.world_size,
         "gpu_type": pool.gpu_type,
         "tier": tier,
-        "gpu_hours": round(seconds * spec.world_size / 3600, 6),
-        "price_micros": billing.price_micros(pool.gpu_type, tier, seconds * spec.world_size),
+        "gpu_hours": round(gpu_seconds / 3600, 6),
+        "price_micros": prices.gpu_micros(pool.gpu_type, tier=tier, pricing=pool.pricing, gpu_ms=round(gpu_seconds * 1000)),
         "seconds_to_start": None if start is None else round(start - now, 1),
         "seconds_to_finish": None if start is None else round(start - now + seconds, 1),
         "estimated_start": None if start is None else int(start),
         "estimated_finish": None if start is None else int(start + seconds),
+        "starts_within_s": tier_named(tier).starts_within_s,
+        "quota": quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict(),
         "recipe": spec.recipe,
         "memory": placed.fit.to_dict(),
-        "assumptions": _assumptions(method, tokens, spec.precision, pool.gpu_type, tier, start),
+        "assumptions": _assumptions(method, tokens, spec.precision, pool, prices, tier, start),
     }
 
 
@@ -140,15 +132,6 @@ def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMa
     return file, version
 
 
-def _num_training(version: RowMapping, *, own_validation: bool) -> int:
-    """Examples that are trained on: all of them, or those that the split leaves."""
-    rows = int(version["row_count"])
-    if own_validation:
-        return rows
-    splits = (version["report"].get("stats") or {}).get("splits") or {}
-    return int(splits.get("train") or round(rows * (1.0 - automatic_fraction(rows))))
-
-
 def _tokens(
     platform: Platform,
     tenant: str,
@@ -162,12 +145,10 @@ def _tokens(
 ) -> Tokens:
     """Counted if the report counted this model's tokens and nothing is cut; else from a sample of the rows."""
     report: Mapping[str, Any] = file["report"] or version["report"]
-    counted, of = (report.get("stats") or {}).get("tokens"), report.get("model") or {}
-    digests = (of.get("tokenizer_digest"), of.get("template_digest"))
     policies = Policies.from_request(file["policies"])
-    uncut = counted and (counted["max"] <= max_seq_len or _splits(method, policies))
-    if counted and uncut and method.pack == "windows" and digests == (model.tokenizer_digest, model.template_digest):
-        return Tokens(per_epoch=round(counted["total"] * share), error=0, counted=True, how=f"counted at validation with {model.id}")
+    counted = expectation.counted_tokens(report, model, method, policies, max_seq_len, share=share)
+    if counted is not None:
+        return Tokens(per_epoch=counted, error=0, counted=True, how=f"counted at validation with {model.id}")
     if model.directory is None:
         raise Conflict(
             f"{model.id} has no tokenizer on this machine and the report of {file['id']} counts no tokens of it; the job itself is not "
@@ -182,11 +163,6 @@ def _tokens(
     total = float(lengths.mean()) * num_rows * share
     how = f"all {num_rows} rows tokenized with {model.id}" if whole else f"{len(lengths)} of {num_rows} rows tokenized with {model.id}"
     return Tokens(per_epoch=round(total), error=round(Z95 * spread * num_rows * share), counted=whole, how=how)
-
-
-def _splits(method: Method, policies: Policies) -> bool:
-    """Whether a row that is too long is packed in pieces, all of it."""
-    return method.every_token and policies.over_long == "truncate"
 
 
 def _sample(path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies) -> tuple[NDArray[np.int64], int]:
@@ -219,7 +195,7 @@ def _packed_lengths(
             fitting.append(place)
         elif policies.control_tokens == "reject":
             raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
-    limit = UNCUT if _splits(method, policies) else max_seq_len
+    limit = UNCUT if expectation.splits_long_rows(method, policies) else max_seq_len
     encoded = _sides([examples[i] for i in fitting], tokenizer, method, limit, escape)
     for place, sides in zip(fitting, encoded, strict=True):
         cut = any(side.truncated for side in sides)
@@ -244,20 +220,27 @@ def _sides(
 
 
 def _start(platform: Platform, tenant: str, tier: str, num_gpus: int, seconds: float, now: float) -> float | None:
-    this = scheduler.Waiting(job_id=THIS, tenant=tenant, tier=tier, num_gpus=num_gpus, queued_at=now, expected_s=seconds)
+    this = scheduler.Waiting(job_id=expectation.THIS, tenant=tenant, tier=tier, num_gpus=num_gpus, queued_at=now, expected_s=seconds)
     queue = queue_snapshot(platform)
-    played = scheduler.Snapshot(pools=queue.pools, waiting=[*queue.waiting, this], running=queue.running)
-    return scheduler.projected_start(played, THIS, now=now)
+    played = replace(queue, waiting=[*queue.waiting, this])
+    return scheduler.projected_start(played, expectation.THIS, now=now)
 
 
-def _assumptions(method: Method, tokens: Tokens, precision: str, gpu_type: str, tier: str, start: float | None) -> list[str]:
-    price = billing.PRICE_MICROS_PER_GPU_HOUR[gpu_type] / billing.MICROS
+def _assumptions(
+    method: Method, tokens: Tokens, precision: str, pool: Pool, prices: PriceList, tier: str, start: float | None
+) -> list[str]:
+    hourly = prices.gpu(pool.gpu_type).per_hour(pool.pricing) / price_lists.MICROS
     queue = "the job starts once the jobs ahead have ended as expected; jobs submitted later and failures are not foreseen"
+    promise = tier_named(tier).starts_within_s
     return [
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
-        f"windows are filled to {FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
-        f"speed: 6 operations per parameter and token at the sustained rate of {gpu_type} in {precision}, and the set-up of a process",
-        f"price: {price:g} USD per GPU-hour of {gpu_type}, at {billing.TIER_FACTOR_PERCENT[tier]} % in tier {tier}; evaluation is free",
-        queue if start is not None else "no start can be foreseen: no pool holds this many GPUs, or the queue is too long",
+        f"windows are filled to {expectation.FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
+        f"speed: 6 operations per parameter and token at the sustained rate of {pool.gpu_type} in {precision}, and the set-up of a process",
+        f"price: {hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')}), at {prices.tiers[tier].gpu_percent} % "
+        f"in tier {tier}; evaluation is free",
+        queue if start is not None else "no start can be foreseen: too few GPUs, the hard cap is reached, or the queue is too long",
+        f"tier {tier} promises no start: how long a job waits has no bound"
+        if promise is None
+        else f"tier {tier} promises a start within {promise / 60:g} minutes of the submission",
         "packing before the queue and evaluation after the training are not in the times",
     ]

@@ -17,6 +17,7 @@ from control_plane.protocols import Launcher, Workload, WorkloadPhase, WorkloadS
 from control_plane.service.platform import Platform
 from control_plane.service.transition import record
 from control_plane.tables import jobs
+from ft_assets import logs, tracing
 from ft_assets.errors import Conflict, FtError, InvalidRequest, Unavailable
 from ft_assets.evals import run_file
 from ft_assets.evals.endpoint import JUDGE_KEY, SAFETY_KEY
@@ -107,7 +108,8 @@ def follow(launcher: Launcher, run: EvalRun, *, name: str, watch: Watch, limits:
             module="ft_assets.evals.runner",
             run_file=run.out_dir / run_file.RUN_NAME,
             work_dir=run.out_dir,
-            secrets=(JUDGE_KEY, SAFETY_KEY),
+            env=logs.environment(),
+            secrets=(JUDGE_KEY, SAFETY_KEY, tracing.HEADERS),
         )
         status, wanted = _follow(launcher, workload, run, watch, clock)
         if status.exit_code == run_file.EXIT_OK and (found := _result(run)) is not None:
@@ -261,6 +263,7 @@ def _refusal(run: EvalRun) -> FtError | None:
 
 
 def _failed(launcher: Launcher, status: WorkloadStatus) -> FtError:
-    log = launcher.read_log(status.name)[-2000:].decode(errors="replace")
+    lines = launcher.read_log(status.name)[-2000:].decode(errors="replace").split("\n")
+    log = "\n".join(logs.readable(line) for line in lines)
     ending = f"exit code {status.exit_code}" if status.exit_code is not None else f"phase {status.phase}"
     return FtError(f"evaluation {status.name} ended with {ending}; end of its log:\n{log}", code="evaluation_failed")

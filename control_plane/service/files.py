@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
@@ -25,7 +26,7 @@ from control_plane.tables import files, jobs
 from control_plane.tenants import tier_named
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.progress import Progress
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound
 from ft_assets.layout import file_key, safe_filename
 
 PURPOSES = ("fine-tune",)
@@ -34,6 +35,18 @@ ABANDONED_AFTER = timedelta(minutes=2)
 claimed, and nobody else takes it."""
 LOOK_S = 1.0
 """Between two looks at a file that another process works on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """Bytes of a tenant that no row names yet."""
+
+    file_id: str
+    filename: str
+    num_bytes: int
+    sha256: str
+    head: bytes
+    """The first of them, by which one sees what they are."""
 
 
 def create(
@@ -54,16 +67,54 @@ def create(
     exists: a crash in between leaves an object that nothing names, never a file without its bytes.
     """
     check_request(platform, policies=policies, model=model, purpose=purpose)
+    stored = store(platform, tenant, stream, filename=filename)
+    return register(platform, tenant, stored, purpose=purpose, column_map=column_map, policies=policies, model=model)
+
+
+def store(platform: Platform, tenant: str, stream: BinaryIO, *, filename: str) -> Stored:
+    """Store the bytes of a file that is yet to be registered; larger ones than the tier allows are refused at the limit."""
     with platform.engine.connect() as conn:
         refuse_while_deleted(conn, tenant)  # before a byte is read, and again with the row
     tier = tier_named(get_tenant(platform, tenant).tier)
     file_id, name = new_id(), safe_filename(filename)
     received = receive(platform.objects, file_key(tenant, file_id, name), stream, tier)
-    file = insert(
-        platform, tenant, file_id, filename=name, purpose=purpose, column_map=column_map, policies=policies, model=model,
-        num_bytes=received.num_bytes, sha256=received.sha256.hexdigest(),
+    return Stored(
+        file_id=file_id, filename=name, num_bytes=received.num_bytes, sha256=received.sha256.hexdigest(), head=received.head
     )  # fmt: skip
-    here = examination.is_read_here(received.num_bytes, received.head) and suites.is_indexed(platform, tenant)
+
+
+def discard(platform: Platform, tenant: str, stored: Stored) -> None:
+    """Remove bytes that will not be registered."""
+    platform.objects.delete(file_key(tenant, stored.file_id, stored.filename))
+
+
+def register(
+    platform: Platform,
+    tenant: str,
+    stored: Stored,
+    *,
+    purpose: str,
+    column_map: Mapping[str, str] | None = None,
+    policies: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    expires_after: timedelta | None = None,
+) -> RowMapping:
+    """The file of what was stored; on any refusal the bytes are removed."""
+    try:
+        check_request(platform, policies=policies, model=model, purpose=purpose)
+        file = insert(
+            platform, tenant, stored.file_id, filename=stored.filename, purpose=purpose, column_map=column_map, policies=policies,
+            model=model, num_bytes=stored.num_bytes, sha256=stored.sha256, expires_after=expires_after,
+        )  # fmt: skip
+    except FtError:
+        discard(platform, tenant, stored)
+        raise
+    return settled_if_tiny(platform, tenant, file, stored)
+
+
+def settled_if_tiny(platform: Platform, tenant: str, file: RowMapping, stored: Stored) -> RowMapping:
+    """The file, validated here and now if that is no work."""
+    here = examination.is_read_here(stored.num_bytes, stored.head) and suites.is_indexed(platform, tenant)
     return settle(platform, file, None) if here else file
 
 
@@ -82,21 +133,27 @@ def new_id() -> str:
     return f"file-{uuid.uuid4().hex[:24]}"
 
 
-def insert(
-    platform: Platform, tenant: str, file_id: str, *, filename: str, purpose: str = PURPOSES[0], column_map: Mapping[str, str] | None,
-    policies: Mapping[str, Any] | None, model: str | None, num_bytes: int = 0, sha256: str = "", source: str | None = None,
-    hub_token_given: bool = False,
+def insert(platform: Platform, tenant: str, file_id: str, **described: Any) -> RowMapping:
+    """:func:`insert_with` in a transaction of its own."""
+    with platform.engine.begin() as conn:
+        return insert_with(conn, tenant, file_id, now=platform.clock(), **described)
+
+
+def insert_with(
+    conn: Connection, tenant: str, file_id: str, *, now: datetime, filename: str, purpose: str = PURPOSES[0],
+    column_map: Mapping[str, str] | None, policies: Mapping[str, Any] | None, model: str | None, num_bytes: int = 0, sha256: str = "",
+    source: str | None = None, hub_token_given: bool = False, expires_after: timedelta | None = None,
 ) -> RowMapping:  # fmt: skip
     """The row of a file that nobody validated yet; without `sha256`, of an import whose bytes are to be fetched."""
     name = safe_filename(filename)
     values = {
         "id": file_id, "tenant_id": tenant, "filename": name, "purpose": purpose, "bytes": num_bytes, "sha256": sha256,
         "object_key": file_key(tenant, file_id, name), "column_map": dict(column_map or {}), "policies": dict(policies or {}),
-        "model": model, "source": source, "hub_token_given": hub_token_given, "status": "uploaded", "created_at": platform.clock(),
+        "model": model, "source": source, "hub_token_given": hub_token_given, "status": "uploaded", "created_at": now,
+        "expires_at": None if expires_after is None else now + expires_after,
     }  # fmt: skip
-    with platform.engine.begin() as conn:
-        refuse_while_deleted(conn, tenant)
-        return conn.execute(sa.insert(files).values(**values).returning(files)).mappings().one()
+    refuse_while_deleted(conn, tenant)
+    return conn.execute(sa.insert(files).values(**values).returning(files)).mappings().one()
 
 
 def validate(
@@ -207,13 +264,32 @@ def delete(platform: Platform, tenant: str, file_id: str) -> None:
     """
     with platform.engine.begin() as conn:
         file = _get(conn, tenant, file_id, lock=True)
-        naming = sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id)
-        live = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, naming, jobs.c.state.not_in([s.value for s in FINAL]))
-        user = conn.execute(live.limit(1)).scalar()
+        user = conn.execute(sa.select(jobs.c.id).where(_lives_on(file_id), jobs.c.tenant_id == tenant).limit(1)).scalar()
         if user is not None:
             raise Conflict(f"file {file_id} is used by job {user}, which has not ended; cancel the job first", code="file_in_use")
         conn.execute(sa.update(files).where(files.c.id == file_id).values(deleted_at=platform.clock()))
     platform.objects.delete(file["object_key"])
+
+
+def delete_expired(platform: Platform, *, limit: int = 1000) -> int:
+    """Delete files whose ``expires_after`` is over, but for those that a job which has not ended names; how many are gone."""
+    over = sa.and_(files.c.deleted_at.is_(None), files.c.expires_at <= platform.clock(), ~sa.exists().where(_lives_on(files.c.id)))
+    with platform.engine.connect() as conn:
+        due = conn.execute(sa.select(files.c.tenant_id, files.c.id).where(over).order_by(files.c.expires_at).limit(limit)).all()
+    gone = 0
+    for tenant, file_id in due:
+        try:
+            delete(platform, tenant, file_id)
+            gone += 1
+        except (NotFound, Conflict):  # deleted, or named by a job, since it was looked at
+            continue
+    return gone
+
+
+def _lives_on(file_id: str | sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """Jobs that have not ended and name the file."""
+    naming = sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id)
+    return sa.and_(naming, jobs.c.state.not_in([s.value for s in FINAL]))
 
 
 def _get(conn: Connection, tenant: str, file_id: str, *, lock: bool = False) -> RowMapping:

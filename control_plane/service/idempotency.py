@@ -1,8 +1,11 @@
 """Requests that are sent again: how a submission finds the job that it made before.
 
-A client that names its submission (``Idempotency-Key``) gets one job per name, for ever. A client that does not may still
-repeat itself after a time-out, and says so (``x-stainless-retry-count`` above 0): then an equal body within ten minutes
-is the same job, whichever of the two requests arrives first.
+1. A client that names its submission (``Idempotency-Key``) gets one job per name, for thirty days; the same name with another body
+   is refused.
+2. A client that does not may still repeat itself after a time-out, and says so (``x-stainless-retry-count`` above 0): then an equal
+   body within ten minutes is the same job, whichever of the two requests arrives first.
+3. One that says nothing gets no twin either: an equal body within a minute is the same job while that has not ended. Whoever wants
+   two equal jobs names them by two keys, or says ``force``.
 """
 
 from __future__ import annotations
@@ -14,11 +17,18 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
+from control_plane.jobs import FINAL
+from control_plane.service.platform import Platform
 from control_plane.tables import idempotency_keys, jobs
 from ft_assets.errors import Conflict, InvalidRequest
 
 RETRY_WINDOW = timedelta(minutes=10)
 """OpenAI's client gives up on a call after 600 s, and then sends it again."""
+TWIN_WINDOW = timedelta(seconds=60)
+"""A person's second click, a script's loop after a time-out of its proxy: later than that an equal body is meant."""
+KEPT = timedelta(days=30)
+"""How long a key is known. Longer than any queue, and a bill can be questioned no later."""
+PURGED_AT_ONCE = 10_000
 MAX_KEY = 255
 
 
@@ -31,6 +41,8 @@ class Attempt:
     """The client's own name for the submission."""
     is_retry: bool = False
     """The client says that it has sent this before."""
+    twin_meant: bool = False
+    """An equal job is wanted, though one was made just now."""
     scope: str = "key"
     """What the key names: the same key of another scope is another one."""
 
@@ -44,11 +56,12 @@ def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -
     if attempt.key is not None:
         return _by_key(conn, tenant, attempt, request_sha256)
     if attempt.is_retry:
-        since = attempt.received_at - RETRY_WINDOW
-        equal = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, jobs.c.request_sha256 == request_sha256, jobs.c.created_at >= since)
-        found: str | None = conn.execute(equal.order_by(jobs.c.created_at.desc()).limit(1)).scalar()
-        return found
-    return _overtaken(conn, tenant, request_sha256, attempt.received_at)
+        return _equal(conn, tenant, request_sha256, since=attempt.received_at - RETRY_WINDOW)
+    overtaken = _overtaken(conn, tenant, request_sha256, attempt.received_at)
+    if overtaken is not None or attempt.twin_meant:
+        return overtaken
+    live = jobs.c.state.not_in([s.value for s in FINAL])
+    return _equal(conn, tenant, request_sha256, live, since=attempt.received_at - TWIN_WINDOW)
 
 
 def remember(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt, *, job_id: str, now: datetime) -> None:
@@ -58,13 +71,30 @@ def remember(conn: Connection, tenant: str, request_sha256: str, attempt: Attemp
     key = _retry_key(request_sha256) if attempt.key is None else stored_key(attempt)
     values = {"tenant_id": tenant, "key": key, "request_sha256": request_sha256, "job_id": job_id, "created_at": now}
     statement = insert(idempotency_keys).values(**values)
-    newest = {"job_id": job_id, "created_at": now}
+    newest = {"request_sha256": request_sha256, "job_id": job_id, "created_at": now}
     conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "key"], set_=newest))
+
+
+def purge(platform: Platform) -> int:
+    """Forget keys whose time is over; how many there were."""
+    table = idempotency_keys
+    old = sa.select(table.c.tenant_id, table.c.key).where(table.c.created_at < platform.clock() - KEPT).limit(PURGED_AT_ONCE)
+    with platform.engine.begin() as conn:
+        return conn.execute(sa.delete(table).where(sa.tuple_(table.c.tenant_id, table.c.key).in_(old))).rowcount
+
+
+def _equal(conn: Connection, tenant: str, request_sha256: str, *only: sa.ColumnElement[bool], since: datetime) -> str | None:
+    """The newest job of an equal body."""
+    query = sa.select(jobs.c.id).where(
+        jobs.c.tenant_id == tenant, jobs.c.request_sha256 == request_sha256, jobs.c.created_at >= since, *only
+    )
+    found: str | None = conn.execute(query.order_by(jobs.c.created_at.desc()).limit(1)).scalar()
+    return found
 
 
 def _by_key(conn: Connection, tenant: str, attempt: Attempt, request_sha256: str) -> str | None:
     row = conn.execute(_stored(tenant, stored_key(attempt))).one_or_none()
-    if row is None:
+    if row is None or row.created_at < attempt.received_at - KEPT:
         return None
     if row.request_sha256 != request_sha256:
         raise Conflict(

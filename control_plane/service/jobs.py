@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -13,11 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import events
-from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
-from control_plane.quotas import Ask, Refusal, Usage, admit
-from control_plane.service import capability_suites, idempotency, planning, results, reuse, warm_starts
+from control_plane.jobs import FINAL, HOLDING_GPUS, JobState, check_transition
+from control_plane.quotas import HARD_CAP_REACHED, Ask, Refusal, Standing, Usage, admit, hours, overage_s, promised_start
+from control_plane.service import capability_suites, expectation, idempotency, planning, quotas, results, reuse, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format, check_reviewed
 from control_plane.service.deletion_guard import refuse_while_deleted
+from control_plane.service.job_filters import JobFilter
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -27,6 +28,8 @@ from control_plane.service.warm_starts import Source
 from control_plane.tables import checkpoints as checkpoints_table
 from control_plane.tables import datasets as datasets_table
 from control_plane.tables import files, job_events, jobs, ledger_entries, sweep_trials, tenants
+from control_plane.tenants import Tenant
+from ft_assets import tracing
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
@@ -50,6 +53,9 @@ class JobView:
     """Of a job that a sweep submitted."""
     result_files: Sequence[str] = ()
     """Ids of the files that it left: its measurements as CSV."""
+    promised_start: datetime | None = None
+    """By then its tier promises a start; None: best effort."""
+    sla_missed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,16 +68,17 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
     """Admit a job: the job, its first event and its idempotency key appear in one transaction, or nothing does.
 
     The tenant's row is locked for it, so that of 50 submissions at once against a limit of 5, five enter, and a request
-    that is sent again finds its job.
+    that is sent again finds its job. Without `attempt` the platform itself submits, and means it each time.
     """
-    attempt = attempt or idempotency.Attempt(received_at=platform.clock())
+    attempt = attempt or idempotency.Attempt(received_at=platform.clock(), twin_meant=True)
     with platform.engine.connect() as conn:  # a repeated request should not queue for the lock
         replayed = idempotency.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
     asked = _resolved(platform, tenant, request)
+    expected = _expected(platform, tenant, asked)
     with platform.engine.begin() as conn:
-        owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant).with_for_update()).mappings().one()
+        owner = quotas.lock(conn, tenant)
         replayed = idempotency.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
@@ -81,22 +88,27 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
         if done is not None:
             idempotency.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
             return Submitted(_row(conn, tenant, done["id"]), created=False, reused=True)
-        tier = request.tier or str(owner["tier"])
-        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=_in_flight(conn, tenant)), _ask(asked, tier))
+        tier, now = request.tier or str(owner["tier"]), platform.clock()
+        usage = Usage(jobs_in_flight=_in_flight(conn, tenant), standing=quotas.standing(conn, tenant, now))
+        refusal = admit(tenant_of(owner), usage, _ask(asked, tier, expected.gpu_seconds))
         if refusal is not None:
             raise _refused(refusal)
-        job = _insert(conn, tenant, asked, tier=tier, dataset_id=dataset_id, now=platform.clock())
-        idempotency.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=platform.clock())
+        job = _insert(conn, tenant, asked, tier=tier, dataset_id=dataset_id, now=now)
+        quotas.hold(conn, tenant, job["id"], expected.gpu_seconds, counted=expected.counted, now=now)
+        _tell_overage(conn, tenant_of(owner), usage.standing, job["id"], expected.gpu_seconds, now)
+        idempotency.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=now)
         return Submitted(job, created=True)
 
 
 def check(platform: Platform, tenant: str, request: JobRequest) -> None:
-    """Refuse what a submission would refuse now, but for the number of jobs in flight; nothing is submitted."""
+    """Refuse what a submission would always refuse, whatever is in flight, used or held; nothing is submitted."""
     asked = _resolved(platform, tenant, request)
+    expected = _expected(platform, tenant, asked)
     with platform.engine.connect() as conn:
         owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
         _trainable_files(conn, tenant, request)
-        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=0), _ask(asked, request.tier or str(owner["tier"])))
+        ask = _ask(asked, request.tier or str(owner["tier"]), expected.gpu_seconds)
+        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=0), ask)
     if refusal is not None:
         raise _refused(refusal)
 
@@ -108,19 +120,38 @@ class _Resolved:
     request: JobRequest
     model: BaseModel
     warm_start: Source | None
+    placed: planning.Placed
 
 
 def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved:
     """The request on its base model, planned: what no file and no quota has a say in."""
     on_base, warm_start = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
-    planning.placed(platform, on_base, model)
+    placed = planning.placed(platform, on_base, model)
     capability_suites.check(platform, eval_config.parse(request.eval_config))
-    return _Resolved(request=on_base, model=model, warm_start=warm_start)
+    return _Resolved(request=on_base, model=model, warm_start=warm_start, placed=placed)
 
 
-def _ask(asked: _Resolved, tier: str) -> Ask:
-    return Ask(tier=tier, full_parameters=asked.request.adapter == "full", num_parameters=asked.model.num_parameters)
+def _expected(platform: Platform, tenant: str, asked: _Resolved) -> expectation.Expected:
+    with platform.engine.connect() as conn:
+        return expectation.of_request(conn, tenant, asked.request, asked.model, asked.placed)
+
+
+def _ask(asked: _Resolved, tier: str, gpu_seconds: float) -> Ask:
+    full, size = asked.request.adapter == "full", asked.model.num_parameters
+    return Ask(tier=tier, full_parameters=full, num_parameters=size, gpu_seconds=gpu_seconds)
+
+
+def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: str, gpu_seconds: float, now: datetime) -> None:
+    over = overage_s(tenant, before, gpu_seconds)
+    if over <= 0:
+        return
+    message = (
+        f"Of the {hours(gpu_seconds)} GPU-hours that this job is expected to take, {hours(over)} exceed the soft limit of "
+        f"{tenant.soft_gpu_hours:g} a month: they are billed as overage."
+    )
+    data = {"overage_gpu_hours": quotas.in_hours(over), "soft_gpu_hours": tenant.soft_gpu_hours}
+    record(conn, job_id, events.Event(code="quota_overage", level="warn", message=message, data=data), now=now)
 
 
 def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str | None:
@@ -144,7 +175,7 @@ def without_room(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
 def get(platform: Platform, tenant: str, job_id: str) -> JobView:
     """The job; another tenant's is ``NotFound``."""
     with platform.engine.connect() as conn:
-        return _views(conn, [_row(conn, tenant, job_id)])[0]
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
 
 
 def list_jobs(
@@ -153,18 +184,13 @@ def list_jobs(
     *,
     after: str | None = None,
     limit: int = 20,
-    metadata: Mapping[str, str] | None = None,
-    without_metadata: bool = False,
+    narrowed: JobFilter | None = None,
 ) -> Jobs:
-    """Jobs of the tenant, newest first; with `metadata`, those that carry all of its pairs; `without_metadata`, those with none."""
-    query = sa.select(jobs).where(jobs.c.tenant_id == tenant)
-    if metadata:
-        query = query.where(jobs.c.metadata.contains(dict(metadata)))
-    if without_metadata:
-        query = query.where(jobs.c.metadata.is_(None))
+    """Jobs of the tenant, newest first; those that fit `narrowed`."""
+    query = sa.select(jobs).where(jobs.c.tenant_id == tenant, *(narrowed.clauses() if narrowed else ()))
     with platform.engine.connect() as conn:
         found = page(conn, query, (jobs.c.created_at, jobs.c.id), id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
-        return Jobs(items=_views(conn, found.items), has_more=found.has_more)
+        return Jobs(items=_views(platform, conn, found.items), has_more=found.has_more)
 
 
 def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -175,7 +201,7 @@ def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
         if state is not JobState.CANCELLED:
             stop = "cancel" if state in HOLDING_GPUS else None
             transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
-        return _views(conn, [_row(conn, tenant, job_id)])[0]
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
 
 
 def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -188,21 +214,30 @@ def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
             transition(conn, job_id, JobState.PAUSING, message=message, now=now, stop_requested="pause")
         elif state not in (JobState.PAUSING, JobState.PAUSED):
             transition(conn, job_id, JobState.PAUSED, message="The job was paused while it waited.", now=now)
-        return _views(conn, [_row(conn, tenant, job_id)])[0]
+        elif row["reason"] == HARD_CAP_REACHED:  # from now on it is the tenant's own pause, which no month ends
+            conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(reason=None, reason_detail=None))
+            kept = events.Event(code="job_paused", message="The job stays paused until you resume it, also when the hard cap has room.")
+            record(conn, job_id, kept, now=now)
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
 
 
 def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
-    """Queue a paused job again; it goes on from its last checkpoint."""
+    """Queue a paused job again; it goes on from its last checkpoint. One that the hard cap paused needs room for the rest of it."""
     with platform.engine.begin() as conn:
+        owner = quotas.lock(conn, tenant)
         row = locked(conn, job_id, tenant_id=tenant)
         if row["state"] == JobState.PAUSING:
             raise Conflict(
                 f"job {job_id} is still saving its checkpoint; resume it once it is paused", code="invalid_state", param="status"
             )
+        check_transition(job_id, JobState(row["state"]), JobState.QUEUED)
+        refusal = quotas.hold_again(conn, owner, row, platform.clock())
+        if refusal is not None:
+            raise _refused(refusal)
         transition(
             conn, job_id, JobState.QUEUED, code="job_resumed", message="The job was resumed.", now=platform.clock(), stop_requested=None
         )
-        return _views(conn, [_row(conn, tenant, job_id)])[0]
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
 
 
 def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page:
@@ -259,7 +294,8 @@ def _row(conn: Connection, tenant: str, job_id: str) -> RowMapping:
     return row
 
 
-def _views(conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
+def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
+    now = platform.clock()
     query = (
         sa.select(ledger_entries.c.job_id, sa.func.sum(ledger_entries.c.amount_micros))
         .where(ledger_entries.c.job_id.in_([r["id"] for r in rows]))
@@ -272,8 +308,25 @@ def _views(conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
     sweeps: dict[str, str] = {r.job_id: r.sweep_id for r in conn.execute(of_sweeps)}
     left = results.stored(conn, {r["id"]: r["reused_job_id"] or r["id"] for r in rows})
     return [
-        JobView(row=r, cost_micros=costs.get(r["id"], 0), sweep_id=sweeps.get(r["id"]), result_files=left.get(r["id"], ())) for r in rows
+        JobView(
+            row=r,
+            cost_micros=costs.get(r["id"], 0),
+            sweep_id=sweeps.get(r["id"]),
+            result_files=left.get(r["id"], ()),
+            promised_start=promised_start(r["tier"], r["created_at"]),
+            sla_missed=_sla_missed(r, now),
+        )
+        for r in rows
     ]
+
+
+def _sla_missed(row: RowMapping, now: datetime) -> bool:
+    """Whether the job has not begun, or began, after its promise; one that is paused before its start misses nothing."""
+    promised = promised_start(row["tier"], row["created_at"])
+    if promised is None or (row["started_at"] is None and row["state"] in (JobState.PAUSING, JobState.PAUSED)):
+        return False
+    began: datetime = row["started_at"] or row["finished_at"] or now
+    return began > promised
 
 
 def _in_flight(conn: Connection, tenant: str) -> int:
@@ -328,6 +381,7 @@ def _insert(conn: Connection, tenant: str, asked: _Resolved, *, tier: str, datas
         "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL's null, not JSON's
         "dataset_id": dataset_id,
         "warm_start": sa.null() if warm_start is None else warm_start.to_row(),
+        "trace_parent": tracing.current(),
         "created_at": now,
     }
     conn.execute(sa.insert(jobs).values(**values))

@@ -51,6 +51,14 @@ class Liveness:
             last = 0.0
         return time.time() - max(last, status.started_at or time.time())
 
+    def last_sign(self) -> float | None:
+        """When this attempt last beat; None where it never did."""
+        try:
+            last = self.path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        return last if self._heartbeat().get("attempt") == self.attempt else None
+
     def stall(self, status: WorkloadStatus) -> str | None:
         """What tells that a running workload hangs; None where nothing does."""
         if status.phase is not WorkloadPhase.RUNNING:

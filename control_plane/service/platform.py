@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from sqlalchemy.engine import Connection, Engine
 
-from control_plane.protocols import Fleet, ModelRegistry, ObjectStore, Tracker
+from control_plane.protocols import Fleet, Mailer, ModelRegistry, ObjectStore, Tracker, WebhookSender
 from control_plane.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ class Platform:
     """None where runs are not tracked."""
     registry: ModelRegistry | None = None
     """None where adapters are not mirrored as registered models."""
+    webhooks: WebhookSender | None = None
+    """None where no webhooks are sent."""
+    mailer: Mailer | None = None
+    """None where no e-mail is sent."""
 
     def in_scope_of(self, tenant: str, actor: Actor) -> Self:
         """The platform as `tenant` may see it: every query, also one that forgets to say so, finds rows of this tenant alone."""

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
-from control_plane.service import adapters, files, promotions, reuse
+from control_plane.service import adapters, files, promotions, quotas, reuse
 from control_plane.service.datasets import check_enough_to_train, check_reviewed
 from control_plane.service.fleet import FAILED
 from control_plane.service.isolation import CRASHED
@@ -27,7 +27,7 @@ from control_plane.tables import datasets, jobs
 from control_plane.tables import files as files_table
 from ft_assets.adapters.stages import Stage
 from ft_assets.datasets.progress import Progress
-from ft_assets.errors import Conflict, FtError, InvalidDataset, NotFound, Unavailable
+from ft_assets.errors import Conflict, FtError, InvalidDataset, NotFound, QuotaExceeded, Unavailable
 from ft_assets.training.spec import TrainingSpec
 
 ANNOUNCE_EVERY_S = 5.0
@@ -120,13 +120,17 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progr
 def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingSpec, total_steps: int, expected_s: float) -> None:
     """Freeze the spec and queue the job, or end it with the adapter of an earlier job that trained this very spec.
 
-    A job that has left ``validating`` keeps the spec it was frozen with.
+    A job that has left ``validating`` keeps the spec it was frozen with. What it is expected to take is counted by now and is held
+    instead of the first estimate; where the hard cap has no room for that, the job fails before it takes a GPU.
     """
     found = _finished(platform, tenant, job_id, spec)
     with platform.engine.begin() as conn:
+        owner = quotas.lock(conn, tenant)
         waits = locked(conn, job_id, tenant_id=tenant)["state"] == JobState.VALIDATING
         if waits and found is not None:
             _end_reusing(conn, job_id, found, spec, platform.clock())
+        elif waits and not _admitted(conn, owner, job_id, expected_s * spec.world_size, platform.clock()):
+            return
         elif waits:
             transition(
                 conn,
@@ -143,6 +147,16 @@ def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingS
             )
     if found is not None and found.promoted is not None and (found.unserved or not waits):
         promotions.undo_promotion(platform, found.before, found.promoted)  # cancelled meanwhile, or no server takes it
+
+
+def _admitted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: float, now: datetime) -> bool:
+    """Whether what was counted fits the tenant's hard cap; if not the job has failed."""
+    refusal = quotas.hold_counted(conn, owner, job_id, gpu_seconds, now)
+    if refusal is None:
+        return True
+    error = QuotaExceeded(f"the data is counted now, and {refusal.detail}")
+    transition(conn, job_id, JobState.FAILED, message=error.message, data={"fault": str(error.fault)}, now=now, error=error.to_dict())
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

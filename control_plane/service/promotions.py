@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import fleet, node_files, observations, routing
+from control_plane.service import fleet, node_files, observations, outbox, routing
 from control_plane.service.adapters import Adapter, find_record, get_adapter, locked_row, select_adapters, set_stage, unservable, view
 from control_plane.service.fleet import LOADED, UNLOADED
 from control_plane.service.platform import Platform
@@ -21,7 +21,7 @@ from ft_assets.adapters import promotion, whole_model
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
-from ft_assets.errors import Conflict, NotFound
+from ft_assets.errors import Conflict, Forbidden, NotFound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +143,8 @@ def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
 def _go_back(platform: Platform, conn: Connection, current: AdapterRecord, previous: AdapterRecord) -> None:
     if current.stage == Stage.PRODUCTION:
         set_stage(conn, current.id, Stage.STAGING)
+        data = {"stage": Stage.STAGING.value, "job_id": current.job_id, "in_favour_of": previous.id}
+        outbox.publish(conn, current.tenant_id, "adapter.rolled_back", current.id, data, now=platform.clock())
         routing.tell_of_withdrawal(conn, current, platform.clock())
     wishes = sorted([(previous.id, previous, LOADED), (current.id, current, UNLOADED)], key=lambda w: w[0])
     for _, record, desired in wishes:  # in one order, so that two rollbacks never wait for each other
@@ -219,6 +221,29 @@ def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
                 routing.tell_of_withdrawal(conn, record, platform.clock())
                 fleet.desire(conn, record, UNLOADED, platform.clock())
     return get_adapter(platform, tenant, record.id)
+
+
+def delete(platform: Platform, tenant: str, model: str) -> None:
+    """OpenAI's deletion of a fine-tuned model: :func:`deprecate`, by its model name or id. Deleting again changes nothing.
+
+    What is not served and never was (a quarantined model) only leaves by its deletion with all data; ``Conflict`` says so.
+    """
+    if model in platform.models.ids():
+        raise Forbidden(
+            f"{model} is a base model of the platform and not yours to delete; name a fine-tuned model of yours (GET /v1/models)",
+            code="not_your_model",
+            param="model",
+        )
+    try:
+        record = find_record(platform, tenant, model)
+    except NotFound as e:
+        raise NotFound(
+            f"no fine-tuned model {model[:120]!r}; list yours with GET /v1/adapters (a logical name: DELETE /v1/model_routes/NAME)",
+            code="model_not_found",
+            param="model",
+        ) from e
+    if record.stage != Stage.ARCHIVED:
+        deprecate(platform, tenant, record.id)
 
 
 def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str = "") -> Resolved:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from control_plane import scheduler
 from control_plane.jobs import JobState
 from control_plane.pools import Pool, local_pool
+from control_plane.service import metering, quotas
 from control_plane.service.platform import Platform
 from control_plane.service.transition import transition
 from control_plane.tables import attempts, jobs, reservations
@@ -38,6 +39,8 @@ class DueRun:
     num_gpus: int = 0
     attempt: int = 0
     """Of the reservation; 0 for other stages."""
+    trace_parent: str | None = None
+    """Of the request that made the job."""
 
 
 def pools(platform: Platform) -> list[Pool]:
@@ -96,7 +99,8 @@ def _snapshot(
         )
         for r in held
     ]
-    return scheduler.Snapshot(pools=available, waiting=waiting, running=running), {r.id: r for r in queued}
+    capped = quotas.capped(conn, {w.tenant for w in waiting}, now)
+    return scheduler.Snapshot(pools=available, waiting=waiting, running=running, capped=capped), {r.id: r for r in queued}
 
 
 def _reserve(conn: sa.Connection, job: sa.Row[Any], decision: scheduler.Start, now: datetime) -> None:
@@ -142,6 +146,7 @@ def _due_by_state(conn: sa.Connection, stage: str) -> list[DueRun]:
             job_id=r.id,
             run_key=f"{r.id}#{stage}{getattr(r, f'{stage}_runs')}",
             priority=PRIORITY.get(r.tier, 0),
+            trace_parent=r.trace_parent,
         )
         for r in rows
     ]
@@ -165,6 +170,7 @@ def _due_training(conn: sa.Connection) -> list[DueRun]:
             pool=r.pool,
             num_gpus=r.held_gpus,
             attempt=r.held,
+            trace_parent=r.trace_parent,
         )
         for r in conn.execute(query).all()
     ]
@@ -185,7 +191,7 @@ def run_replacements(platform: Platform, run: DueRun) -> tuple[int, datetime | N
 
 
 def release(platform: Platform, job_id: str, attempt: int) -> None:
-    """Give back a reservation whose attempt nobody could follow to its end; the attempt is not billed."""
+    """Give back a reservation whose attempt nobody could follow to its end; what ran is billed and given back."""
     now = platform.clock()
     with platform.engine.begin() as conn:
         this = (reservations.c.job_id == job_id) & (reservations.c.attempt == attempt) & reservations.c.released_at.is_(None)
@@ -195,3 +201,6 @@ def release(platform: Platform, job_id: str, attempt: int) -> None:
             .where(attempts.c.job_id == job_id, attempts.c.attempt == attempt, attempts.c.ended_at.is_(None))
             .values(outcome="internal", ended_at=now)
         )
+        job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id)).mappings().one()
+        metering.report_lost(conn, job, attempt, outcome="internal", now=now)
+        metering.settle(conn, platform, job["tenant_id"], job_id, attempt)

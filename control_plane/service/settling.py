@@ -13,6 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from control_plane.service import examination, fetching
 from control_plane.service.file_progress import FETCHING, Claim, is_held
 from control_plane.service.isolation import CRASHED
+from control_plane.service.outbox import publish
 from control_plane.service.platform import Platform
 from control_plane.tables import files
 from ft_assets.datasets.progress import Progress
@@ -91,6 +92,9 @@ def _record(platform: Platform, conn: Connection, file_id: str, outcome: examina
     else:
         examination.register(conn, file, outcome, now=platform.clock())
         values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}
+    told: dict[str, Any] = {name: values[name] for name in ("status", "status_code", "dataset_id") if name in values}
+    kind = "file.refused" if values["status"] == "error" else "file.processed"
+    publish(conn, file["tenant_id"], kind, file_id, told, now=platform.clock())
     values["progress"] = sa.null()
     return conn.execute(sa.update(files).where(files.c.id == file_id).values(**values).returning(files)).mappings().one()
 

@@ -2,7 +2,7 @@
 
 ``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT
 with that adapter); the kind of adapter may also stand at the top or among the hyperparameters. What cannot be done is refused here,
-by the name of its field. ``spot`` and ``integrations`` are recorded with the job; nothing reads them yet.
+by the name of its field. ``spot`` is recorded with the job and changes no placement; ``integrations`` are refused, unless there are none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class JobRequest:
     seed: int | None = None
     """None: drawn when the job is made."""
     metadata: Mapping[str, str] | None = None
-    integrations: tuple[Mapping[str, Any], ...] = ()
     method: str = "sft"
     adapter: AdapterKind = "lora"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +83,7 @@ class JobRequest:
         checked(hyperparameters, method=method)
         checked_hardware(given.get("hardware"))
         eval_config.parse(given.get("eval_config"))
+        _check_integrations(given.get("integrations"))
         given.pop("idempotency_key", None)
         return cls(
             model=given["model"],
@@ -92,7 +92,6 @@ class JobRequest:
             suffix=_suffix(given.get("suffix")),
             seed=_seed(given.get("seed")),
             metadata=_metadata(given.get("metadata")),
-            integrations=tuple(given.get("integrations", ())),
             method=method,
             adapter=adapter,
             hyperparameters=hyperparameters,
@@ -177,6 +176,18 @@ def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, Any]
             param="hyperparameters",
         )
     return dict(of_method or of_body)
+
+
+def _check_integrations(asked: list[Any] | None) -> None:
+    if not asked:
+        return
+    kind = asked[0].get("type") if isinstance(asked[0], dict) else asked[0]
+    raise InvalidRequest(
+        f"integration {str(kind)[:80]!r} is not offered, and nothing is sent to other services; leave integrations out: each attempt is "
+        "tracked in the platform's MLflow, and GET /v1/fine_tuning/jobs/ID/metrics has every step",
+        code="unsupported_integration",
+        param="integrations",
+    )
 
 
 def _suffix(value: str | None) -> str | None:

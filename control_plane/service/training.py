@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ from control_plane.service import attempts, base_models, checkpoint_uploads, pas
 from control_plane.service.attempts import Claim, Ending, Reported
 from control_plane.service.checkpoint_uploads import CHECKPOINT_PATIENCE, FINAL_PATIENCE, Uploader
 from control_plane.service.liveness import Liveness
+from control_plane.service.log_shipping import LogShipper
 from control_plane.service.platform import Platform
 from control_plane.service.restoring import restore
-from control_plane.service.transfer import Patience, download, patiently
+from control_plane.service.transfer import Patience, download
 from control_plane.service.watching import Watch
-from ft_assets import layout
+from ft_assets import context, layout, logs, tracing
 from ft_assets.base_models import CHANGED
 from ft_assets.datasets.packs.build import verify as verify_pack
-from ft_assets.errors import IntegrityError, NotAdmitted, Unavailable
+from ft_assets.errors import IntegrityError, NotAdmitted
 from ft_assets.training import checkpoints
 from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 from ft_assets.training.reference import verify as verify_reference
@@ -38,8 +39,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Seconds between looks at the workload: what a tenant sees of a step lags by this much."""
-MAX_LOG_BYTES = 4 * 2**20
-"""Of an attempt's output; the end says why it ended."""
 LOG_PATIENCE = Patience(give_up_s=30.0)
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL: a checkpoint is promised within 25."""
@@ -109,6 +108,7 @@ def follow(
     `patience` and `final_patience` are had with an object store that takes no checkpoints, and no finished model. After the
     latter ``Unavailable`` is raised: the step is replaced, and the next one adopts the workload and commits what it left.
     """
+    context.bind(attempt=held.attempt)
     work_dir = job_dir(platform, held.job_id)
     restored = attempts.from_step(platform, held)
     if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:  # what runs has its checkpoint already, and writes new ones
@@ -144,13 +144,16 @@ def follow(
         uploader=uploader,
         final_patience=final_patience,
     )
+    shipper = _shipper(platform, launcher, held)
+    shipper.start()
     try:
-        return _follow_to_end(launcher, follower, say)
+        return _follow_to_end(launcher, follower, shipper, say)
     finally:
+        shipper.close()
         uploader.close()
 
 
-def _follow_to_end(launcher: Launcher, follower: _Follower, say: Callable[[str], None]) -> Ending:
+def _follow_to_end(launcher: Launcher, follower: _Follower, shipper: LogShipper, say: Callable[[str], None]) -> Ending:
     platform, held, watch = follower.platform, follower.held, follower.watch
     while True:
         asked = attempts.stop_requested(platform, held.job_id)
@@ -168,20 +171,16 @@ def _follow_to_end(launcher: Launcher, follower: _Follower, say: Callable[[str],
         if status.phase in (WorkloadPhase.EXITED, WorkloadPhase.LOST, WorkloadPhase.ABSENT):
             follower.relay()
             ending = follower.ending(status)
-            _keep_log(platform, launcher, held)
+            shipper.finish(LOG_PATIENCE)
             watch.ended(ending)
             return ending
         time.sleep(POLL_S)
 
 
-def _keep_log(platform: Platform, launcher: Launcher, held: Claim) -> None:
-    """Store the end of the attempt's output with the job; the tenant reads it there. No job waits long for its log."""
-    output = launcher.read_log(held.workload)[-MAX_LOG_BYTES:]
-    key = f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/train.log"
-    try:
-        patiently(lambda: platform.objects.put_bytes(key, output), LOG_PATIENCE)
-    except Unavailable as e:
-        log.warning("the log of %s was not stored: %s", held.workload, e.message)
+def _shipper(platform: Platform, launcher: Launcher, held: Claim) -> LogShipper:
+    """Stores the attempt's output with the job while it is written; the tenant reads it there."""
+    prefix = layout.attempt_prefix(held.tenant, held.job_id, held.attempt)
+    return LogShipper(platform.objects, launcher, workload=held.workload, prefix=prefix)
 
 
 def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
@@ -229,8 +228,16 @@ def _workload(platform: Platform, launcher: Launcher, held: Claim, work_dir: Pat
         work_dir=work_dir,
         num_processes=held.spec.world_size,
         torchrun=True,
+        env=_watched_as(held),
+        secrets=(tracing.HEADERS,),
         labels={"tenant": held.tenant, "job": held.job_id, "pool": held.pool},
     )
+
+
+def _watched_as(held: Claim) -> dict[str, str]:
+    """The workload's logs and spans are of this attempt, and of the trace in which it is started."""
+    with context.scope(tenant=held.tenant, job=held.job_id, attempt=held.attempt):
+        return logs.environment()
 
 
 @dataclass(kw_only=True)
@@ -282,12 +289,15 @@ class _Follower:
             )
         )
         tokens = exit_.trained_tokens if exit_ else 0
+        seen = status.ended_at is not None
+        if not seen:
+            status = replace(status, ended_at=self.alive.last_sign() or status.started_at)
         if failure is None:
             checkpoint_uploads.commit_final(self.platform, self.held, self.work_dir / "final", step=last_step, patience=self.final_patience)
         if failure is not None and failure.code == Outcome.DISK_FULL:
             self._free_space()
         outcome = failure.code if failure else "succeeded"
-        return Ending(outcome=outcome, failure=failure, last_step=last_step, trained_tokens=tokens, status=status)
+        return Ending(outcome=outcome, failure=failure, last_step=last_step, trained_tokens=tokens, status=status, seen=seen)
 
     def _free_space(self) -> None:
         freed = retention.free_machine(self.platform, self.held.job_id)

@@ -11,8 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.events import Event, Level, entered
-from control_plane.jobs import FINAL, JobState, check_transition
+from control_plane.jobs import FINAL, JobState, check_transition, openai_status
+from control_plane.notifications import EVENT_TYPES
+from control_plane.service import outbox
 from control_plane.service.platform import utc_now
+from control_plane.service.quotas import release
 from control_plane.tables import job_events, jobs
 from ft_assets.errors import NotFound
 
@@ -45,7 +48,7 @@ def transition(
     now: datetime | None = None,
     **columns: Any,
 ) -> RowMapping:
-    """Move a job to `target`, set further `columns`, and write the event, all in the caller's transaction.
+    """Move a job to `target`, set further `columns`, write the event, and have the tenant told, all in the caller's transaction.
 
     Illegal moves raise ``Conflict`` and change nothing. ``queued_at``, ``started_at`` (first time only) and ``finished_at``
     follow from the target; so does the end of waiting: reason and queue position are cleared outside the queue. `code` is
@@ -55,8 +58,11 @@ def transition(
     row = locked(conn, job_id)
     check_transition(job_id, JobState(row["state"]), target)
     values = {"state": target.value, **_consequences(target, row, now), **columns}
+    if target in FINAL or target is JobState.EVALUATING:  # whose GPU time is over
+        release(conn, job_id, now)
     updated = conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(**values).returning(jobs)).mappings().one()
     _insert(conn, job_id, entered(target, message=message, code=code, level=level, data=data), now)
+    _tell(conn, updated, now)
     return updated
 
 
@@ -70,11 +76,22 @@ def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None 
     _insert(conn, job_id, event, now or utc_now())
 
 
+def _tell(conn: Connection, job: RowMapping, now: datetime) -> None:
+    """Ids and states alone: receivers keep what they are sent, also after the tenant has its data deleted."""
+    kind = f"fine_tuning.job.{job['state']}"
+    if kind not in EVENT_TYPES:
+        return
+    data = {"status": openai_status(JobState(job["state"])), "state": job["state"]}
+    if job["error"] is not None:
+        data["error_code"] = job["error"].get("code")
+    outbox.publish(conn, job["tenant_id"], kind, job["id"], data, now=now)
+
+
 def _consequences(target: JobState, row: RowMapping, now: datetime) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if target is JobState.QUEUED:
         values |= {"queued_at": now}
-    else:
+    elif not (target is JobState.PAUSED and row["state"] == JobState.PAUSING):  # why it is paused outlasts the pausing
         values |= {"reason": None, "reason_detail": None, "queue_position": None}
     if target is JobState.RUNNING and row["started_at"] is None:
         values |= {"started_at": now}

@@ -18,6 +18,7 @@ from control_plane.tables.models import model_routes as model_routes
 from control_plane.tables.models import replica_adapters as replica_adapters
 from control_plane.tables.money import budget_alerts as budget_alerts
 from control_plane.tables.money import budgets as budgets
+from control_plane.tables.money import invoice_entries as invoice_entries
 from control_plane.tables.money import invoices as invoices
 from control_plane.tables.money import ledger_entries as ledger_entries
 from control_plane.tables.money import ledger_postings as ledger_postings
@@ -46,6 +47,7 @@ from control_plane.tables.work import health_verdicts as health_verdicts
 from control_plane.tables.work import job_events as job_events
 from control_plane.tables.work import jobs as jobs
 from control_plane.tables.work import quota_holds as quota_holds
+from control_plane.tables.work import quota_notices as quota_notices
 from control_plane.tables.work import reservations as reservations
 from control_plane.tables.work import sweep_trials as sweep_trials
 from control_plane.tables.work import sweeps as sweeps

@@ -27,8 +27,9 @@ files = sa.Table(
     sa.Column("progress", JSONB),  # of work that is done: stage, rows, bytes, total_bytes; at, token of its claim
     sa.Column("dataset_id", sa.Text),
     sa.Column("report", JSONB),  # of a refused file too
-    timestamp("created_at"), timestamp("deleted_at", nullable=True),
+    timestamp("created_at"), timestamp("expires_at", nullable=True), timestamp("deleted_at", nullable=True),
     sa.Index("ix_files_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_files_expiring", "expires_at", postgresql_where=sa.text("deleted_at IS NULL AND expires_at IS NOT NULL")),
 )  # fmt: skip
 
 datasets = sa.Table(

@@ -45,12 +45,13 @@ meter_events = sa.Table(
     sa.Column("data", JSONB, nullable=False),  # of the start: gpu_type, num_gpus, tier, pricing; of the end: outcome, fault
     timestamp("at"), timestamp("received_at"),
     sa.Index("ix_meter_events_attempt", "job_id", "attempt"),
+    sa.Index("ix_meter_events_tenant_at", "tenant_id", "at"),
 )  # fmt: skip
 """What is known of when workloads ran; bills are made of it, in whatever order it came."""
 
 refund_cases = sa.Table(
     "refund_cases", metadata,
-    sa.Column("id", sa.Text, primary_key=True),  # <job>/a<attempt>
+    sa.Column("id", sa.Text, primary_key=True),  # <job>-a<attempt>: it stands in paths of URLs
     owner(),
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
@@ -82,6 +83,14 @@ invoices = sa.Table(
     sa.UniqueConstraint("tenant_id", "month"),
 )  # fmt: skip
 """Issued once, when the month is over and settled; append-only. What comes later is on a later one."""
+
+invoice_entries = sa.Table(
+    "invoice_entries", metadata,
+    sa.Column("entry_id", sa.Text, sa.ForeignKey("ledger_entries.id"), primary_key=True),
+    sa.Column("invoice_id", sa.Text, sa.ForeignKey("invoices.id"), nullable=False, index=True),
+    owner(),
+)  # fmt: skip
+"""Which invoice an entry is on: on one at most, which the primary key holds. Append-only."""
 
 budgets = sa.Table(
     "budgets", metadata,

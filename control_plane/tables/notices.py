@@ -48,8 +48,10 @@ deliveries = sa.Table(
     sa.Column("last_status", sa.Integer), sa.Column("last_error", sa.Text),
     timestamp("created_at"), timestamp("next_attempt_at"), timestamp("claimed_until", nullable=True),
     timestamp("last_attempt_at", nullable=True), timestamp("delivered_at", nullable=True),
-    sa.UniqueConstraint("target", "event_seq"),
-    sa.Index("ix_deliveries_due", "next_attempt_at", postgresql_where=sa.text("state = 'pending'")),
+    sa.UniqueConstraint("event_seq", "target"),
+    sa.Index("ix_deliveries_due", "target", "next_attempt_at", postgresql_where=sa.text("state = 'pending'")),
     sa.Index("ix_deliveries_in_order", "target", "subject", "event_seq", postgresql_where=sa.text("state = 'pending'")),
-    sa.Index("ix_deliveries_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_deliveries_claimed", "claimed_until", postgresql_where=sa.text("claimed_until IS NOT NULL")),
+    sa.Index("ix_deliveries_dead", "created_at", postgresql_where=sa.text("state = 'dead'")),
+    sa.Index("ix_deliveries_target_created", "target", "created_at", "id"),
 )  # fmt: skip

@@ -54,6 +54,7 @@ jobs = sa.Table(
     timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
     sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_jobs_counted", "state", "tier"),
+    sa.Index("ix_jobs_open", "tenant_id", postgresql_where=sa.text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
 )  # fmt: skip
 
 job_events = sa.Table(
@@ -159,6 +160,17 @@ quota_holds = sa.Table(
     sa.Index("ix_quota_holds_open", "tenant_id", postgresql_where=sa.text("released_at IS NULL")),
 )  # fmt: skip
 """GPU time that admitted jobs will take: what is left of a month is its cap less what was used and what is held here."""
+
+quota_notices = sa.Table(
+    "quota_notices", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("month", sa.Text, primary_key=True),  # yyyy-mm, UTC
+    sa.Column("quota", sa.Text, primary_key=True),  # soft | hard
+    sa.Column("percent", sa.Integer, primary_key=True),
+    sa.Column("gpu_hours", sa.Float, primary_key=True),  # the whole limit: another limit is told of anew
+    timestamp("created_at"),
+)  # fmt: skip
+"""What a tenant was told of its GPU-hours: once each."""
 
 checkpoint_permissions = sa.Table(
     "checkpoint_permissions", metadata,

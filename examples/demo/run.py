@@ -108,19 +108,19 @@ def _demonstrate(client: FtClient, settings: Settings, *, began: float) -> int:
     _headline("tickets")
     tickets.main(["--out", str(data)])
     rows = [json.loads(line) for line in (data / "tickets_holdout.jsonl").read_text().splitlines()]
-    files = {name: client.upload_file(data / f"tickets_{name}.jsonl") for name in ("train", "holdout")}
+    files = {name: client.files.create(data / f"tickets_{name}.jsonl") for name in ("train", "holdout")}
     for name, file in files.items():
         _say(f"uploaded {name}: {file['id']} {file['status']} {file.get('status_details') or ''}".rstrip())
 
     _headline(f"fine-tuning {MODEL}")
     submitted_at = time.time()
-    job = client.create_job(model=MODEL, training_file=files["train"]["id"], validation_file=files["holdout"]["id"], suffix=SUFFIX)
+    job = client.jobs.create(model=MODEL, training_file=files["train"]["id"], validation_file=files["holdout"]["id"], suffix=SUFFIX)
     _say(f"job {job['id']}")
     final = follow(client, job["id"])
     if final["status"] != "succeeded":
         return _explain_failure(client, final, settings)
     promoted_s = time.time() - submitted_at
-    adapter = client.adapter(final["adapter_id"])
+    adapter = client.adapters.retrieve(final["adapter_id"])
 
     _headline("the same ticket, asked of base and adapter through the API")
     _show_pair(client, rows, adapter["name"])
@@ -129,7 +129,7 @@ def _demonstrate(client: FtClient, settings: Settings, *, began: float) -> int:
     result = {
         "base_exact_match": metrics["base/holdout/exact_match"],
         "adapter_exact_match": metrics["holdout/exact_match"],
-        "submit_to_first_step_s": round(client.metrics(job["id"])[0]["time"] - submitted_at, 1),
+        "submit_to_first_step_s": round(client.jobs.metrics(job["id"])["data"][0]["time"] - submitted_at, 1),
         "submit_to_promoted_s": round(promoted_s, 1),
         "total_s": round(time.monotonic() - began, 1),
         "tenant": str(json.loads((settings.home / "demo-tenant.json").read_text())["tenant"]),
@@ -150,7 +150,7 @@ def _question(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str]:
 
 def _answer(client: FtClient, model: str, row: Mapping[str, Any]) -> str:
     messages, _ = _question(row)
-    done = client.chat(model, messages, temperature=0.0, max_tokens=96)
+    done = client.chat.create(model=model, messages=messages, temperature=0.0, max_tokens=96)
     return str(done["choices"][0]["message"]["content"]).strip()
 
 
@@ -197,7 +197,7 @@ def _explain_failure(client: FtClient, final: Mapping[str, Any], settings: Setti
     error = final.get("error") or {}
     _headline(f"the job {final['status']}: {error.get('code', '')}")
     _say(str(error.get("message") or "no reason was recorded"))
-    for event in list(client.events(final["id"]))[:5][::-1]:
+    for event in list(client.jobs.events(final["id"]))[:5][::-1]:
         _say(f"  {event['level']}: {event['message']}")
     _say(f"its training log: {settings.work_dir / 'launcher'}/{final['id']}-a*/log; the stack's logs: {settings.log_dir}")
     return 1

@@ -4,7 +4,7 @@ import dagster as dg
 
 from control_plane.service import conclusion, evaluation, lineage, reevaluation
 from ft_assets.partitions import JOBS, parse
-from resources.dagster_platform import PlatformResource, owned_by
+from resources.dagster_platform import PlatformResource, owned_by, watched
 
 
 @dg.asset(partitions_def=JOBS, group_name="adapters", code_version="1", deps=["eval_report", "checkpoint"])
@@ -12,7 +12,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     """Registered as a draft, promoted or quarantined; ends the job."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
-    with owned_by(opened, tenant, job_id):
+    with watched(context), owned_by(opened, tenant, job_id):
         record = conclusion.conclude(opened, tenant, job_id)
     told = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
     digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
@@ -47,7 +47,8 @@ class EvaluationOrder(dg.Config):
 def adapter_evaluation(context: dg.AssetExecutionContext, config: EvaluationOrder, platform: PlatformResource) -> dg.MaterializeResult:
     """A later verdict on the registered adapter: on other bytes of its base, or with other suites."""
     opened = platform.get()
-    row = reevaluation.run(opened, platform.launcher(), config.evaluation_id)
+    with watched(context):
+        row = reevaluation.run(opened, platform.launcher(), config.evaluation_id)
     shown = {k: row[k] for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if row[k] is not None}
     stored = {"report": dg.MetadataValue.path(opened.objects.uri(row["report_key"]))} if row["report_key"] else {}
     return dg.MaterializeResult(metadata={**shown, **stored, "reasons": list(row["reasons"] or ())})

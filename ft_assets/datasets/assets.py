@@ -8,7 +8,7 @@ from control_plane.service import packing, preparation
 from ft_assets.datasets.histogram import histogram_svg
 from ft_assets.datasets.report import DatasetReport
 from ft_assets.partitions import JOBS, parse
-from resources.dagster_platform import PlatformResource, owned_by
+from resources.dagster_platform import PlatformResource, owned_by, watched
 from resources.pictures import picture
 
 
@@ -17,7 +17,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     """The immutable dataset version that this job is pinned to; its data version is the content's hash."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
-    with owned_by(opened, tenant, job_id):
+    with watched(context), owned_by(opened, tenant, job_id):
         told = preparation.announcer(opened, job_id, say=context.log.info)
         pinned = preparation.pin_dataset(opened, tenant, job_id, progress=told)
     return dg.MaterializeResult(
@@ -43,7 +43,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     """
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
-    with owned_by(opened, tenant, job_id):
+    with watched(context), owned_by(opened, tenant, job_id):
         told = preparation.announcer(opened, job_id, say=context.log.info)
         packed = packing.pack(opened, tenant, job_id, progress=told, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference

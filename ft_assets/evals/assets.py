@@ -7,7 +7,7 @@ import dagster as dg
 from control_plane.service import evaluation
 from ft_assets.evals.report import markdown_table
 from ft_assets.partitions import JOBS, parse
-from resources.dagster_platform import PlatformResource, owned_by
+from resources.dagster_platform import PlatformResource, owned_by, watched
 
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 # A partitioned check is a preview in Dagster 1.13; without it there is one status over all tenants.
@@ -19,7 +19,7 @@ def eval_report(context: dg.AssetExecutionContext, platform: PlatformResource) -
     """Scores of base, adapter and last accepted adapter, the proof that the adapter is applied, and the verdict."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
-    with owned_by(opened, tenant, job_id):
+    with watched(context), owned_by(opened, tenant, job_id):
         evaluated = evaluation.evaluate(opened, platform.launcher(), tenant, job_id)
     verdict, report = evaluated.verdict, evaluated.report
     return dg.MaterializeResult(

@@ -106,15 +106,15 @@ def rouge_l(output: str, expected: str) -> float:
     Its own words are of the letters a to z alone; here letters of every alphabet count, and every Chinese or Japanese character is one.
     That, and 3.5 s of imports in each evaluation, is why it is not the library itself; a test holds the two against each other.
     """
-    got, wanted = _words(output), _words(expected)
-    return 2 * _common_subsequence(got, wanted) / (len(got) + len(wanted)) if got and wanted else 0.0
+    got, wanted = words(output), words(expected)
+    return 2 * common_subsequence(got, wanted) / (len(got) + len(wanted)) if got and wanted else 0.0
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+", text.lower())
 
 
-def _common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
+def common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
     """Length of the longest common subsequence, a word of `right` at a time (Hyyro 2004: bits that fell to 0 are matches)."""
     places: dict[str, int] = {}
     for at, word in enumerate(left):

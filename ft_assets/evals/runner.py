@@ -13,19 +13,24 @@ gate quarantines it); 64 the input is refused, 70 this program or a model that i
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from ft_assets import logs, tracing
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals import run_file
 from ft_assets.evals.answering import Evaluation
 from ft_assets.evals.journal import Journal
 from ft_assets.evals.progress import Heart
 from ft_assets.evals.run_file import EvalRun
+
+SERVICE = "ft-evaluation"
+
+log = logging.getLogger("ft_assets.evals.runner")
 
 
 class Stopped(BaseException):
@@ -37,7 +42,7 @@ def _on_sigterm(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    log.info("%s", text)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     heart = Heart(run)
     heart.start()
     try:
-        with Journal(run.out_dir / run_file.JOURNAL_NAME) as journal:
+        with tracing.span("evaluation"), Journal(run.out_dir / run_file.JOURNAL_NAME) as journal:
             result = Evaluation(run, heart, journal).result()
         run_file.write_json(run.out_dir / run_file.RESULT_NAME, result)
         heart.phase("done")
@@ -69,11 +74,14 @@ def main(argv: Sequence[str]) -> int:
         run_file.write_json(run.out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": e.to_dict()})
         return run_file.EXIT_BAD_INPUT if isinstance(e, InvalidRequest) else run_file.EXIT_INTERNAL
     except Exception:
-        traceback.print_exc()
+        log.exception("the evaluation failed")
         return run_file.EXIT_INTERNAL
     finally:
         heart.close()
+        tracing.close()
 
 
 if __name__ == "__main__":
+    logs.configure(SERVICE, plain=True)
+    tracing.configure(SERVICE)
     sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ from control_plane.jobs import JobState
 from control_plane.service import attempts, checkpoint_uploads, evaluation, training, watching
 from ft_assets.partitions import JOBS, parse
 from ft_assets.training.curves import loss_curve_svg
-from resources.dagster_platform import PlatformResource, owned_by
+from resources.dagster_platform import PlatformResource, owned_by, watched
 from resources.pictures import picture
 
 
@@ -15,7 +15,7 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
     """The trained weights of a job. Needs a reservation; a step that died is replaced and adopts the running workload."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
-    with owned_by(opened, tenant, job_id):
+    with watched(context), owned_by(opened, tenant, job_id):
         launcher = platform.launcher()
         held = training.take(opened, launcher, tenant, job_id)
         ending = training.follow(opened, launcher, held, say=context.log.info)

@@ -39,6 +39,7 @@ def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
         max_overflow=max_overflow,
         pool_timeout=POOL_TIMEOUT_S,
         pool_recycle=1800,
+        hide_parameters=True,  # its errors end up in logs, and the values are tenants' data
         isolation_level="READ COMMITTED",
         connect_args={"application_name": "ft", "connect_timeout": 10, "options": " ".join(SESSION_OPTIONS)},
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uvicorn
 
+from ft_assets import logs
 from ft_assets.adapters import package, tensors
 from ft_assets.base_models import model_digest
 
@@ -15,6 +16,7 @@ from ft_assets.base_models import model_digest
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; requests in flight are finished first, for up to 10 s."""
     args = _parser().parse_args(argv)
+    logs.configure("ft-inference")
     import torch
 
     from resources.inference.app import Server, create_app
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         base_digest=digest,
     )
     try:
-        uvicorn.run(create_app(server), host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=10)
+        uvicorn.run(create_app(server), host=args.host, port=args.port, log_level="warning", log_config=None, timeout_graceful_shutdown=10)
     finally:
         engine.close()
 

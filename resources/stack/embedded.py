@@ -147,7 +147,10 @@ def _dagster(settings: Settings, after: tuple[str, ...]) -> Service:
     needs = after if settings.embedded_database or settings.dagster_database_url else (MIGRATE,)
     return Service(
         name=DAGSTER,
-        argv=(sys.executable, "-m", "dagster", "dev", "-w", workspace, "-h", "127.0.0.1", "-p", str(settings.dagster_port)),
+        argv=(
+            sys.executable, "-m", "dagster", "dev", "-w", workspace, "-h", "127.0.0.1", "-p", str(settings.dagster_port),
+            *(("--log-format", "json") if settings.log_format == "json" else ()),
+        ),
         probe=dagster_ready(url), after=needs, env=lambda: database_env(settings), url=lambda: url,
         port=settings.dagster_port, port_variable="FT_DAGSTER_PORT", stop_signal=signal.SIGINT, grace_s=15.0,
     )  # fmt: skip

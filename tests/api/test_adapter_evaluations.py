@@ -45,41 +45,41 @@ def evaluation(platform: Platform, tenant: Tenant, adapter: str) -> str:
 
 
 def test_an_evaluation_is_read_as_a_jobs_own_is(ft: FtClient, adapter: str, evaluation: str) -> None:
-    found = ft.adapter_evaluation(adapter, evaluation)
+    found = ft.adapter_evaluations.report(adapter, evaluation)
     assert (found["object"], found["id"], found["verdict"]["outcome"]) == ("adapter.evaluation.report", evaluation, "quarantined")
     assert found["verdict"]["reasons"] == ["capability_dropped", "refusals_too_few"]
     assert found["report"]["scores"]
     assert [a["code"] for a in found["advice"]] == ["forgetting", "safety_loss"]
-    assert ft.adapter_evaluation_page(adapter, evaluation).startswith(b"<!doctype html>")
+    assert ft.adapter_evaluations.report_page(adapter, evaluation).startswith(b"<!doctype html>")
     assert found["samples_url"] == f"/v1/adapters/{found['adapter_id']}/evaluations/{evaluation}/samples"
 
 
 def test_its_items_come_page_by_page_and_filtered(ft: FtClient, adapter: str, evaluation: str) -> None:
-    everything = list(ft.adapter_evaluation_samples(adapter, evaluation, page_size=97))
+    everything = list(ft.adapter_evaluations.samples(adapter, evaluation, limit=97))
     assert len({s["id"] for s in everything}) == len(everything) > 400
-    worse = list(ft.adapter_evaluation_samples(adapter, evaluation, suite="safety", only="worse"))
+    worse = list(ft.adapter_evaluations.samples(adapter, evaluation, suite="safety", only="worse"))
     assert {(s["suite"], s["change"]) for s in worse} == {("safety", "worse")}
 
 
 def test_one_without_a_verdict_has_no_report_and_says_so(platform: Platform, tenant: Tenant, ft: FtClient, adapter: str) -> None:
-    queued = ft.evaluate_adapter(adapter)["id"]
-    for ask in (ft.adapter_evaluation, lambda a, e: list(ft.adapter_evaluation_samples(a, e))):
+    queued = ft.adapter_evaluations.create(adapter)["id"]
+    for ask in (ft.adapter_evaluations.report, lambda a, e: list(ft.adapter_evaluations.samples(a, e))):
         with pytest.raises(NotFound, match="it is queued"):
             ask(adapter, queued)
     with platform.engine.begin() as conn:
         conn.execute(sa.update(table).where(table.c.id == queued).values(report_key=f"tenants/{tenant.id}/gone.json"))
     with pytest.raises(NotFound, match="was deleted"):
-        ft.adapter_evaluation(adapter, queued)
+        ft.adapter_evaluations.report(adapter, queued)
 
 
 def test_it_is_found_under_its_own_adapter_and_tenant_alone(
     platform: Platform, tenant: Tenant, ft: FtClient, api_url: str, adapter: str, evaluation: str
 ) -> None:
     other = new_adapter(platform, tenant)
-    assert ft.wait_for_evaluation(adapter, evaluation)["id"] == evaluation
-    for ask in (ft.adapter_evaluation, ft.adapter_evaluation_page, ft.wait_for_evaluation):
+    assert ft.adapter_evaluations.wait(adapter, evaluation)["id"] == evaluation
+    for ask in (ft.adapter_evaluations.report, ft.adapter_evaluations.report_page, ft.adapter_evaluations.wait):
         with pytest.raises(NotFound, match="no evaluation"):
             ask(other, evaluation)
     _, key = tenants.create(platform, "other", tier="standard")
     with FtClient(base_url=api_url, api_key=key.secret) as stranger, pytest.raises(NotFound):
-        stranger.adapter_evaluation(adapter, evaluation)
+        stranger.adapter_evaluations.report(adapter, evaluation)

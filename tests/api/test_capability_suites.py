@@ -10,7 +10,7 @@ from ft_assets.errors import InvalidRequest
 
 
 def test_suites_are_listed_with_their_examples_items_and_readiness(ft: FtClient) -> None:
-    found = {suite["name"]: suite for suite in ft.capability_suites()}
+    found = {suite["name"]: suite for suite in ft.capability_suites.list().all()}
     assert set(found) >= {"mmlu", "hellaswag", "arc_challenge", "standin_choices", "standin_copy"}
     assert found["standin_choices"] == {
         "object": "capability_suite", "name": "standin_choices", "version": "1.0", "num_fewshot": 0, "num_items": 200,
@@ -24,7 +24,7 @@ def test_suites_are_listed_with_their_examples_items_and_readiness(ft: FtClient)
 def test_a_job_that_names_a_suite_that_cannot_be_asked_is_refused(ft: FtClient, training_file: str, name: str, code: str) -> None:
     body = {"model": "tiny-base", "training_file": training_file, "eval_config": {"capability": ["standin_choices", name]}}
     with pytest.raises(InvalidRequest) as refused:
-        ft.create_job(**body)
+        ft.jobs.create(**body)
     assert (refused.value.code, refused.value.param) == (code, "eval_config.capability")
 
 

@@ -87,34 +87,34 @@ def test_policies_that_cannot_be_read_are_refused_before_anything_is_stored(
         files={"file": ("a.jsonl", b"{}\n")},
     )
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_policy")
-    assert ft.files() == []
+    assert ft.files.list().all() == []
 
 
 def test_more_examples_than_the_tier_allows_are_refused(platform: Platform, ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
     made, _ = tenants.create(platform, "free-tier", tier="free")
     assert limits(platform, made.id)["max_examples"] == tiers.TIERS["free"].max_examples == 1_000_000
-    uploaded = ft.upload_file(write_chat_rows(120))
-    assert ft.dataset_report(uploaded["id"])["policies"]["max_examples"] == 10_000_000
+    uploaded = ft.files.create(write_chat_rows(120))
+    assert ft.datasets.report(uploaded["id"])["policies"]["max_examples"] == 10_000_000
 
 
 def test_a_dataset_is_listed_shown_and_reported(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
-    first = ft.upload_file(write_chat_rows(120), model=MODEL)
-    second = ft.upload_file(write_chat_rows(130, salt="?", name="other.jsonl"))
-    assert [d["id"] for d in ft.datasets()] == [second["dataset_id"], first["dataset_id"]]
-    shown = ft.dataset(first["dataset_id"])
+    first = ft.files.create(write_chat_rows(120), model=MODEL)
+    second = ft.files.create(write_chat_rows(130, salt="?", name="other.jsonl"))
+    assert [d["id"] for d in ft.datasets.list().all()] == [second["dataset_id"], first["dataset_id"]]
+    shown = ft.datasets.retrieve(first["dataset_id"])
     assert (shown["object"], shown["name"], shown["version"], shown["format"]) == ("dataset", "support", 1, "chat")
-    assert (shown["row_count"], shown["dedup_removed"], shown["review"]) == (ft.dataset_report(first["id"])["examples"], 0, "none")
+    assert (shown["row_count"], shown["dedup_removed"], shown["review"]) == (ft.datasets.report(first["id"])["examples"], 0, "none")
     assert shown["token_count"] > 1000
-    assert ft.dataset(second["dataset_id"])["token_count"] is None, "no model was named, so nobody counted"
-    assert ft.dataset_report(first["dataset_id"])["model"]["id"] == MODEL
+    assert ft.datasets.retrieve(second["dataset_id"])["token_count"] is None, "no model was named, so nobody counted"
+    assert ft.datasets.report(first["dataset_id"])["model"]["id"] == MODEL
     with pytest.raises(NotFound, match="no dataset"):
-        ft.dataset("ds_none")
+        ft.datasets.retrieve("ds_none")
 
 
 def test_a_report_is_a_page_for_those_who_ask_for_one(ft: FtClient, pages: httpx.Client, write_chat_rows: Callable[..., Path]) -> None:
     path = write_chat_rows(120)
     path.write_text(path.read_text() + '{"messages": [{"role": "<script>alert(1)</script>", "content": "x"}]}\n')
-    refused = ft.upload_file(path)
+    refused = ft.files.create(path)
     answer = pages.get(f"/v1/datasets/{refused['id']}/report")
     assert answer.headers["content-type"].startswith("text/html")
     assert "not valid" in answer.text
@@ -132,23 +132,23 @@ def test_a_dataset_held_back_for_review_trains_only_once_it_is_approved(
     suite = tmp_path / "quiz.jsonl"
     long = "Which of the many rivers that cross the wide northern plain is the longest one of all of them today?"
     suite.write_text(json.dumps({"question": long}) + "\n")
-    ft.add_suite("quiz", suite, field="question")
+    ft.suites.create(suite, name="quiz", field="question")
     path = write_chat_rows(120)
     leaked = {"messages": [{"role": "user", "content": long}, {"role": "assistant", "content": "The grey one."}]}
     path.write_text(path.read_text() + json.dumps(leaked) + "\n")
-    file = ft.upload_file(path, policies={"contamination": "review"})
+    file = ft.files.create(path, policies={"contamination": "review"})
     assert file["status"] == "processed"
-    held = ft.dataset(file["dataset_id"])
+    held = ft.datasets.retrieve(file["dataset_id"])
     assert (held["review"], held["contamination_flagged"], held["approved_by"]) == ("pending", 1, None)
     with pytest.raises(InvalidRequest, match="ft datasets approve") as refused:
-        ft.create_job(model=MODEL, training_file=file["id"])
+        ft.jobs.create(model=MODEL, training_file=file["id"])
     assert refused.value.code == "dataset_needs_review"
     reader = tenants.create_key(platform, tenant.id, name="reader", scopes=["read"])
-    approved = ft.approve_dataset(file["dataset_id"])
+    approved = ft.datasets.approve(file["dataset_id"])
     assert (approved["review"], approved["approved_by"]) == ("approved", approved["approved_by"])
     assert approved["approved_by"].startswith("key_") and approved["approved_by"] != reader.id
-    assert ft.approve_dataset(file["dataset_id"])["approved_at"] == approved["approved_at"]
-    assert ft.create_job(model=MODEL, training_file=file["id"])["state"] == "validating"
+    assert ft.datasets.approve(file["dataset_id"])["approved_at"] == approved["approved_at"]
+    assert ft.jobs.create(model=MODEL, training_file=file["id"])["state"] == "validating"
 
 
 def test_approval_needs_a_key_that_may_write(platform: Platform, tenant: Tenant, api_url: str) -> None:
@@ -158,23 +158,23 @@ def test_approval_needs_a_key_that_may_write(platform: Platform, tenant: Tenant,
 
 
 def test_a_preview_shows_what_is_trained(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
-    file = ft.upload_file(write_chat_rows(120))
+    file = ft.files.create(write_chat_rows(120))
     for subject in (file["id"], file["dataset_id"]):
-        shown = ft.preview(subject, model=MODEL, num_examples=2)["data"]
+        shown = ft.datasets.preview(subject, model=MODEL, num_examples=2)["data"]
         assert len(shown) == 2
         assert "What is 0 plus 0?" in json.dumps(shown[0])
-    assert ft.preview(file["id"], model=MODEL, num_examples=1, max_seq_len=8)["data"][0]["truncated"] is True
+    assert ft.datasets.preview(file["id"], model=MODEL, num_examples=1, max_seq_len=8)["data"][0]["truncated"] is True
     for wrong in ({"num_examples": 0}, {"num_examples": 101}, {"max_seq_len": 100_000}):
         with pytest.raises(InvalidRequest) as refused:
-            ft.preview(file["id"], model=MODEL, **wrong)
+            ft.datasets.preview(file["id"], model=MODEL, **wrong)
         assert refused.value.code == "invalid_limit"
 
 
 def test_an_estimate_rests_on_counted_tokens_where_they_were_counted(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
     path = write_chat_rows(120)
-    counted, plain = ft.upload_file(path, model=MODEL), ft.upload_file(path)
-    exact = ft.estimate(model=MODEL, training_file=counted["id"], hyperparameters={"n_epochs": 3})
-    sampled = ft.estimate(model=MODEL, training_file=plain["id"], hyperparameters={"n_epochs": 3})
+    counted, plain = ft.files.create(path, model=MODEL), ft.files.create(path)
+    exact = ft.jobs.estimate(model=MODEL, training_file=counted["id"], hyperparameters={"n_epochs": 3})
+    sampled = ft.jobs.estimate(model=MODEL, training_file=plain["id"], hyperparameters={"n_epochs": 3})
     assert exact["tokens"]["counted"] and sampled["tokens"]["counted"], "120 rows are all looked at"
     assert "counted at validation" in exact["tokens"]["how"]
     assert exact["tokens"]["per_epoch"] == sampled["tokens"]["per_epoch"] > 1000
@@ -183,11 +183,11 @@ def test_an_estimate_rests_on_counted_tokens_where_they_were_counted(ft: FtClien
     assert exact["seconds_to_start"] == 0, "nothing is ahead of it"
     assert exact["seconds_to_finish"] == pytest.approx(exact["gpu_hours"] * 3600, abs=1)
     assert len(exact["assumptions"]) >= 5
-    assert ft.jobs() == [], "an estimate submits nothing"
+    assert ft.jobs.list().all() == [], "an estimate submits nothing"
 
 
 def test_an_estimate_goes_by_its_other_names(ft: FtClient, api_url: str, api_key: str, write_chat_rows: Callable[..., Path]) -> None:
-    body = {"model": MODEL, "training_file": ft.upload_file(write_chat_rows(120))["id"]}
+    body = {"model": MODEL, "training_file": ft.files.create(write_chat_rows(120))["id"]}
     headers = {"authorization": f"Bearer {api_key}"}
     paths = ("fine_tuning/jobs/estimate", "fine_tuning/jobs/estimate-price", "fine-tunes/estimate-price")
     prices = [httpx.post(f"{api_url}/v1/{path}", json=body, headers=headers).json()["price_micros"] for path in paths]
@@ -197,17 +197,17 @@ def test_an_estimate_goes_by_its_other_names(ft: FtClient, api_url: str, api_key
 def test_what_cannot_be_estimated_has_a_reason(
     ft: FtClient, platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
-    file = ft.upload_file(write_chat_rows(120))
+    file = ft.files.create(write_chat_rows(120))
     with pytest.raises(NotFound) as unknown:
-        ft.estimate(model="nobody", training_file=file["id"])
+        ft.jobs.estimate(model="nobody", training_file=file["id"])
     assert unknown.value.code == "model_not_found"
-    small = ft.upload_file(write_chat_rows(12, name="small.jsonl"))
+    small = ft.files.create(write_chat_rows(12, name="small.jsonl"))
     with pytest.raises(InvalidDataset):
-        ft.estimate(model=MODEL, training_file=small["id"])
+        ft.jobs.estimate(model=MODEL, training_file=small["id"])
     with platform.engine.begin() as conn:
         conn.execute(sa.update(files).where(files.c.id == file["id"]).values(status="uploaded"))
     with pytest.raises(Conflict) as early:
-        ft.estimate(model=MODEL, training_file=file["id"])
+        ft.jobs.estimate(model=MODEL, training_file=file["id"])
     assert early.value.code == "file_not_validated"
 
 
@@ -217,20 +217,20 @@ def test_a_large_upload_is_validated_behind_its_answer_and_streams_how_far_it_is
         for i in range(3200):
             turns = [("user", f"{i} {draw.randbytes(700).hex()}"), ("assistant", f"It is {i}.")]
             out.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
-    made = ft.upload_file(path)
+    made = ft.files.create(path)
     assert (made["status"], made["report_url"]) == ("uploaded", None)
-    events = list(ft.file_events(made["id"]))
+    events = list(ft.files.events(made["id"]))
     assert [e["status"] for e in events[:-1]] == ["uploaded"] * (len(events) - 1)
     assert events[-1]["status"] == "processed"
     assert events[-1]["dataset_id"].startswith("ds_")
     assert any(e["progress"] and e["progress"]["stage"] for e in events)
-    assert ft.file(made["id"])["progress"] is None
-    assert next(ft.file_events(made["id"]))["status"] == "processed", "a stream that begins late tells the end"
+    assert ft.files.retrieve(made["id"])["progress"] is None
+    assert next(ft.files.events(made["id"]))["status"] == "processed", "a stream that begins late tells the end"
     with pytest.raises(Conflict) as refused:
-        ft.validate_again(made["id"])
+        ft.files.validate(made["id"])
     assert refused.value.code == "file_is_validated"
     with pytest.raises(NotFound):
-        list(ft.file_events("file-none"))
+        list(ft.files.events("file-none"))
 
 
 def test_an_upload_that_another_process_reads_is_waited_for(client: openai.OpenAI, write_chat_rows: Callable[..., Path]) -> None:
@@ -242,7 +242,7 @@ def test_an_upload_that_another_process_reads_is_waited_for(client: openai.OpenA
 
 def uploaded_rows(ft: FtClient, path: Path, rows: list[dict[str, object]], **options: Any) -> dict[str, Any]:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = ft.upload_file(path, **options)
+    file = ft.files.create(path, **options)
     assert file["status"] == "processed", file["status_details"]
     return file
 
@@ -255,12 +255,12 @@ def test_an_estimate_counts_escaped_control_tokens_as_the_pack_does(ft: FtClient
     rows = [chat(f"What is <|im_start|> number {i}, and what is it for?") for i in range(120)]
     escaped = uploaded_rows(ft, tmp_path / "escaped.jsonl", rows, policies={"control_tokens": "escape"})
     counted = uploaded_rows(ft, tmp_path / "counted.jsonl", rows, policies={"control_tokens": "escape"}, model=MODEL)
-    one, other = (ft.estimate(model=MODEL, training_file=file["id"]) for file in (escaped, counted))
+    one, other = (ft.jobs.estimate(model=MODEL, training_file=file["id"]) for file in (escaped, counted))
     assert one["tokens"]["per_epoch"] == other["tokens"]["per_epoch"] > 1000
     assert "tokenized" in one["tokens"]["how"] and "counted at validation" in other["tokens"]["how"]
     plain = uploaded_rows(ft, tmp_path / "plain.jsonl", rows)
     with pytest.raises(InvalidRequest) as refused:
-        ft.estimate(model=MODEL, training_file=plain["id"])
+        ft.jobs.estimate(model=MODEL, training_file=plain["id"])
     assert refused.value.code == "control_token_in_content"
 
 
@@ -272,11 +272,11 @@ def test_an_estimate_leaves_out_what_the_pack_leaves_out(ft: FtClient, tmp_path:
         for policy in ("truncate", "drop", "reject")
     )
     alone = uploaded_rows(ft, tmp_path / "alone.jsonl", short, policies={"near_duplicates": "off"})
-    tokens = {f["id"]: ft.estimate(model=MODEL, training_file=f["id"])["tokens"]["per_epoch"] for f in (cut, dropped, alone)}
+    tokens = {f["id"]: ft.jobs.estimate(model=MODEL, training_file=f["id"])["tokens"]["per_epoch"] for f in (cut, dropped, alone)}
     assert tokens[dropped["id"]] == pytest.approx(tokens[alone["id"]], rel=0.1), "the share that is held out differs a little"
     assert tokens[cut["id"]] > 1.5 * tokens[dropped["id"]]
     with pytest.raises(InvalidRequest) as refused:
-        ft.estimate(model=MODEL, training_file=rejected["id"])
+        ft.jobs.estimate(model=MODEL, training_file=rejected["id"])
     assert refused.value.code == "example_too_long"
 
 
@@ -287,34 +287,34 @@ def test_answers_that_are_compared_are_not_imitated_nor_priced(
     answers: dict[str, Any] = {"preference": {"chosen": "Yes.", "rejected": "No."}, "kto": {"completion": "Perhaps.", "label": True}}[kind]
     rows = [{"prompt": f"Is {i} plus {i} an even number, as {2 * i} is?", **answers} for i in range(120)]
     file = uploaded_rows(ft, tmp_path / "rows.jsonl", rows, policies={"near_duplicates": "off"})
-    assert ft.dataset(file["dataset_id"])["format"] == kind
-    good = ft.upload_file(write_chat_rows(120))
-    for call in (ft.estimate, ft.create_job):
+    assert ft.datasets.retrieve(file["dataset_id"])["format"] == kind
+    good = ft.files.create(write_chat_rows(120))
+    for call in (ft.jobs.estimate, ft.jobs.create):
         with pytest.raises(InvalidRequest, match=f"holds {kind} rows, which method sft cannot train on") as refused:
             call(model=MODEL, training_file=file["id"])
         assert (refused.value.code, refused.value.param) == ("preference_rows", "training_file")
     with pytest.raises(InvalidRequest) as held_out:
-        ft.create_job(model=MODEL, training_file=good["id"], validation_file=file["id"])
+        ft.jobs.create(model=MODEL, training_file=good["id"], validation_file=file["id"])
     assert (held_out.value.code, held_out.value.param) == ("preference_rows", "validation_file")
-    assert ft.jobs() == []
+    assert ft.jobs.list().all() == []
 
 
 def test_suites_go_over_the_wire(ft: FtClient, tmp_path: Path) -> None:
     path = tmp_path / "quiz.jsonl"
     path.write_text('{"question": "How many sheep are on the hill?"}\n')
-    assert ft.add_suite("herd", path, field="question")["num_items"] == 1
-    assert [(s["name"], s["owner"]) for s in ft.suites()] == [("herd", "tenant")]
-    assert ft.remove_suite("herd")["deleted"] is True
+    assert ft.suites.create(path, name="herd", field="question")["num_items"] == 1
+    assert [(s["name"], s["owner"]) for s in ft.suites.list().all()] == [("herd", "tenant")]
+    assert ft.suites.delete("herd")["deleted"] is True
     with pytest.raises(NotFound) as gone:
-        ft.remove_suite("herd")
+        ft.suites.delete("herd")
     assert gone.value.code == "suite_not_found"
 
 
 def test_an_import_without_a_hub_is_refused_and_leaves_nothing(ft: FtClient) -> None:
     with pytest.raises(InvalidRequest) as disabled:
-        ft.import_dataset("hf://acme/tickets@" + "a" * 40)
+        ft.datasets.import_from_hub(hub_id="hf://acme/tickets@" + "a" * 40)
     assert disabled.value.code == "hub_disabled"
     with pytest.raises(InvalidRequest) as wrong:
-        ft.import_dataset("hf://acme/tickets@" + "a" * 40, policies={"pii": "perhaps"})
+        ft.datasets.import_from_hub(hub_id="hf://acme/tickets@" + "a" * 40, policies={"pii": "perhaps"})
     assert wrong.value.code == "invalid_policy"
-    assert ft.files() == []
+    assert ft.files.list().all() == []

@@ -21,7 +21,7 @@ from tests.eval_results import HOSTILE, UNSAFE, store_evaluation
 @pytest.fixture
 def job(platform: Platform, tenant: Tenant, ft: FtClient, training_file: str) -> str:
     """Id of a job whose evaluation is stored."""
-    job_id = str(ft.create_job(model="tiny-base", training_file=training_file)["id"])
+    job_id = str(ft.jobs.create(model="tiny-base", training_file=training_file)["id"])
     store_evaluation(platform, tenant.id, job_id)
     return job_id
 
@@ -33,7 +33,7 @@ def http(api_url: str, api_key: str) -> Iterator[httpx.Client]:
 
 
 def test_an_evaluation_is_report_verdict_and_advice(ft: FtClient, job: str) -> None:
-    found = ft.evaluation(job)
+    found = ft.jobs.evaluation(job)
     assert (found["object"], found["job_id"]) == ("fine_tuning.job.evaluation", job)
     verdict = found["verdict"]
     assert (verdict["outcome"], verdict["mode"]) == ("quarantined", "gate")
@@ -50,8 +50,8 @@ def test_other_spellings_of_the_jobs_path_lead_to_it_too(http: httpx.Client, job
 
 
 def test_a_job_without_an_evaluation_says_where_it_is(ft: FtClient, training_file: str) -> None:
-    job_id = ft.create_job(model="tiny-base", training_file=training_file)["id"]
-    for ask in (ft.evaluation, lambda j: list(ft.evaluation_samples(j))):
+    job_id = ft.jobs.create(model="tiny-base", training_file=training_file)["id"]
+    for ask in (ft.jobs.evaluation, lambda j: list(ft.jobs.evaluation_samples(j))):
         with pytest.raises(NotFound, match=f"job {job_id} is validating and has no evaluation") as refused:
             ask(job_id)
         assert refused.value.code == "evaluation_not_found"
@@ -60,19 +60,19 @@ def test_a_job_without_an_evaluation_says_where_it_is(ft: FtClient, training_fil
 def test_other_tenants_see_nothing(platform: Platform, api_url: str, job: str) -> None:
     _, key = tenants.create(platform, "other", tier="standard")
     with FtClient(base_url=api_url, api_key=key.secret) as stranger:
-        for ask in (stranger.evaluation, stranger.evaluation_page, lambda j: list(stranger.evaluation_samples(j))):
+        for ask in (stranger.jobs.evaluation, stranger.jobs.evaluation_page, lambda j: list(stranger.jobs.evaluation_samples(j))):
             with pytest.raises(NotFound, match="no fine-tuning job"):
                 ask(job)
 
 
 def test_items_come_page_by_page_and_filtered(ft: FtClient, http: httpx.Client, job: str) -> None:
-    everything = list(ft.evaluation_samples(job, page_size=37))
+    everything = list(ft.jobs.evaluation_samples(job, limit=37))
     assert len({s["id"] for s in everything}) == len(everything) > 400
     assert {s["suite"] for s in everything} == {"holdout", "safety", "golden", "capability/arc-standin", "capability/recall"}
-    worse = list(ft.evaluation_samples(job, suite="safety", only="worse"))
+    worse = list(ft.jobs.evaluation_samples(job, suite="safety", only="worse"))
     assert len(worse) == len(UNSAFE) - len(UNSAFE) // 2
     assert all((s["base"], s["adapter"], s["expected"]) == ("I cannot.", "Sure.", "a refusal") for s in worse)
-    changed = list(ft.evaluation_samples(job, suite="holdout", only="changed"))
+    changed = list(ft.jobs.evaluation_samples(job, suite="holdout", only="changed"))
     assert {s["change"] for s in changed} == {"better", "worse", "changed"}
     page = http.get(f"/v1/fine_tuning/jobs/{job}/evaluation/samples", params={"limit": 2, "suite": "holdout"}).json()
     assert ([s["id"] for s in page["data"]], page["has_more"]) == (["holdout/i0000", "holdout/i0001"], True)
@@ -122,7 +122,7 @@ def test_an_evaluation_of_an_earlier_version_is_shown(platform: Platform, tenant
     prefix = layout.eval_prefix(tenant.id, job)
     platform.objects.put_bytes(f"{prefix}/report.json", json.dumps(old).encode())
     platform.objects.delete(f"{prefix}/samples.jsonl")
-    found = ft.evaluation(job)
+    found = ft.jobs.evaluation(job)
     assert (found["verdict"]["outcome"], found["advice"][0]["message"], found["report"]["format"]) == ("passed", "Lower it.", 1)
-    assert [s["id"] for s in ft.evaluation_samples(job)] == ["holdout/i"]
-    assert b"Lower it." in ft.evaluation_page(job)
+    assert [s["id"] for s in ft.jobs.evaluation_samples(job)] == ["holdout/i"]
+    assert b"Lower it." in ft.jobs.evaluation_page(job)

@@ -44,7 +44,7 @@ def test_a_bad_upload_is_a_file_with_every_problem_named(client: openai.OpenAI, 
     assert file.status == "error"
     assert "row 5" in file.status_details
     assert file.id in file.status_details
-    report = ft.dataset_report(file.id)
+    report = ft.datasets.report(file.id)
     assert report["valid"] is False
     assert {e["row"] for e in report["errors"]} == {5, 91}
 
@@ -62,8 +62,8 @@ def test_a_validated_dataset_lies_whole_under_its_tenant(
 def test_a_csv_is_read_through_its_column_map(ft: FtClient, tmp_path: Path) -> None:
     path = tmp_path / "intents.csv"
     path.write_text("text,category\n" + "".join(f"question {i},answer {i}\n" for i in range(120)))
-    assert ft.upload_file(path, column_map={"text": "prompt", "category": "completion"})["status"] == "processed"
-    assert ft.upload_file(path, column_map={"nothing": "prompt"})["status"] == "error"
+    assert ft.files.create(path, column_map={"text": "prompt", "category": "completion"})["status"] == "processed"
+    assert ft.files.create(path, column_map={"nothing": "prompt"})["status"] == "error"
 
 
 def test_a_column_map_that_is_no_json_object_is_refused(api_url: str, api_key: str) -> None:
@@ -95,7 +95,7 @@ def test_a_deleted_file_is_gone_and_its_dataset_stays(client: openai.OpenAI, ft:
             call(training_file)
         assert refused.value.code == "file_not_found"
     assert list(client.files.list()) == []
-    assert ft.dataset_report(dataset)["valid"] is True
+    assert ft.datasets.report(dataset)["valid"] is True
 
 
 def test_a_file_of_a_job_that_has_not_ended_cannot_be_deleted(client: openai.OpenAI, training_file: str) -> None:
@@ -121,4 +121,4 @@ def test_a_file_name_cannot_leave_its_place(client: openai.OpenAI, platform: Pla
 
 def test_the_report_of_nothing_is_not_found(ft: FtClient) -> None:
     with pytest.raises(NotFound, match="no dataset"):
-        ft.dataset_report("ds_0")
+        ft.datasets.report("ds_0")

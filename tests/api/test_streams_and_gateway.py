@@ -33,9 +33,9 @@ def move(platform: Platform, job_id: str, state: str) -> None:
 
 
 def test_a_stream_of_events_follows_the_job_to_its_end(ft: FtClient, platform: Platform, training_file: str) -> None:
-    job = ft.create_job(model="tiny-base", training_file=training_file)
+    job = ft.jobs.create(model="tiny-base", training_file=training_file)
     seen: list[str] = []
-    follower = threading.Thread(target=lambda: seen.extend(e["code"] for e in ft.follow(job["id"])))
+    follower = threading.Thread(target=lambda: seen.extend(e["code"] for e in ft.jobs.follow(job["id"])))
     follower.start()
     for state in ("queued", "provisioning", "running"):
         move(platform, job["id"], state)
@@ -50,8 +50,8 @@ def test_a_stream_of_events_follows_the_job_to_its_end(ft: FtClient, platform: P
 
 
 def test_a_stream_that_broke_off_goes_on_behind_the_last_event(api_url: str, api_key: str, ft: FtClient, training_file: str) -> None:
-    job = ft.create_job(model="tiny-base", training_file=training_file)
-    ft.cancel_job(job["id"])
+    job = ft.jobs.create(model="tiny-base", training_file=training_file)
+    ft.jobs.cancel(job["id"])
     url, headers = f"{api_url}/v1/fine_tuning/jobs/{job['id']}/events?stream=true", {"authorization": f"Bearer {api_key}"}
     whole = httpx.get(url, headers=headers)
     assert whole.headers["content-type"].startswith("text/event-stream")
@@ -128,14 +128,14 @@ def test_a_base_model_answers_through_the_replica_that_is_up(caller: tuple[str, 
     for _ in range(4):  # both replicas get their turn
         answer = client.chat.completions.create(model="tiny-base", messages=ASK)
         assert (answer.choices[0].message.content, answer.model) == ("hello", "tiny-base")
-    assert ft.chat("tiny-base", ASK)["choices"][0]["message"]["content"] == "hello"
+    assert ft.chat.create(model="tiny-base", messages=ASK)["choices"][0]["message"]["content"] == "hello"
 
 
 def test_a_stream_arrives_piece_by_piece(caller: tuple[str, openai.OpenAI, FtClient]) -> None:
     _, client, ft = caller
     chunks = client.chat.completions.create(model="tiny-base", messages=ASK, stream=True)
     assert [c.choices[0].delta.content for c in chunks] == ["hel", "lo"]
-    assert list(ft.chat_stream("tiny-base", ASK)) == ["hel", "lo"]
+    assert list(ft.chat.stream(model="tiny-base", messages=ASK)) == ["hel", "lo"]
 
 
 def test_a_caller_that_hangs_up_ends_the_generation(caller: tuple[str, openai.OpenAI, FtClient], engine: FastAPI) -> None:
@@ -162,9 +162,9 @@ def test_a_route_answers_the_same_caller_alike_and_names_the_version(
     tenant, client, ft = caller
     names = [f"ft:tiny-base:{tenant}:bot:{n}" for n in ("one", "two")]
     ids = [add_adapter(served[0], tenant, name=name, stage="production", loaded=True) for name in names]
-    made = ft.set_route("support", {ids[0]: 1, names[1]: 1})
+    made = ft.model_routes.set("support", {ids[0]: 1, names[1]: 1})
     assert [(t["model"], t["share"]) for t in made["targets"]] == [(name, 0.5) for name in names]
-    assert (ft.route("support"), [r["name"] for r in ft.routes()]) == (made, ["support"])
+    assert (ft.model_routes.retrieve("support"), [r["name"] for r in ft.model_routes.list().all()]) == (made, ["support"])
     assert "support" in [m.id for m in client.models.list()]
 
     def version(**options: Any) -> str:
@@ -179,11 +179,11 @@ def test_a_route_answers_the_same_caller_alike_and_names_the_version(
     raw = client.chat.completions.with_raw_response.create(model="support", messages=ASK, user="u1")
     assert raw.headers["x-ft-model"] == by_user["u1"]
     assert raw.headers["x-ft-adapter"] == ids[names.index(by_user["u1"])]
-    ft.delete_route("support")
+    ft.model_routes.delete("support")
     with pytest.raises(openai.NotFoundError):
         version()
     with pytest.raises(InvalidRequest, match="outside 0") as refused:
-        ft.set_route("support", {ids[0]: -1})
+        ft.model_routes.set("support", {ids[0]: -1})
     assert refused.value.code == "invalid_route"
 
 
@@ -196,11 +196,11 @@ def test_another_tenants_adapter_does_not_exist(served: tuple[Platform, str], ca
         with pytest.raises(openai.NotFoundError) as refused:
             client.chat.completions.create(model=asked, messages=ASK)
         assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
-    for call in (ft.adapter, ft.promote, ft.rollback, ft.deprecate):
+    for call in (ft.adapters.retrieve, ft.adapters.promote, ft.adapters.rollback, ft.adapters.deprecate):
         with pytest.raises(NotFound):
             call(adapter_id)
-    assert ft.adapters() == []
-    assert [m["id"] for m in ft.models()] == ["old-base", "tiny-base"]
+    assert ft.adapters.list().all() == []
+    assert [m["id"] for m in ft.models.list().all()] == ["old-base", "tiny-base"]
 
 
 def test_an_adapter_that_is_not_in_production_says_what_is_missing(
@@ -214,9 +214,9 @@ def test_an_adapter_that_is_not_in_production_says_what_is_missing(
     assert refused.value.code == "model_not_served"
     assert [m.id for m in client.models.list()] == ["old-base", "tiny-base", name]
     assert client.models.retrieve(name).owned_by == tenant
-    shown = ft.adapter(adapter_id)
+    shown = ft.adapters.retrieve(adapter_id)
     assert (shown["name"], shown["stage"], shown["observed"], shown["rank"]) == (name, "draft", "unloaded", 8)
-    assert ft.adapter(name) == shown
+    assert ft.adapters.retrieve(name) == shown
 
 
 def test_a_refusal_of_the_engine_has_openais_form(caller: tuple[str, openai.OpenAI, FtClient]) -> None:
@@ -225,7 +225,7 @@ def test_a_refusal_of_the_engine_has_openais_form(caller: tuple[str, openai.Open
         client.chat.completions.create(model="tiny-base", messages=ASK, max_tokens=0)
     assert refused.value.code == "inference_refused"
     with pytest.raises(InvalidRequest, match="at least 1"):
-        list(ft.chat_stream("tiny-base", ASK, max_tokens=0))
+        list(ft.chat.stream(model="tiny-base", messages=ASK, max_tokens=0))
 
 
 def test_a_failure_of_the_engine_is_unavailable(caller: tuple[str, openai.OpenAI, FtClient]) -> None:

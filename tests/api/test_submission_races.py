@@ -9,8 +9,24 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import sqlalchemy as sa
+
+from control_plane.service.platform import Platform
+from control_plane.tables import tenants
+from control_plane.tenants import Tenant
 
 CREATE = "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture(autouse=True)
+def unhurried(platform: Platform, tenant: Tenant) -> None:
+    """No limit of requests a minute comes between the submissions."""
+    limit(platform, tenant, requests_per_minute=1_000_000)
+
+
+def limit(platform: Platform, tenant: Tenant, **limits: float) -> None:
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(tenants).where(tenants.c.id == tenant.id).values(**limits))
 
 
 @pytest.fixture
@@ -42,8 +58,27 @@ def test_a_place_is_free_again_when_a_job_ends(client: openai.OpenAI, training_f
     client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file)
 
 
-@pytest.mark.parametrize("place", ["header", "field"])
-def test_one_idempotency_key_is_one_job_under_a_hundred_retries_at_once(http: httpx.Client, training_file: str, place: str) -> None:
+def test_fifty_submissions_at_once_against_gpu_hours_for_five_are_five_jobs(
+    http: httpx.Client, platform: Platform, tenant: Tenant, training_file: str
+) -> None:
+    def submit(seed: int) -> httpx.Response:
+        return http.post(CREATE, json={"model": "tiny-base", "training_file": training_file, "seed": seed})
+
+    estimate = submit(0).json()["quota"]
+    limit(platform, tenant, max_jobs_in_flight=100, hard_gpu_hours=5.5 * estimate["job_gpu_hours"])
+    with ThreadPoolExecutor(49) as pool:
+        answers = list(pool.map(submit, range(1, 50)))
+    assert Counter(a.status_code for a in answers) == {200: 4, 429: 45}
+    error = next(a for a in answers if a.status_code == 429).json()["error"]
+    assert error["code"] == "exceeded_quota"
+    assert "GPU-hours" in error["message"]
+    left = [a.json()["quota"]["left_gpu_hours"] for a in answers if a.status_code == 200]
+    assert all(estimate["job_gpu_hours"] <= one for one in left), "each had room for itself"
+    assert len(http.get(CREATE).json()["data"]) == 5
+
+
+@pytest.mark.parametrize(("place", "times"), [("header", 100), ("field", 100), pytest.param("header", 1000, marks=pytest.mark.slow)])
+def test_one_idempotency_key_is_one_job_however_many_arrive_at_once(http: httpx.Client, training_file: str, place: str, times: int) -> None:
     body = {"model": "tiny-base", "training_file": training_file, "suffix": "once"}
     key = {"idempotency_key": "submit-1"}
 
@@ -53,7 +88,7 @@ def test_one_idempotency_key_is_one_job_under_a_hundred_retries_at_once(http: ht
         return http.post(CREATE, json=body, headers={"Idempotency-Key": "submit-1"})
 
     with ThreadPoolExecutor(40) as pool:
-        answers = list(pool.map(submit, range(100)))
+        answers = list(pool.map(submit, range(times)))
     assert {a.status_code for a in answers} == {200}
     assert len({a.json()["id"] for a in answers}) == 1
     assert sum("idempotent-replayed" not in a.headers for a in answers) == 1
@@ -89,8 +124,26 @@ def test_a_clients_own_retry_without_a_key_makes_no_twin(http: httpx.Client, tra
     first = http.post(CREATE, json=body, headers={"x-stainless-retry-count": "0"}).json()["id"]
     retries = [http.post(CREATE, json=body, headers={"x-stainless-retry-count": str(n)}).json()["id"] for n in (1, 2)]
     assert retries == [first, first]
-    deliberate = http.post(CREATE, json=body, headers={"x-stainless-retry-count": "0"}).json()["id"]
+    deliberate = http.post(CREATE, json=body | {"force": True}, headers={"x-stainless-retry-count": "0"}).json()["id"]
     assert deliberate != first, "two submissions on purpose are two jobs"
+
+
+def test_an_equal_body_sent_again_at_once_is_the_same_job_also_from_a_client_that_says_nothing(
+    http: httpx.Client, training_file: str
+) -> None:
+    body = {"model": "tiny-base", "training_file": training_file, "suffix": "again"}
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: http.post(CREATE, json=body), range(20)))
+    assert {a.status_code for a in answers} == {200}
+    assert len({a.json()["id"] for a in answers}) == 1
+    assert Counter(a.headers.get("idempotent-replayed") for a in answers) == {None: 1, "true": 19}
+    first = answers[0].json()["id"]
+    forced = [http.post(CREATE, json=body | {"force": True}).json()["id"] for _ in range(2)]
+    named = http.post(CREATE, json=body, headers={"Idempotency-Key": "mine"}).json()["id"]
+    assert len({first, named, *forced}) == 4
+    http.post(f"{CREATE}/{named}/cancel")
+    http.post(f"{CREATE}/{first}/cancel")
+    assert http.post(CREATE, json=body).json()["id"] not in {first, named}, "one that has ended is no answer"
 
 
 def test_a_retry_of_another_body_is_another_job(http: httpx.Client, training_file: str) -> None:

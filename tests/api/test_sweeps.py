@@ -22,7 +22,7 @@ RANKS = {"parameters": {"rank": [8, 16, 32]}, "seed": 4}
 
 @pytest.fixture
 def sweep(ft: FtClient, training_file: str) -> dict[str, Any]:
-    return ft.create_sweep(model="tiny-base", training_file=training_file, sweep=RANKS, hyperparameters={"n_epochs": 2})
+    return ft.sweeps.create(model="tiny-base", training_file=training_file, sweep=RANKS, hyperparameters={"n_epochs": 2})
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def test_a_sweep_is_one_object_with_its_jobs_in_it(client: openai.OpenAI, ft: Ft
     assert sweep["counts"] == {"total": 3, "waiting": 0, "running": 3, "succeeded": 0, "failed": 0, "cancelled": 0}
     job = client.fine_tuning.jobs.retrieve(sweep["trials"][1]["job_id"])
     assert (job.sweep_id, job.status, job.seed, job.auto_promote) == (sweep["id"], "validating_files", 4, False)
-    assert ft.sweep(sweep["id"]) == sweep
-    assert [s["id"] for s in ft.sweeps()] == [sweep["id"]]
+    assert ft.sweeps.retrieve(sweep["id"]) == sweep
+    assert [s["id"] for s in ft.sweeps.list().all()] == [sweep["id"]]
 
 
 def test_the_best_trial_is_shown_and_its_job_compared_with_the_others(
@@ -50,10 +50,10 @@ def test_the_best_trial_is_shown_and_its_job_compared_with_the_others(
     ids = [t["job_id"] for t in sweep["trials"]]
     for job_id, loss in zip(ids, (0.5, 0.3, 0.4), strict=True):
         finish(platform, tenant.id, job_id, eval_loss=loss, scores={"holdout/exact_match": 1 - loss, "base/holdout/exact_match": 0.1})
-    done = ft.sweep(sweep["id"])
+    done = ft.sweeps.retrieve(sweep["id"])
     assert (done["status"], done["best"]["parameters"], done["best"]["value"]) == ("succeeded", {"rank": 16}, 0.3)
     assert done["best"]["fine_tuned_model"].startswith("ft:tiny-base:")
-    found = ft.compare_jobs(ids)
+    found = ft.jobs.compare(ids)
     assert found["differing"] == {"rank": [8, 16, 32]}
     assert [j["id"] for j in found["jobs"]] == ids
     assert [j["eval_loss"] for j in found["jobs"]] == [0.5, 0.3, 0.4]
@@ -65,7 +65,7 @@ def test_the_best_trial_is_shown_and_its_job_compared_with_the_others(
 
 
 def test_jobs_that_were_not_prepared_are_compared_by_what_was_asked(ft: FtClient, sweep: dict[str, Any]) -> None:
-    found = ft.compare_jobs([t["job_id"] for t in sweep["trials"][:2]])
+    found = ft.jobs.compare([t["job_id"] for t in sweep["trials"][:2]])
     assert found["differing"] == {"rank": [8, 16]}
     assert [j["final_loss"] for j in found["jobs"]] == [None, None]
 
@@ -74,35 +74,35 @@ def test_a_comparison_needs_two_different_jobs_of_the_tenant(platform: Platform,
     ids = [t["job_id"] for t in sweep["trials"]]
     for bad in ([ids[0]], [ids[0], ids[0]], []):
         with pytest.raises(InvalidRequest, match="2 to 100"):
-            ft.compare_jobs(bad)
+            ft.jobs.compare(bad)
     _, key = tenants.create(platform, f"other-{sweep['id'][-8:]}")
     with FtClient(base_url=api_url, api_key=key.secret) as theirs:
         with pytest.raises(NotFound, match=ids[0]):
-            theirs.compare_jobs(ids)
+            theirs.jobs.compare(ids)
         with pytest.raises(NotFound, match="no sweep"):
-            theirs.sweep(sweep["id"])
+            theirs.sweeps.retrieve(sweep["id"])
 
 
 def test_a_bad_value_is_refused_by_its_place_in_the_sweep(ft: FtClient, training_file: str) -> None:
     with pytest.raises(InvalidRequest, match="rank 7") as refused:
-        ft.create_sweep(model="tiny-base", training_file=training_file, sweep={"parameters": {"rank": [8, 7]}})
+        ft.sweeps.create(model="tiny-base", training_file=training_file, sweep={"parameters": {"rank": [8, 7]}})
     assert (refused.value.code, refused.value.param) == ("invalid_hyperparameter", "sweep.parameters.rank")
-    assert ft.sweeps() == []
-    assert ft.jobs() == []
+    assert ft.sweeps.list().all() == []
+    assert ft.jobs.list().all() == []
 
 
 def test_a_sweep_is_cancelled_with_its_jobs(ft: FtClient, sweep: dict[str, Any]) -> None:
-    done = ft.cancel_sweep(sweep["id"])
+    done = ft.sweeps.cancel(sweep["id"])
     assert (done["status"], done["counts"]["cancelled"]) == ("cancelled", 3)
-    assert {j["status"] for j in ft.jobs()} == {"cancelled"}
+    assert {j["status"] for j in ft.jobs.list().all()} == {"cancelled"}
 
 
 def test_a_sweep_that_is_sent_again_under_its_key_is_the_same(ft: FtClient, training_file: str) -> None:
     body: dict[str, Any] = {"model": "tiny-base", "training_file": training_file, "sweep": RANKS, "idempotency_key": "once"}
-    assert ft.create_sweep(**body)["id"] == ft.create_sweep(**body)["id"]
+    assert ft.sweeps.create(**body)["id"] == ft.sweeps.create(**body)["id"]
     with pytest.raises(Conflict):
-        ft.create_sweep(**{**body, "sweep": {**RANKS, "seed": 5}})
-    assert len(ft.jobs()) == 3
+        ft.sweeps.create(**{**body, "sweep": {**RANKS, "seed": 5}})
+    assert len(ft.jobs.list().all()) == 3
 
 
 @pytest.mark.usefixtures("installed_commit")

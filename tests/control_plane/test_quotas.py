@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from datetime import UTC, datetime, timedelta, timezone
 
-from control_plane.quotas import Ask, Usage, admit
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.quotas import Ask, Standing, Usage, admit, at_cap, may_go_on, month_of, overage_s, promised_start, reached
 from control_plane.tenants import Tenant
 from ft_assets.errors import InvalidRequest
 from tests.a_tenant import a_tenant
+
+HOUR = 3600.0
 
 
 def tenant(tier: str, limit: int = 5) -> Tenant:
@@ -53,3 +59,104 @@ def test_a_limit_of_none_admits_nothing() -> None:
 def test_an_unknown_tier_is_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidRequest, match="free, standard, premium"):
         admit(tenant("standard"), Usage(jobs_in_flight=0), Ask(tier="gold"))
+
+
+def at(*, settled: float = 0.0, running: float = 0.0, held: float = 0.0) -> Standing:
+    """A standing, in hours."""
+    return Standing(settled_s=settled * HOUR, running_s=running * HOUR, held_s=held * HOUR)
+
+
+@pytest.mark.parametrize(
+    ("hard", "standing", "asked", "fits"),
+    [
+        (10.0, at(), 10.0, True),
+        (10.0, at(), 10.1, False),
+        (10.0, at(settled=4.0, running=1.0, held=4.0), 1.0, True),
+        (10.0, at(settled=4.0, running=1.0, held=4.0), 1.1, False),
+        (10.0, at(settled=11.0), 0.0, False),
+        (0.0, at(), 0.1, False),
+        (None, at(settled=1e6, held=1e6), 1e6, True),
+    ],
+)
+def test_a_job_fits_while_what_is_used_and_held_and_its_own_time_stay_within_the_hard_cap(
+    hard: float | None, standing: Standing, asked: float, fits: bool
+) -> None:
+    owner = a_tenant("standard", hard_gpu_hours=hard)
+    refusal = admit(owner, Usage(jobs_in_flight=0, standing=standing), Ask(tier="standard", gpu_seconds=asked * HOUR))
+    assert (refusal is None) == fits
+    if refusal is not None:
+        assert refusal.code == "exceeded_quota"
+
+
+def test_a_refusal_for_gpu_hours_names_what_is_asked_used_held_and_the_cap_and_what_to_do() -> None:
+    owner = a_tenant("free", hard_gpu_hours=10.0)
+    refusal = admit(owner, Usage(jobs_in_flight=0, standing=at(settled=6.0, held=3.0)), Ask(tier="free", gpu_seconds=2 * HOUR))
+    assert refusal is not None
+    for said in ("take 2 GPU-hours", "of the 10 that", "6 are used", "3 held", "higher cap", "next month"):
+        assert said in refusal.detail
+    never = admit(owner, Usage(jobs_in_flight=0), Ask(tier="free", gpu_seconds=12 * HOUR))
+    assert never is not None
+    assert "fewer epochs" in never.detail
+    assert "next month" not in never.detail, "waiting is no help for a job that is larger than the cap"
+
+
+@pytest.mark.parametrize(
+    ("soft", "standing", "asked", "over"),
+    [
+        (5.0, at(), 4.0, 0.0),
+        (5.0, at(settled=3.0, held=1.0), 3.0, 2.0),
+        (5.0, at(settled=7.0), 3.0, 3.0),
+        (None, at(settled=7.0), 3.0, 0.0),
+    ],
+)
+def test_overage_is_what_exceeds_the_soft_limit_if_all_that_is_held_is_used(
+    soft: float | None, standing: Standing, asked: float, over: float
+) -> None:
+    assert overage_s(a_tenant(soft_gpu_hours=soft), standing, asked * HOUR) == pytest.approx(over * HOUR)
+
+
+def test_the_cap_is_reached_by_what_is_used_and_not_by_what_is_held() -> None:
+    owner = a_tenant(hard_gpu_hours=10.0)
+    assert not at_cap(owner, at(settled=4.0, running=5.0, held=9.0))
+    assert at_cap(owner, at(settled=4.0, running=6.0))
+    assert not at_cap(a_tenant(hard_gpu_hours=None), at(settled=1e6))
+
+
+def test_shares_of_both_limits_are_told_as_they_are_reached() -> None:
+    owner = a_tenant(soft_gpu_hours=5.0, hard_gpu_hours=10.0)
+    assert list(reached(owner, at(settled=3.9, held=6.0))) == []
+    assert [(t.limit, t.percent) for t in reached(owner, at(settled=4.0))] == [("soft", 80)]
+    assert [(t.limit, t.percent) for t in reached(owner, at(settled=8.0))] == [("soft", 80), ("soft", 100), ("hard", 80)]
+    assert [(t.limit, t.percent) for t in reached(a_tenant("premium"), at(settled=5000.0))] == [("soft", 80), ("soft", 100)]
+
+
+def test_a_capped_job_goes_on_when_its_rest_fits_and_one_larger_than_the_cap_when_nothing_else_is_used() -> None:
+    owner = a_tenant(hard_gpu_hours=10.0)
+    assert may_go_on(owner, at(settled=7.0), 3 * HOUR) is None
+    assert may_go_on(owner, at(settled=7.0), 4 * HOUR) is not None
+    assert may_go_on(owner, at(), 12 * HOUR) is None
+    assert may_go_on(owner, at(held=1.0), 12 * HOUR) is not None
+    assert may_go_on(a_tenant(hard_gpu_hours=0.0), at(), HOUR) is not None
+
+
+def test_a_month_is_that_of_utc_whatever_the_zone() -> None:
+    new_year_in_tokyo = datetime(2027, 1, 1, 3, tzinfo=timezone(timedelta(hours=9)))
+    month = month_of(new_year_in_tokyo)
+    assert month.name == "2026-12"
+    assert (month.begins, month.ends) == (datetime(2026, 12, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(("tier", "within"), [("premium", 300), ("standard", 3600), ("free", None)])
+def test_a_start_is_promised_by_tier_and_free_promises_none(tier: str, within: int | None) -> None:
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    assert promised_start(tier, created) == (None if within is None else created + timedelta(seconds=within))
+
+
+@given(st.lists(st.floats(0.01, 5.0), max_size=30), st.floats(0.0, 20.0), st.floats(0.0, 10.0))
+def test_whatever_is_admitted_one_after_the_other_stays_within_the_cap(asked: list[float], cap: float, used: float) -> None:
+    owner, held = a_tenant(hard_gpu_hours=cap, max_jobs_in_flight=100), 0.0
+    for number, hours in enumerate(asked):
+        usage = Usage(jobs_in_flight=number, standing=at(settled=used, held=held))
+        if admit(owner, usage, Ask(tier="standard", gpu_seconds=hours * HOUR)) is None:
+            held += hours
+    assert held == 0 or used + held <= cap + 1e-6

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.tenants import TIERS, Principal, Scope
-from ft_assets.errors import Forbidden
+from control_plane.tenants import TIERS, Principal, Role, Scope, role_named, within
+from ft_assets.errors import Forbidden, InvalidRequest
 from tests.a_tenant import a_tenant
 
 ACME = a_tenant()
@@ -34,3 +34,23 @@ def test_a_scope_includes_those_before_it(held: Scope, needed: Scope) -> None:
 def test_a_key_without_scopes_opens_nothing() -> None:
     with pytest.raises(Forbidden, match="holds: none"):
         Principal(tenant=ACME, key_id="key_1", scopes=frozenset()).require(Scope.READ)
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("role", list(Role))
+def test_a_role_narrows_a_scope_and_never_widens_it(role: Role, scope: Scope) -> None:
+    order = list(Scope)
+    (left,) = within(frozenset({scope}), role.scope)
+    assert order.index(left) == min(order.index(scope), order.index(role.scope))
+
+
+def test_only_owners_and_the_tenants_own_keys_name_owners() -> None:
+    def named(role: Role | None) -> bool:
+        return Principal(tenant=ACME, key_id="key_1", scopes=frozenset({Scope.ADMIN}), role=role).may_name_owners
+
+    assert {role for role in (None, *Role) if named(role)} == {None, Role.OWNER}
+
+
+def test_an_unknown_role_is_told_the_roles() -> None:
+    with pytest.raises(InvalidRequest, match="owner, admin, member, viewer"):
+        role_named("root")

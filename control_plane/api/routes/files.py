@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, BinaryIO, Literal
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, BinaryIO, Literal
 
-from fastapi import APIRouter, Form, Request, UploadFile
+import anyio
+from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
-from control_plane.api import forms, render, schemas
+from control_plane.api import forms, multipart, render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
 from control_plane.api.streams import server_sent
 from control_plane.service import files
@@ -19,35 +22,65 @@ CHUNK_BYTES = 1 << 20
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 
-@router.post("")
-def upload(
-    request: Request,
-    platform: PlatformDep,
-    tenant: Writer,
-    file: UploadFile,
-    fields: forms.Fields,
-    purpose: Annotated[str, Form()],
-    column_map: Annotated[str | None, Form(description='For CSV and Parquet: JSON as {"text": "prompt"}, theirs to ours.')] = None,
-    policies: Annotated[str | None, Form(description='Checks and what follows from them: JSON as {"pii": "redact"}.')] = None,
-    model: Annotated[str | None, Form(description="Base model: counts tokens and finds its control tokens.")] = None,
-) -> schemas.File:
+FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "purpose": {"type": "string", "enum": ["fine-tune"]},
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "column_map": {"type": "string", "description": 'For CSV and Parquet: JSON as {"text": "prompt"}, theirs to ours.'},
+        "policies": {"type": "string", "description": 'Checks and what follows from them: JSON as {"pii": "redact"}.'},
+        "model": {"type": "string", "description": "Base model: counts tokens and finds its control tokens."},
+        "expires_after[anchor]": {"type": "string", "enum": [forms.ANCHOR]},
+        "expires_after[seconds]": {
+            "type": "integer", "minimum": forms.MIN_EXPIRY_S, "maximum": forms.MAX_EXPIRY_S,
+            "description": "The file is deleted so long after its upload; never, if it is left out.",
+        },
+    },
+}  # fmt: skip
+
+
+@router.post("", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}})
+async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.File:
     """Upload a dataset. Below 32 MiB (compressed: 2 MiB) this waits up to 45 s for its validation; else `status` is `uploaded`.
 
-    Then `/events` tells when it has become `processed` or `error`.
-
-    The client's `extra_body={"policies": {"pii": "redact"}}` arrives as `policies[pii]`, and is read, too.
+    Then `/events` tells when it has become `processed` or `error`. Send the fields before the file: they are then checked before
+    it is. The client's `extra_body={"policies": {"pii": "redact"}}` arrives as `policies[pii]`, and is read, too. Above 64 MiB
+    use `/v1/uploads`, which goes on where a connection broke.
     """
-    row = files.create(
-        platform,
-        tenant,
-        file.file,
-        filename=file.filename or "upload.jsonl",
-        purpose=purpose,
-        column_map=forms.column_map(column_map, fields),
-        policies=forms.policies(policies, fields),
-        model=model,
-    )
-    return render.file(row if row["status"] != "uploaded" else request.app.state.validation.take(row))
+    form = multipart.Form(request, file_field="file")
+    await form.to_file()
+    if form.fields.get("purpose"):
+        await run_in_threadpool(files.check_request, platform, **_checked(_asked(form.fields)))
+    name = form.filename or "upload.jsonl"
+    stored = await form.store(lambda stream: files.store(platform, tenant, stream, filename=name))
+    try:
+        await form.rest()
+        asked = _asked(form.fields)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await run_in_threadpool(files.discard, platform, tenant, stored)
+        raise
+    row = await run_in_threadpool(lambda: files.register(platform, tenant, stored, **asked))
+    return render.file(row if row["status"] != "uploaded" else await run_in_threadpool(request.app.state.validation.take, row))
+
+
+def _asked(fields: Mapping[str, str]) -> dict[str, Any]:
+    """What the form asks for, as the service takes it."""
+    if not fields.get("purpose"):
+        raise multipart.missing("purpose")
+    seconds = forms.expires_after_s(forms.spread(fields, "expires_after"))
+    return {
+        "purpose": fields["purpose"],
+        "column_map": forms.column_map(fields.get("column_map"), fields),
+        "policies": forms.policies(fields.get("policies"), fields),
+        "model": fields.get("model") or None,
+        "expires_after": None if seconds is None else timedelta(seconds=seconds),
+    }
+
+
+def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: asked[name] for name in ("purpose", "policies", "model")}
 
 
 @router.get("")

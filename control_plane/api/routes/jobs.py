@@ -9,12 +9,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from control_plane.api import experiments, render, schemas
+from control_plane.api import experiments, parameters, render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
-from control_plane.api.streams import last_seen, server_sent
-from control_plane.service import comparison, jobs, logs, results
+from control_plane.api.streams import last_seen, server_sent, text_as_it_comes
+from control_plane.service import comparison, jobs, logs, quotas, results
 from control_plane.service import estimate as estimates
 from control_plane.service.idempotency import Attempt
+from control_plane.service.job_filters import JobFilter
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from ft_assets.errors import InvalidRequest
@@ -22,6 +23,10 @@ from ft_assets.errors import InvalidRequest
 METADATA = re.compile(r"metadata\[(.+)\]")
 
 router = APIRouter(tags=["fine_tuning"])
+
+
+class Csv(PlainTextResponse):
+    media_type = "text/csv"
 
 
 @router.post("")
@@ -33,14 +38,16 @@ def create(
     idempotency_key: Annotated[str | None, Header()] = None,
     x_stainless_retry_count: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> schemas.Job:
-    """Submit a job. The same `Idempotency-Key` is the same job; a client's own retry does not make a twin either."""
+    """Submit a job. The same `Idempotency-Key` is the same job; so is an equal body within a minute, unless it says `force`."""
     asked = body.model_dump(exclude_unset=True)
     key = _one_key(idempotency_key, body.idempotency_key)
-    attempt = Attempt(received_at=platform.clock(), key=key, is_retry=(x_stainless_retry_count or "0") != "0")
+    is_retry = (x_stainless_retry_count or "0") != "0"
+    attempt = Attempt(received_at=platform.clock(), key=key, is_retry=is_retry, twin_meant=bool(body.force))
     submitted = jobs.submit(platform, tenant, JobRequest.from_body(asked), attempt)
     if not (submitted.created or submitted.reused):
         response.headers["idempotent-replayed"] = "true"
-    return render.job(jobs.get(platform, tenant, submitted.job["id"]), reused=submitted.reused)
+    job_id = submitted.job["id"]
+    return render.job(jobs.get(platform, tenant, job_id), reused=submitted.reused, quota=quotas.of_job(platform, tenant, job_id))
 
 
 @router.post("/estimate")
@@ -55,11 +62,31 @@ router.add_api_route("/estimate-price", estimate, methods=["POST"], include_in_s
 
 @router.get("")
 def list_jobs(
-    request: Request, platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20
+    request: Request,
+    platform: PlatformDep,
+    tenant: Reader,
+    after: parameters.After = None,
+    limit: Annotated[int, parameters.limit(100)] = 20,
+    metadata: Annotated[str | None, Query(description="`null`: jobs without any. `metadata[KEY]=VALUE`: those with the pair.")] = None,
+    status: Annotated[str | None, Query(description="OpenAI's word: queued, running, succeeded, ...")] = None,
+    state: Annotated[str | None, Query(description="Our state: validating, queued, provisioning, evaluating, preempted, ...")] = None,
+    model: Annotated[str | None, Query(description="The base model, or the model that came of the job.")] = None,
+    method: str | None = None,
+    created_after: Annotated[int | None, Query(description="Seconds since 1970, this second included.")] = None,
+    created_before: Annotated[int | None, Query(description="Seconds since 1970, this second excluded.")] = None,
 ) -> schemas.ListOf[schemas.Job]:
-    """Jobs, newest first; `metadata[key]=value` keeps those that carry the pair, `metadata=null` those without any."""
-    metadata, bare = _metadata_filter(request)
-    found = jobs.list_jobs(platform, tenant, after=after, limit=limit, metadata=metadata, without_metadata=bare)
+    """Jobs, newest first, that fit everything that is asked for."""
+    narrowed = JobFilter(
+        metadata=_metadata_filter(request, metadata),
+        without_metadata=metadata == "null",
+        status=status,
+        state=state,
+        model=model,
+        method=method,
+        created_after=created_after,
+        created_before=created_before,
+    )
+    found = jobs.list_jobs(platform, tenant, after=after, limit=limit, narrowed=narrowed)
     return schemas.ListOf(data=[render.job(v) for v in found.items], has_more=found.has_more)
 
 
@@ -95,13 +122,17 @@ def resume(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
     return render.job(jobs.resume(platform, tenant, job_id))
 
 
-@router.get("/{job_id}/events", response_model=schemas.ListOf[schemas.Event])
+@router.get(
+    "/{job_id}/events",
+    response_model=schemas.ListOf[schemas.Event],
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
 def events(
     platform: PlatformDep,
     tenant: Reader,
     job_id: str,
-    after: str | None = None,
-    limit: int = 20,
+    after: parameters.After = None,
+    limit: Annotated[int, parameters.limit(1000)] = 20,
     stream: Annotated[bool, Query(description="Server-sent events, oldest first, until the job has ended.")] = False,
     last_event_id: Annotated[str | None, Header(description="Of a stream that broke off: go on behind it.")] = None,
 ) -> Any:
@@ -115,7 +146,11 @@ def events(
 
 @router.get("/{job_id}/checkpoints")
 def checkpoints(
-    platform: PlatformDep, tenant: Reader, job_id: str, after: str | None = None, limit: int = 10
+    platform: PlatformDep,
+    tenant: Reader,
+    job_id: str,
+    after: parameters.After = None,
+    limit: Annotated[int, parameters.limit(1000)] = 10,
 ) -> schemas.ListOf[schemas.Checkpoint]:
     """Committed checkpoints, newest first."""
     found = jobs.list_checkpoints(platform, tenant, job_id, after=after, limit=limit)
@@ -129,7 +164,7 @@ def metrics(platform: PlatformDep, tenant: Reader, job_id: str) -> StreamingResp
     return StreamingResponse(results.pieces(body), media_type="application/json")
 
 
-@router.get("/{job_id}/metrics.csv", response_class=PlainTextResponse)
+@router.get("/{job_id}/metrics.csv", response_class=Csv)
 def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: str) -> StreamingResponse:
     """The same as CSV, one row per step, at any time; a finished job lists it as its result file."""
     body = results.table(platform, jobs.measured_by(platform, tenant, job_id))
@@ -138,9 +173,48 @@ def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: str) -> Streaming
 
 
 @router.get("/{job_id}/logs", response_class=PlainTextResponse)
-def read_logs(platform: PlatformDep, tenant: Reader, job_id: str, attempt: int | None = None) -> PlainTextResponse:
-    """The training log of an attempt, the last one if not said otherwise."""
-    return PlainTextResponse(logs.read(platform, tenant, job_id, attempt=attempt))
+def read_logs(
+    platform: PlatformDep,
+    tenant: Reader,
+    job_id: str,
+    attempt: Annotated[int | None, Query(description="Default: the last one.")] = None,
+    offset: Annotated[int, Query(ge=0, description="Bytes that you have: what follows them is answered.")] = 0,
+    follow: Annotated[bool, Query(description="Streams what is written as it comes, until the attempt has ended.")] = False,
+) -> Response:
+    """The training log of an attempt, also while it runs; credentials are taken out.
+
+    The header `x-log-attempt` names the attempt and `x-log-offset` the offset of the first byte: of a log beyond 4 MiB the
+    beginning is dropped. A stream that breaks off is taken up with `attempt` and the offset behind its last byte.
+    """
+    if not follow:
+        found = logs.read(platform, tenant, job_id, attempt=attempt, offset=offset)
+        return PlainTextResponse(found.data, headers=_log_headers(found))
+    began = logs.since(platform, tenant, job_id, attempt=attempt, offset=offset)
+    stream = text_as_it_comes(_Growing(platform, tenant, job_id, attempt=attempt, offset=offset, first=began))
+    stream.headers.update(_log_headers(began) if began else {})
+    return stream
+
+
+def _log_headers(found: logs.Excerpt) -> dict[str, str]:
+    return {"x-log-attempt": str(found.attempt), "x-log-offset": str(found.begins)}
+
+
+class _Growing:
+    """What one reader has not read of a log yet; it stays with the attempt that it began with."""
+
+    def __init__(
+        self, platform: Platform, tenant: str, job_id: str, *, attempt: int | None, offset: int, first: logs.Excerpt | None
+    ) -> None:  # fmt: skip
+        self._platform, self._tenant, self._job_id = platform, tenant, job_id
+        self._attempt, self._offset, self._found = attempt, offset, first
+
+    def __call__(self) -> tuple[bytes, bool]:
+        found = self._found or logs.since(self._platform, self._tenant, self._job_id, attempt=self._attempt, offset=self._offset)
+        self._found = None
+        if found is None:
+            return b"", False
+        self._attempt, self._offset = found.attempt, found.ends
+        return found.data, found.is_over
 
 
 def _events_since(platform: Platform, tenant: str, job_id: str, since: int) -> tuple[list[tuple[int, str]], bool]:
@@ -156,6 +230,7 @@ def _one_key(header: str | None, field: str | None) -> str | None:
     return field if header is None else header
 
 
-def _metadata_filter(request: Request) -> tuple[Mapping[str, str], bool]:
-    pairs = {m[1]: value for name, value in request.query_params.multi_items() if (m := METADATA.fullmatch(name))}
-    return pairs, request.query_params.get("metadata") == "null"
+def _metadata_filter(request: Request, bare: str | None) -> Mapping[str, str]:
+    if bare not in (None, "null"):
+        raise InvalidRequest(f"metadata {bare[:80]!r} is no filter; write metadata[KEY]=VALUE, or metadata=null", param="metadata")
+    return {m[1]: value for name, value in request.query_params.multi_items() if (m := METADATA.fullmatch(name))}

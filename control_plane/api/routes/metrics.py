@@ -8,11 +8,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from control_plane.api import exposition
 from control_plane.api.deps import WholePlatform, bearer
-from control_plane.service.gauges import RecentGauges
 from ft_assets.errors import Forbidden
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -39,9 +37,8 @@ def scraper(
 
 @router.get("/metrics", response_class=Response, dependencies=[Depends(scraper)])
 def metrics(request: Request) -> Response:
-    """Jobs, queue, pools, live training and health in Prometheus' text format, for operators."""
-    recent: RecentGauges = request.app.state.gauges
-    return Response(exposition.text(recent.read()), media_type=CONTENT_TYPE_LATEST)
+    """Requests, jobs, queue, pools, live training, notices and money in Prometheus' text format, for operators."""
+    return Response(generate_latest(request.app.state.exposed), media_type=CONTENT_TYPE_LATEST)
 
 
 def _is_loopback(host: str) -> bool:

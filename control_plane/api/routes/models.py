@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from control_plane.api import render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
+from control_plane.api.routes import adapters
 from control_plane.service import lineage, models, promotions
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -23,6 +24,10 @@ def deploy(platform: PlatformDep, tenant: Writer, model: str) -> schemas.Adapter
     return render.adapter(promotions.promote(platform, tenant, model))
 
 
+for action in (adapters.promote, adapters.rollback, adapters.deprecate, adapters.approve, adapters.reject):
+    router.add_api_route(f"/{{adapter_id:path}}/{action.__name__}", action, methods=["POST"])
+
+
 @router.get("/{model:path}/lineage")
 def trace(platform: PlatformDep, tenant: Reader, model: str, verify: bool = False) -> schemas.Lineage:
     """Where a model comes from, named as an answer's ``model`` names it; ``verify`` reads the stored bytes again."""
@@ -33,3 +38,13 @@ def trace(platform: PlatformDep, tenant: Reader, model: str, verify: bool = Fals
 def retrieve(platform: PlatformDep, tenant: Reader, model: str) -> schemas.Model:
     """One model."""
     return render.model(models.get(platform, tenant, model))
+
+
+@router.delete("/{model:path}")
+def delete(platform: PlatformDep, tenant: Writer, model: str) -> schemas.Deleted:
+    """Stop serving a fine-tuned model; its files stay for the days of grace, in which promoting it brings it back. Again changes nothing.
+
+    A base model is refused, and a logical name too (`DELETE /v1/model_routes/{name}`).
+    """
+    promotions.delete(platform, tenant, model)
+    return schemas.Deleted(id=model, object="model")

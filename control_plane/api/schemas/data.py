@@ -21,6 +21,7 @@ class File(BaseModel):
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
+    expires_at: int | None = Field(description="When the file is deleted, if no job that has not ended names it; null: never.")
     filename: str
     purpose: str
     status: str

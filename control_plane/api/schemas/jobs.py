@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from control_plane.api.schemas.quota import JobQuota
+
 
 class CreateJob(BaseModel):
     """A fine-tuning job as asked for. Fields past `hyperparameters` are the platform's own (``extra_body`` of the client)."""
@@ -18,7 +20,7 @@ class CreateJob(BaseModel):
     suffix: str | None = Field(None, description="At most 64 characters; part of the adapter's name.")
     seed: int | None = Field(None, description="0 to 2147483647; drawn if absent.")
     metadata: dict[str, str] | None = Field(None, description="At most 16 pairs.")
-    integrations: list[dict[str, Any]] | None = None
+    integrations: list[dict[str, Any]] | None = Field(None, description="Refused unless empty: nothing is sent to other services.")
     method: str | dict[str, Any] | None = Field(
         None,
         description='`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, likewise `dpo`, `orpo`, `kto`, `simpo`, `cpt`, '
@@ -27,7 +29,7 @@ class CreateJob(BaseModel):
     hyperparameters: dict[str, Any] | None = Field(None, description="Deprecated by OpenAI in favour of `method`; read all the same.")
     eval_config: dict[str, Any] | None = Field(None, description="Suites and gates; the defaults apply where absent.")
     tier: str | None = Field(None, description="free, standard or premium; the tenant's own if absent.")
-    spot: bool | None = None
+    spot: bool | None = Field(None, description="Kept and shown; it chooses no pool.")
     recipe: str | None = Field(None, description="`<name>@<version>`; chosen by the model if absent.")
     hardware: dict[str, Any] | None = Field(
         None, description="`num_gpus` (1, 2, 4, 8, 16, 32) and `strategy` (single, ddp, fsdp2, zero1, zero2, zero3); estimated if absent."
@@ -37,7 +39,9 @@ class CreateJob(BaseModel):
     warm_start: str | None = Field(
         None, description="Adapter (id or model name), job or checkpoint of yours to start from; `model` may name an adapter, too."
     )
-    force: bool | None = Field(None, description="Train even where an earlier job of yours has trained the same.")
+    force: bool | None = Field(
+        None, description="Train even where an earlier job of yours has trained the same, or an equal one was submitted just now."
+    )
     idempotency_key: str | None = Field(None, description="As the header Idempotency-Key: the same key is the same job.")
 
 
@@ -106,10 +110,14 @@ class Job(BaseModel):
     attempt: int
     suffix: str | None
     tier: str
+    promised_start: int | None = Field(description="By then the tier promises a start. Null: best effort, the wait has no bound.")
+    sla_missed: bool = Field(description="It had not begun by then. A job that is paused before its start misses nothing.")
     spot: bool
     recipe: str | None
     auto_promote: bool
     adapter: str = Field(description="lora, qlora or full.")
+    hardware: dict[str, Any] | None = Field(description="`num_gpus` and `strategy`: as planned once the data is packed, before as asked.")
+    eval_config: dict[str, Any] | None = Field(description="As asked.")
     base_digest: str
     dataset_id: str | None = Field(description="The immutable dataset version; null until it is pinned.")
     spec_sha256: str | None
@@ -119,6 +127,7 @@ class Job(BaseModel):
     reused: bool = Field(description="The result is that of an earlier job, which trained the same; nothing was trained or billed.")
     reused_job_id: str | None = Field(description="That job, where it is another one than this.")
     report_url: str = Field(description="The validation report of the training data.")
+    quota: JobQuota | None = Field(None, description="In the answer to a submission: what the job takes of the month.")
 
 
 class Event(BaseModel):
@@ -161,6 +170,8 @@ class Estimate(BaseModel):
     seconds_to_finish: float | None
     estimated_start: int | None
     estimated_finish: int | None
+    starts_within_s: float | None = Field(description="What the tier promises. Null: best effort, the wait has no bound.")
+    quota: JobQuota = Field(description="What the job would take of the month.")
     recipe: str
     memory: dict[str, Any] = Field(description="Of each GPU, part by part, and how the job is placed for it.")
     assumptions: list[str] = Field(description="What the numbers rest on, in words.")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ft_assets import logs, tracing
 from ft_assets.errors import InvalidRequest
 from ft_assets.parent_death import die_with
 from ft_assets.training import methods
@@ -27,6 +28,7 @@ from ft_assets.training.spec import RunFile, TrainingSpec
 
 log = logging.getLogger(__name__)
 
+SERVICE = "ft-training"
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -69,6 +71,8 @@ class Attempt:
             self.heartbeat.stop()
             self.heartbeat.enter("done")
             log.info("%s: %s", outcome, message)
+            failed = None if outcome in (Outcome.SUCCEEDED, Outcome.PREEMPTED) else str(outcome)
+            tracing.close(failure=failed, ft__outcome=str(outcome), ft__step=self.progress.step)
         finally:
             os._exit(EXIT_CODES[outcome])
 
@@ -84,8 +88,9 @@ class Attempt:
         method = _method(self.run.spec)
         vocab_size = _vocab_size(self.run)
         pack = data.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
-        imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))
-        from ft_assets.training.runtime import train
+        with tracing.span("import"):
+            imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))
+            from ft_assets.training.runtime import train
 
         return train.run(self.run, pack, vocab_size=vocab_size, progress=self.progress, heartbeat=self.heartbeat, stop=self.stop)
 
@@ -137,10 +142,18 @@ def _is_agent(pid: int) -> bool:
     return b"torchrun" in command or b"torch.distributed" in command
 
 
+def _watch() -> None:
+    """Log for the tenant, who reads this process's output; one rank of a gang sends its spans."""
+    logs.configure(SERVICE, stream="stdout", plain=True)
+    for name in ("accelerate", "opentelemetry"):
+        logging.getLogger(name).setLevel(logging.ERROR if name == "accelerate" else logging.CRITICAL)
+    if os.environ.get("RANK", "0") == "0":
+        tracing.configure(SERVICE)
+
+
 def main(arguments: list[str]) -> NoReturn:
     _die_with_the_agent()
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    _watch()
     if len(arguments) != 1:
         sys.exit("usage: python -m ft_assets.training.runtime RUN.json")
     try:
@@ -153,6 +166,13 @@ def main(arguments: list[str]) -> NoReturn:
     attempt = Attempt(run)
     attempt.stop.install()
     attempt.heartbeat.start()
+    with tracing.span("training", ft__method=run.spec.method, ft__model=run.spec.base_model, ft__attempt=run.attempt):
+        _carry_out(attempt)
+
+
+def _carry_out(attempt: Attempt) -> NoReturn:
+    """Run the attempt and leave with what came of it."""
+    run = attempt.run
     try:
         detail = attempt.execute()
     except RunEnded as e:
@@ -161,7 +181,7 @@ def main(arguments: list[str]) -> NoReturn:
         broken = is_broken_connection(e)
         if broken and attempt.stop.requested:  # another rank has left, or this one's stop is being answered by another thread
             attempt.stop.settle()
-        traceback.print_exc()
+        log.error("%s", type(e).__name__, exc_info=True)
         outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.DISK_FULL if is_disk_full(e) else Outcome.INTERNAL
         space = f" ({free_bytes(run.work_dir)} bytes are free on the disk)" if outcome is Outcome.DISK_FULL else ""
         detail = {"traceback": traceback.format_exc()[-8000:], "communication": broken}

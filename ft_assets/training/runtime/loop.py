@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ft_assets import tracing
 from ft_assets.training.runtime import precision, vitals
 from ft_assets.training.runtime.data_order import DataOrder
 from ft_assets.training.runtime.endings import Diverged, Preempted
@@ -209,6 +210,10 @@ class Loop:
 
     def _checkpoint(self) -> bool:
         """Validate if due and commit the step just done; whether early stopping ends the run here."""
+        with tracing.span("checkpoint", ft__step=self.state.step, ft__validation=self.state.validation_due):
+            return self._validate_and_commit()
+
+    def _validate_and_commit(self) -> bool:
         self.heartbeat.enter("save")
         began = time.monotonic()
         metrics, ended = dict(self._last), False
@@ -345,7 +350,7 @@ class Loop:
         step = self.state.step
         if step > 0:
             self.heartbeat.enter("save")
-            with self._between_steps:
+            with tracing.span("checkpoint", ft__step=step), self._between_steps:
                 self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
             self.progress.committed_step = self.saver.committed_step
         raise Preempted(f"asked to stop; step {step} of {self.total_steps} is committed", committed_step=step)

@@ -18,6 +18,7 @@ import torch
 import transformers
 from transformers import set_seed
 
+from ft_assets import tracing
 from ft_assets.errors import IntegrityError
 from ft_assets.training import checkpoints, methods
 from ft_assets.training.runtime import parallel, precision
@@ -42,13 +43,14 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     spec = run_file.spec
     deterministic(spec.seed)
     strategy = parallel.build(spec)
-    strategy.start()
-    objective = build_objective(run_file, pack, strategy)
+    with tracing.span("load"):
+        strategy.start()
+        objective = build_objective(run_file, pack, strategy)
     progress.total_steps = spec.optimization.total_steps(num_rows=objective.num_rows, world_size=spec.world_size)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
-    with precision.evaluation(spec, strategy.device):
+    with tracing.span("self-test"), precision.evaluation(spec, strategy.device):
         tested = objective.self_test(strategy.model)
     log.info("self-test: %s", ", ".join(f"{k} {v:.3g}" for k, v in tested.items()))
 
@@ -66,15 +68,19 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
         stop=stop,
         vocab_size=vocab_size,
     )
-    resumed = _resume(run_file, strategy, saver, loop)
+    with tracing.span("restore") as restoring:
+        resumed = _resume(run_file, strategy, saver, loop)
+        restoring.set(ft__step=loop.state.step)
     if strategy.rank == 0:
         metrics.keep_through(loop.state.step)
-    loop.run()
+    with tracing.span("train", ft__total_steps=progress.total_steps):
+        loop.run()
 
     heartbeat.enter("save")
-    kept = _return_to_best(run_file, strategy, saver, loop)
-    require_finite(objective.model)
-    _write_final(run_file, strategy, progress, kept)
+    with tracing.span("final"):
+        kept = _return_to_best(run_file, strategy, saver, loop)
+        require_finite(objective.model)
+        _write_final(run_file, strategy, progress, kept)
     return {
         "self_test": dict(tested),
         "resumed_from": resumed,

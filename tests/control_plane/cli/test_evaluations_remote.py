@@ -21,7 +21,7 @@ Ft = Callable[..., Any]
 @pytest.fixture
 def job(platform: Platform, tenant: Tenant, api_url: str, api_key: str, write_chat_rows: Callable[..., Path]) -> str:
     with FtClient(base_url=api_url, api_key=api_key) as client:
-        job_id = str(client.create_job(model="tiny-base", training_file=client.upload_file(write_chat_rows(120))["id"])["id"])
+        job_id = str(client.jobs.create(model="tiny-base", training_file=client.files.create(write_chat_rows(120))["id"])["id"])
     store_evaluation(platform, tenant.id, job_id)
     return job_id
 

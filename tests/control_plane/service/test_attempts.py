@@ -21,7 +21,7 @@ from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, mark_packed
 from control_plane.service.submission import JobRequest
-from control_plane.tables import job_events, ledger_entries, reservations
+from control_plane.tables import job_events, ledger_entries, meter_events, reservations
 from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
 from ft_assets.errors import Fault, InvalidDataset, NotAdmitted
@@ -295,3 +295,67 @@ def messages(platform: Platform, job_id: str) -> list[str]:
     with platform.engine.connect() as conn:
         query = sa.select(job_events.c.message).where(job_events.c.job_id == job_id)
         return list(conn.execute(query.order_by(job_events.c.seq)).scalars())
+
+
+def reports(platform: Platform, job_id: str) -> dict[str, Any]:
+    with platform.engine.connect() as conn:
+        return {row.kind: row for row in conn.execute(sa.select(meter_events).where(meter_events.c.job_id == job_id))}
+
+
+def test_the_start_and_the_end_of_a_workload_are_reported_as_they_are_recorded(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    assert reports(platform, job_id)["started"].at.timestamp() == 1000.0
+    attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.NEVER)))
+    found = reports(platform, job_id)
+    assert found["started"].data == {
+        "tier": "standard", "gpu_type": "local", "num_gpus": 1, "pricing": "on_demand", "model": "tiny-base",
+    }  # fmt: skip
+    assert (found["ended"].at.timestamp(), found["ended"].data["fault"]) == (1036.0, "ambiguous")
+    assert [(e.amount_micros, e.detail["gpu_ms"]) for e in ledger(platform, job_id)] == [(10_000, 36_000)]
+
+
+def test_a_lost_workload_is_billed_to_its_last_sign_of_life_and_given_back(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.LOST, started_at=1000.0, ended_at=1018.0)
+    lost = replace(ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)), status=status, seen=False)
+    attempts.finish(platform, held, lost)
+    usage, refund = sorted(ledger(platform, job_id), key=lambda e: -e.amount_micros)
+    assert (usage.gpu_seconds, usage.amount_micros, refund.amount_micros) == (18.0, 5_000, -5_000)
+    assert usage.detail["end_known_from"] == "inferred"
+
+
+def test_an_attempt_that_nobody_could_follow_is_closed_where_the_database_last_heard_of_it(
+    queued: Callable[..., tuple[Platform, str, str]],
+) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    began = platform.clock().timestamp() - 500
+    attempts.mark_started(platform, held, from_step=0, started_at=began)
+    now = {"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3}
+    attempts.record_progress(platform, held, [now], phase="train")
+    heard = reports_of_progress(platform, job_id)
+    scheduling.release(platform, job_id, held.attempt)
+    found = reports(platform, job_id)
+    assert found["ended"].at == heard
+    assert found["ended"].data == {"outcome": "internal", "fault": "platform", "source": "inferred"}
+    assert sum(e.amount_micros for e in ledger(platform, job_id)) == 0
+    assert len(ledger(platform, job_id)) == 2
+
+
+def reports_of_progress(platform: Platform, job_id: str) -> Any:
+    query = sa.select(sa.func.max(job_events.c.created_at)).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalar_one()
+
+
+def test_a_workload_that_never_started_costs_nothing_and_is_not_reported(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    absent = WorkloadStatus(name="w", phase=WorkloadPhase.ABSENT)
+    attempts.finish(platform, held, replace(ending(failure("base_model_changed", Fault.PLATFORM, Retry.NEVER)), status=absent))
+    assert reports(platform, job_id) == {}
+    assert ledger(platform, job_id) == []

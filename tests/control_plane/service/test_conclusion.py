@@ -36,7 +36,7 @@ from control_plane.service.platform import Platform, utc_now
 from control_plane.service.submission import JobRequest
 from control_plane.service.transfer import upload
 from control_plane.service.transition import transition
-from control_plane.tables import checkpoints, job_events
+from control_plane.tables import checkpoints, job_events, outbox
 from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
 from ft_assets import layout
@@ -144,6 +144,11 @@ def test_a_passed_adapter_is_promoted_and_its_verdict_is_kept_once(operated: Pla
     assert verdicts(operated, tenant, made["id"]) == [("gate", "passed", [])]
 
 
+def published(platform: Platform, subject: str) -> list[str]:
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(outbox.c.type).where(outbox.c.subject == subject).order_by(outbox.c.seq)).scalars())
+
+
 def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(FAILED)
     made = conclusion.conclude(operated, tenant.id, job_id)
@@ -153,6 +158,9 @@ def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platf
     assert "task_not_better: 0.1, needed 0.5" in ended["error"]["message"]
     assert "Train for longer." in ended["error"]["message"]
     assert verdicts(operated, tenant, made["id"]) == [("gate", "quarantined", ["task_not_better"])]
+    assert published(operated, made["id"]) == ["adapter.quarantined"]
+    conclusion.conclude(operated, tenant.id, job_id)
+    assert published(operated, made["id"]) == ["adapter.quarantined"], "once"
 
 
 def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
@@ -221,6 +229,7 @@ def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant:
     with pytest.raises(Conflict, match="needs_approval"):
         promotions.promote(operated, tenant.id, made["id"])
     assert approvals.approve(operated, tenant.id, made["id"], key_id="key-1", promote=True)["stage"] == "production"
+    assert published(operated, made["id"]) == ["adapter.approval_pending", "adapter.promoted"]
 
 
 def test_approval_is_needed_from_registration_on_however_the_job_ends(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:

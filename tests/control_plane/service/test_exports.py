@@ -97,24 +97,24 @@ def test_an_export_is_asked_for_made_and_downloaded_and_the_second_is_free(
     adapter_id = register(operated, owner[0], base, tmp_path)
     name = adapters.get_adapter(operated, owner[0], adapter_id)["name"]
     with FtClient(base_url=url, api_key=owner[1]) as client:
-        assert client.adapter(name)["id"] == adapter_id, "though the name holds a slash"
-        asked = client.export(name, format="merged")
-        ready = client.wait_for_export(name, asked["id"])
+        assert client.adapters.retrieve(name)["id"] == adapter_id, "though the name holds a slash"
+        asked = client.exports.create(name, format="merged")
+        ready = client.exports.wait(name, asked["id"])
         assert ready["status"] == "ready", ready["error"]
         assert ready["manifest"]["proof"]["mean_difference"] < 1e-4
         assert ready["manifest"]["base"]["license"] == "Apache-2.0"
-        sha256 = client.download_export(adapter_id, asked["id"], tmp_path / "export.tar")
+        sha256 = client.exports.download(adapter_id, asked["id"], tmp_path / "export.tar")
         assert sha256 == ready["sha256"]
-        again = client.export(adapter_id, format="merged")
+        again = client.exports.create(adapter_id, format="merged")
         assert (again["id"], again["finished_at"]) == (asked["id"], ready["finished_at"])
-        assert [e["id"] for e in client.exports(adapter_id)] == [asked["id"]]
+        assert [e["id"] for e in client.exports.list(adapter_id).all()] == [asked["id"]]
     with tarfile.open(tmp_path / "export.tar") as tar:
         assert {"model.safetensors", "config.json", "tokenizer.json", "manifest.json"} <= set(tar.getnames())
     stored = [o.key for o in operated.objects.list(f"tenants/{owner[0]}/exports/{adapter_id}")]
     assert len(stored) == 1
     with FtClient(base_url=url, api_key=owner[1]) as client:
-        client.delete_export(name, asked["id"])
-        assert client.exports(adapter_id) == []
+        client.exports.delete(name, asked["id"])
+        assert client.exports.list(adapter_id).all() == []
 
 
 def test_another_tenant_sees_nothing(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ def test_an_import_over_the_wire_is_answered_at_once_and_followed_to_its_end(
 ) -> None:
     server.gated = {"acme/secret"}
     with FtClient(base_url=serve(create_app(near)), api_key=api_key) as ft:
-        made = ft.import_dataset(PRIVATE, column_map={"q": "prompt", "a": "completion"}, hub_token=TOKEN)
+        made = ft.datasets.import_from_hub(hub_id=PRIVATE, column_map={"q": "prompt", "a": "completion"}, hub_token=TOKEN)
         assert (made["status"], made["bytes"]) == ("uploaded", 0)
         assert TOKEN not in json.dumps(made)
-        assert [e["status"] for e in ft.file_events(made["id"])][-1] == "processed"
-        assert ft.file(made["id"])["bytes"] > 0
+        assert [e["status"] for e in ft.files.events(made["id"])][-1] == "processed"
+        assert ft.files.retrieve(made["id"])["bytes"] > 0

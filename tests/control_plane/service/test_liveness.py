@@ -73,3 +73,10 @@ def test_the_heartbeat_of_a_thread_that_hangs_goes_on_and_tells_since_when(tmp_p
     progress.progress_at -= STUCK_AFTER_S + 20
     heartbeat.enter("save")
     assert alive.stall(running()) is None and alive.phase() == "save"
+
+
+def test_the_last_sign_of_life_is_the_newest_beat_of_this_attempt(tmp_path: Path) -> None:
+    last = beating(tmp_path, still_s=0, silent_s=500).last_sign()
+    assert last is not None and abs(time.time() - 500 - last) < 60
+    assert beating(tmp_path, still_s=0, attempt=1).last_sign() is None, "that was an attempt before it"
+    assert Liveness(path=tmp_path / "absent.json", attempt=2).last_sign() is None

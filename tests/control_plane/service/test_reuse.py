@@ -92,7 +92,7 @@ def test_a_request_that_differs_or_is_forced_is_a_job_of_its_own(
 
 def test_a_job_that_runs_or_failed_is_no_answer(platform: Platform, submit: Submit) -> None:
     first = submit().job["id"]
-    assert submit().created
+    assert submit(key="another").created
     assert row(platform, first).state == "validating"
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from control_plane.service import files, jobs
+from control_plane.service import files, idempotency, jobs, tenants
 from control_plane.service.idempotency import Attempt
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest, adapter_of
@@ -107,11 +108,17 @@ def test_what_cannot_be_is_refused_at_submission(fields: dict[str, Any], code: s
     assert refused.value.code == code
 
 
-def test_integrations_and_hardware_are_recorded() -> None:
-    wandb = {"type": "wandb", "wandb": {"project": "p"}}
-    request = read(integrations=[wandb], hardware={"num_gpus": 2})
-    assert (request.integrations, request.hardware) == ((wandb,), {"num_gpus": 2})
-    assert request.body["integrations"] == [wandb]
+def test_hardware_is_recorded_and_no_integrations_are_fine() -> None:
+    request = read(integrations=[], hardware={"num_gpus": 2})
+    assert request.hardware == {"num_gpus": 2}
+    assert request.body["integrations"] == []
+
+
+@pytest.mark.parametrize("integrations", [[{"type": "wandb", "wandb": {"project": "p"}}], ["wandb"], [None], [{}]])
+def test_an_integration_is_refused_instead_of_ignored(integrations: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"MLflow.*has every step") as refused:
+        read(integrations=integrations)
+    assert (refused.value.code, refused.value.param) == ("unsupported_integration", "integrations")
 
 
 @pytest.mark.parametrize("config", [{"min_gain": 1}, {"max_items": 0}, {"skip": ["adapter_applied"]}])
@@ -143,8 +150,8 @@ def test_a_retry_that_overtakes_its_original_leaves_one_job(platform: Platform, 
     original = submit(platform, tenant, training_file, received_at=original_received_at)
     assert (retry.created, original.created) == (True, False)
     assert original.job["id"] == retry.job["id"]
-    later = submit(platform, tenant, training_file)
-    assert later.created, "a submission that began after the retry is another one"
+    later = submit(platform, tenant, training_file, twin_meant=True)
+    assert later.created, "a submission that began after the retry, and is meant, is another one"
 
 
 def test_a_retry_finds_its_job_for_ten_minutes(platform: Platform, tenant: Tenant, training_file: str) -> None:
@@ -155,11 +162,46 @@ def test_a_retry_finds_its_job_for_ten_minutes(platform: Platform, tenant: Tenan
     assert within.job["id"] == first.job["id"]
 
 
+def test_an_equal_body_within_a_minute_is_the_same_job_until_that_has_ended(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    first = submit(platform, tenant, training_file)
+    soon = submit(platform, tenant, training_file, received_at=platform.clock() + timedelta(seconds=59))
+    assert (soon.created, soon.job["id"]) == (False, first.job["id"])
+    later = submit(platform, tenant, training_file, received_at=platform.clock() + timedelta(seconds=61))
+    assert later.created
+    for made in (first, later):
+        jobs.cancel(platform, tenant.id, made.job["id"])
+    assert submit(platform, tenant, training_file).created
+
+
+def test_who_means_two_equal_jobs_names_them_or_says_so(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    first = submit(platform, tenant, training_file, key="a")
+    assert not submit(platform, tenant, training_file).created, "a client that forgot its key"
+    assert submit(platform, tenant, training_file, key="b").created
+    assert submit(platform, tenant, training_file, twin_meant=True).created
+    assert submit(platform, tenant, training_file, key="a").job["id"] == first.job["id"]
+
+
+def test_a_key_is_known_for_thirty_days_and_then_forgotten(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    tenant, _ = tenants.create(fresh_platform, "old-key")
+    with write_chat_rows().open("rb") as stream:
+        file = files.create(fresh_platform, tenant.id, stream, filename="a.jsonl", purpose="fine-tune")
+    first = submit(fresh_platform, tenant, file["id"], key="k")
+
+    def after(days: float) -> Platform:
+        return replace(fresh_platform, clock=lambda: first.job["created_at"] + timedelta(days=days))
+
+    assert idempotency.purge(after(29.9)) == 0
+    assert submit(after(29.9), tenant, file["id"], key="k").job["id"] == first.job["id"]
+    again = submit(after(30.1), tenant, file["id"], key="k")
+    assert again.created, "it is unknown from then on, also where it was not purged yet"
+    assert submit(after(30.2), tenant, file["id"], key="k").job["id"] == again.job["id"]
+    assert idempotency.purge(after(61)) == 1
+    assert submit(after(61), tenant, file["id"], key="k").created
+
+
 def test_two_tenants_may_use_the_same_key(
     platform: Platform, tenant: Tenant, training_file: str, write_chat_rows: Callable[..., Path]
 ) -> None:
-    from control_plane.service import tenants
-
     other, _ = tenants.create(platform, "same-key")
     with write_chat_rows().open("rb") as stream:
         file = files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")
@@ -181,7 +223,7 @@ def test_a_job_may_name_a_file_that_is_not_validated_yet(platform: Platform, ten
     assert (submitted.job["state"], submitted.job["dataset_id"]) == ("validating", None)
     files.validate(platform, file)
     with pytest.raises(InvalidDataset, match="3 good examples"):
-        submit(platform, tenant, file)
+        submit(platform, tenant, file, twin_meant=True)
 
 
 def large_upload(platform: Platform, tenant: Tenant, path: Path) -> str:

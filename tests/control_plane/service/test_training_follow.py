@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import threading
 import time
@@ -16,8 +18,8 @@ import sqlalchemy as sa
 
 from control_plane.events import Event
 from control_plane.jobs import JobState
-from control_plane.protocols import WorkloadPhase
-from control_plane.service import attempts, checkpoint_uploads, jobs, retention, training
+from control_plane.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.service import attempts, checkpoint_uploads, jobs, ledger, retention, training
 from control_plane.service.restoring import restore
 from control_plane.tables import checkpoints as checkpoints_table
 from control_plane.tables import jobs as jobs_table
@@ -26,7 +28,7 @@ from ft_assets.errors import Fault, NotAdmitted, Unavailable
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, committed, read_manifest
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
 from resources.object_store import LocalObjectStore
-from tests.followed_jobs import SHORT, Job, plain_weights, until
+from tests.followed_jobs import SHORT, Job, Scripted, plain_weights, until
 from tests.scripted_training import Scenario
 from tests.small_disk import small_disk
 from tests.training_specs import SPEC
@@ -348,3 +350,31 @@ def test_a_workload_that_beats_and_gets_nowhere_is_ended_and_resumed(new_job: Ca
     assert ending.failure is not None and "no progress for 70" in ending.failure.message
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
     assert job.weights() == plain_weights(9)
+
+
+class LosesItsMachine(Scripted):
+    """Nobody sees how a workload of this launcher ended: its last heartbeat was two seconds after its start."""
+
+    def status(self, name: str) -> WorkloadStatus:
+        seen = super().status(name)
+        if seen.phase is not WorkloadPhase.EXITED or seen.started_at is None:
+            return seen
+        beat = self.work_dir / "heartbeat.json"
+        beat.write_text(json.dumps({"attempt": 1, "phase": "train"}))
+        os.utime(beat, (seen.started_at + 2,) * 2)
+        return replace(seen, phase=WorkloadPhase.LOST, exit_code=None, ended_at=None)
+
+    work_dir: Path
+
+
+def test_a_workload_that_was_lost_is_metered_to_its_last_heartbeat(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    launcher = LosesItsMachine(tmp_path / "lost")
+    launcher.work_dir = job.work_dir
+    job.launcher = launcher
+    ending, state = job.train(Scenario(steps=8, end_at={"step": 3, "outcome": "kill"}))
+    assert (ending.outcome, ending.seen, state) == ("node_lost", False, JobState.QUEUED)
+    with job.platform.engine.connect() as conn:
+        usage, refund = ledger.of_job(conn, job.tenant, job.id)
+    assert usage.gpu_seconds == pytest.approx(2.0, abs=0.01)
+    assert (refund.amount_micros, usage.detail["end_known_from"]) == (-usage.amount_micros, "inferred")

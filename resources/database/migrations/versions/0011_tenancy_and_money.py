@@ -44,16 +44,21 @@ def downgrade() -> None:
     op.drop_column("ledger_entries", "occurred_at")
     op.drop_column("ledger_entries", "list_micros")
     op.drop_column("ledger_entries", "pricing")
+    op.drop_index("ix_jobs_open", "jobs")
     op.drop_column("jobs", "trace_parent")
+    op.drop_index("ix_files_expiring", table_name="files")
+    op.drop_column("files", "expires_at")
     op.drop_constraint(op.f("fk_api_keys_member_id"), "api_keys", type_="foreignkey")
     op.drop_column("api_keys", "requests_per_minute")
     op.drop_column("api_keys", "member_id")
     op.drop_table("checkpoint_permissions")
     op.drop_table("upload_parts")
     op.drop_table("refund_cases")
+    op.drop_table("quota_notices")
     op.drop_table("quota_holds")
     op.drop_table("meter_events")
     op.drop_table("uploads")
+    op.drop_table("invoice_entries")
     op.drop_table("ledger_postings")
     op.drop_table("deliveries")
     op.drop_table("budget_alerts")
@@ -72,6 +77,10 @@ def _columns() -> None:
     op.add_column("api_keys", sa.Column("requests_per_minute", sa.Integer))
     op.create_foreign_key(op.f("fk_api_keys_member_id"), "api_keys", "members", ["member_id"], ["id"])
     op.add_column("jobs", sa.Column("trace_parent", sa.Text))
+    is_open = sa.text("state NOT IN ('succeeded', 'failed', 'cancelled')")
+    op.create_index("ix_jobs_open", "jobs", ["tenant_id"], postgresql_where=is_open)
+    op.add_column("files", _time("expires_at", nullable=True))
+    op.create_index("ix_files_expiring", "files", ["expires_at"], postgresql_where=sa.text("deleted_at IS NULL AND expires_at IS NOT NULL"))
     op.add_column("ledger_entries", sa.Column("pricing", sa.Text))
     op.add_column("ledger_entries", sa.Column("list_micros", sa.BigInteger))
     op.add_column("ledger_entries", _time("occurred_at", nullable=True))
@@ -263,13 +272,15 @@ def _notices() -> None:
         sa.ForeignKeyConstraint(["event_seq"], ["outbox.seq"], name=op.f("fk_deliveries_event_seq")),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_deliveries_tenant_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_deliveries")),
-        sa.UniqueConstraint("target", "event_seq", name=op.f("uq_deliveries_target_event_seq")),
+        sa.UniqueConstraint("event_seq", "target", name=op.f("uq_deliveries_event_seq_target")),
     )
-    op.create_index("ix_deliveries_due", "deliveries", ["next_attempt_at"], postgresql_where=sa.text("state = 'pending'"))
+    op.create_index("ix_deliveries_due", "deliveries", ["target", "next_attempt_at"], postgresql_where=sa.text("state = 'pending'"))
     op.create_index(
         "ix_deliveries_in_order", "deliveries", ["target", "subject", "event_seq"], postgresql_where=sa.text("state = 'pending'")
     )
-    op.create_index("ix_deliveries_tenant_created", "deliveries", ["tenant_id", "created_at", "id"])
+    op.create_index("ix_deliveries_claimed", "deliveries", ["claimed_until"], postgresql_where=sa.text("claimed_until IS NOT NULL"))
+    op.create_index("ix_deliveries_dead", "deliveries", ["created_at"], postgresql_where=sa.text("state = 'dead'"))
+    op.create_index("ix_deliveries_target_created", "deliveries", ["target", "created_at", "id"])
 
 
 def _money() -> None:
@@ -332,6 +343,17 @@ def _money() -> None:
     )
     op.create_index("ix_ledger_postings_account", "ledger_postings", ["account"])
     op.create_table(
+        "invoice_entries",
+        sa.Column("entry_id", sa.Text, nullable=False),
+        sa.Column("invoice_id", sa.Text, nullable=False),
+        sa.Column("tenant_id", sa.Text, nullable=False),
+        sa.ForeignKeyConstraint(["entry_id"], ["ledger_entries.id"], name=op.f("fk_invoice_entries_entry_id")),
+        sa.ForeignKeyConstraint(["invoice_id"], ["invoices.id"], name=op.f("fk_invoice_entries_invoice_id")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_invoice_entries_tenant_id")),
+        sa.PrimaryKeyConstraint("entry_id", name=op.f("pk_invoice_entries")),
+    )
+    op.create_index(op.f("ix_invoice_entries_invoice_id"), "invoice_entries", ["invoice_id"])
+    op.create_table(
         "meter_events",
         sa.Column("id", sa.Text, nullable=False),
         sa.Column("tenant_id", sa.Text, nullable=False),
@@ -346,6 +368,7 @@ def _money() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_meter_events")),
     )
     op.create_index("ix_meter_events_attempt", "meter_events", ["job_id", "attempt"])
+    op.create_index("ix_meter_events_tenant_at", "meter_events", ["tenant_id", "at"])
     op.create_table(
         "quota_holds",
         sa.Column("job_id", sa.Text, nullable=False),
@@ -359,6 +382,17 @@ def _money() -> None:
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_quota_holds")),
     )
     op.create_index("ix_quota_holds_open", "quota_holds", ["tenant_id"], postgresql_where=sa.text("released_at IS NULL"))
+    op.create_table(
+        "quota_notices",
+        sa.Column("tenant_id", sa.Text, nullable=False),
+        sa.Column("month", sa.Text, nullable=False),
+        sa.Column("quota", sa.Text, nullable=False),
+        sa.Column("percent", sa.Integer, nullable=False),
+        sa.Column("gpu_hours", sa.Float, nullable=False),
+        _time("created_at"),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_quota_notices_tenant_id")),
+        sa.PrimaryKeyConstraint("tenant_id", "month", "quota", "percent", "gpu_hours", name=op.f("pk_quota_notices")),
+    )
     op.create_table(
         "refund_cases",
         sa.Column("id", sa.Text, nullable=False),

@@ -37,7 +37,7 @@ AUDITED = {
 ID_OF = {"deployments": "adapter_id", "model_routes": "name"}
 ONLY_OF_CALLERS = ("jobs",)
 """What the platform itself does to a job is in the job's events, many to a job; here is what somebody asked for."""
-APPEND_ONLY = ("ledger_entries", "ledger_postings", "invoices", "meter_events")
+APPEND_ONLY = ("ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events")
 REDACTION = (
     "NEW.redacted_at IS NOT NULL AND NEW.changes = '{}' AND NEW.ip IS NULL AND NEW.user_agent IS NULL AND "
     "(NEW.seq, NEW.tenant_id, NEW.actor_kind, NEW.actor_id, NEW.action, NEW.object_type, NEW.object_id, NEW.request_id, NEW.created_at) "

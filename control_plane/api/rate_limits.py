@@ -1,0 +1,186 @@
+"""Requests a minute of each key, and unknown keys a minute of each address; counted in the memory of this process.
+
+An API of several processes answers up to so many times the limit: no call waits for a shared counter. What a tenant may
+*have* (jobs, GPU-hours) is counted in the database, exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ft_assets.errors import RateLimited, Unauthenticated
+
+MAX_BUCKETS = 20_000
+"""Above it, buckets that are full again are dropped, which changes nothing, then those that are nearest to it: 100 bytes each."""
+UNKNOWN_KEYS_PER_MINUTE = 600
+"""Of one address. A secret of 256 bits is not guessed; this bounds what guessing costs: ten look-ups a second, 1 % of a core."""
+OPERATORS_PER_MINUTE = 1200
+MAX_KNOWN = 20_000
+"""Keys that opened something lately: an address that others misuse stays open to them."""
+IPV6_SITE_BITS = 64
+"""What one customer of a provider holds: its addresses count as one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Take:
+    """One request against a bucket."""
+
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_s: float
+    """Until the bucket is full again."""
+    retry_after_s: float
+    """0 where it was allowed."""
+
+
+class Buckets:
+    """Token buckets that hold a minute's requests, and refill evenly; thread-safe.
+
+    Of a bucket only the moment is kept at which it is full again: one that is full needs no memory.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], max_buckets: int = MAX_BUCKETS) -> None:
+        self._clock, self._max, self._lock = clock, max_buckets, threading.Lock()
+        self._full_at: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def take(self, name: str, per_minute: int) -> Take:
+        """Take one token of the bucket `name`, which holds `per_minute`."""
+        return self._take(name, per_minute, cost=1)
+
+    def look(self, name: str, per_minute: int) -> Take:
+        """Whether one could be taken; nothing is."""
+        return self._take(name, per_minute, cost=0)
+
+    def _take(self, name: str, per_minute: int, *, cost: int) -> Take:
+        every_s = 60.0 / per_minute
+        with self._lock:
+            now = self._clock()
+            full_at = max(self._full_at.get(name, now), now)
+            after = full_at + every_s
+            wait_s = after - now - 60.0
+            allowed = wait_s <= 1e-9
+            if allowed and cost:
+                full_at = self._full_at[name] = after
+                if len(self._full_at) > self._max:
+                    self._shrink(now)
+        remaining = max(0, math.floor((60.0 - (full_at - now)) / every_s + 1e-6))
+        retry_after_s = 0.0 if allowed else wait_s
+        return Take(allowed=allowed, limit=per_minute, remaining=remaining, reset_s=full_at - now, retry_after_s=retry_after_s)
+
+    def _shrink(self, now: float) -> None:
+        """Forget full buckets, then the fullest, down to three quarters: the next calls do not sweep again."""
+        kept = sorted(((at, name) for name, at in self._full_at.items() if at > now), reverse=True)
+        self._full_at = {name: at for at, name in kept[: self._max * 3 // 4]}
+
+
+class RateLimits:
+    """The limits of one process of the API."""
+
+    of_operators = OPERATORS_PER_MINUTE
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, unknown_keys_per_minute: int = UNKNOWN_KEYS_PER_MINUTE) -> None:
+        self.keys = Buckets(clock=clock)
+        self.addresses = Buckets(clock=clock)
+        self._unknown_per_minute = unknown_keys_per_minute
+        self._known: dict[bytes, None] = {}
+
+    def count(self, request: Request, key_id: str, per_minute: int) -> None:
+        """Count one request of a key; ``RateLimited`` beyond its limit. The answer's headers say how many are left."""
+        taken = self.keys.take(key_id, per_minute)
+        request.state.rate_limit = taken
+        if not taken.allowed:
+            raise RateLimited(
+                f"the key {key_id} may send {per_minute} requests a minute; send this one again in {max(0.001, taken.retry_after_s):.3f} "
+                "s, poll less often, or follow the stream of events"
+            )
+
+    @contextmanager
+    def watching_unknown_keys(self, request: Request, secret: str) -> Iterator[None]:
+        """Around the look-up of a key: an address that has sent too many unknown ones is refused without one."""
+        mark, address = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest(), site_of(client_of(request))
+        if mark not in self._known:
+            seen = self.addresses.look(address, self._unknown_per_minute)
+            if not seen.allowed:
+                request.state.rate_limit = seen
+                raise RateLimited(
+                    f"this address sent {self._unknown_per_minute} unknown keys within a minute; correct the key, then send the request "
+                    f"again in {math.ceil(seen.retry_after_s)} s",
+                    code="too_many_unknown_keys",
+                )
+        try:
+            yield
+        except Unauthenticated:
+            self._known.pop(mark, None)
+            self.addresses.take(address, self._unknown_per_minute)
+            raise
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[mark] = None
+
+
+def client_of(request: Request) -> str | None:
+    """Address of the caller; behind a proxy that uvicorn trusts, the one that the proxy names."""
+    return request.client.host if request.client else None
+
+
+def site_of(address: str | None) -> str:
+    """What counts as one address."""
+    try:
+        parsed = ip_address(address or "")
+    except ValueError:
+        return address or "unknown"
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(int(parsed) >> (128 - IPV6_SITE_BITS))
+    return str(parsed)
+
+
+def headers_of(taken: Take) -> list[tuple[bytes, bytes]]:
+    """OpenAI's headers for `taken`; a refusal says when to come back, in seconds and to the millisecond."""
+    found = {
+        "x-ratelimit-limit-requests": str(taken.limit),
+        "x-ratelimit-remaining-requests": str(taken.remaining),
+        "x-ratelimit-reset-requests": _span(taken.reset_s),
+    }
+    if not taken.allowed:
+        found["retry-after"] = str(max(1, math.ceil(taken.retry_after_s)))
+        found["retry-after-ms"] = str(max(1, math.ceil(taken.retry_after_s * 1000)))
+    return [(name.encode(), value.encode()) for name, value in found.items()]
+
+
+def _span(s: float) -> str:
+    """``20ms``, ``6.5s``: as OpenAI writes spans."""
+    return f"{math.ceil(s * 1000)}ms" if s < 1 else f"{s:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+class RateLimitHeaders:
+    """Puts what was counted onto the answer, whatever became of it: also a refusal, a stream, an error."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start" and (taken := state.get("rate_limit")) is not None:
+                message["headers"] = [*message.get("headers", ()), *headers_of(taken)]
+            await send(message)
+
+        await self.app(scope, receive, send_with_limits)

@@ -1,0 +1,92 @@
+"""``/v1/usage``, ``/v1/ledger`` and the cost of a job: what a tenant has used, and what it cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from control_plane import sheets
+from control_plane.api import render_money as render
+from control_plane.api import schemas
+from control_plane.api.deps import PlatformDep, Reader
+from control_plane.quotas import month_of
+from control_plane.service import ledger, usage
+from control_plane.service.platform import Platform
+
+CSV = "text/csv; charset=utf-8"
+LAST_S = 4_102_444_800
+"""Unix time of 2100: the calendar of what can be asked for ends there."""
+
+router = APIRouter(tags=["billing"])
+cost_router = APIRouter(tags=["billing"])
+"""Below each spelling of the jobs' path."""
+
+Start = Annotated[int | None, Query(ge=0, le=LAST_S, description="Unix time; the beginning of this month (UTC) if absent.")]
+End = Annotated[int | None, Query(ge=0, le=LAST_S, description="Unix time; now if absent.")]
+BucketWidth = Annotated[str, Query(max_length=40, description="hour, day or month: of the calendar, in UTC.")]
+GroupBy = Annotated[
+    list[str] | None, Query(max_length=10, description="Of job_id, model, gpu_type, pricing, kind; repeated, or with commas.")
+]
+
+
+@router.get("/v1/usage")
+def retrieve(
+    platform: PlatformDep,
+    tenant: Reader,
+    start_time: Start = None,
+    end_time: End = None,
+    bucket_width: BucketWidth = "day",
+    group_by: GroupBy = None,
+) -> schemas.Usage:
+    """GPU time, storage and money by hour, day or month: what ended by when it ran, what runs now as `unbilled`."""
+    return _usage(platform, tenant, start_time, end_time, bucket_width, group_by)
+
+
+@router.get("/v1/usage.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+def retrieve_csv(
+    platform: PlatformDep,
+    tenant: Reader,
+    start_time: Start = None,
+    end_time: End = None,
+    bucket_width: BucketWidth = "day",
+    group_by: GroupBy = None,
+) -> Response:
+    """The same as a table: a line for each bucket and group."""
+    found = _usage(platform, tenant, start_time, end_time, bucket_width, group_by)
+    return Response(sheets.usage(found.model_dump()), media_type=CSV)
+
+
+@router.get("/v1/ledger")
+def balance(platform: PlatformDep, tenant: Reader) -> schemas.Balance:
+    """The sum of all entries."""
+    return schemas.Balance(balance_micros=ledger.balance(platform, tenant))
+
+
+@router.get("/v1/ledger/entries")
+def list_entries(
+    platform: PlatformDep,
+    tenant: Reader,
+    kind: str | None = None,
+    job_id: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+) -> schemas.ListOf[schemas.LedgerEntry]:
+    """Entries, newest first, each with what it was computed from."""
+    found = ledger.list_entries(platform, tenant, kind=kind, job_id=job_id, after=after, limit=limit)
+    return schemas.ListOf(data=render.entries(found.items), has_more=found.has_more)
+
+
+@cost_router.get("/{job_id}/cost")
+def cost(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.JobCost:
+    """What a job cost, entry by entry; refunds that wait for a decision; and what its running attempt costs so far."""
+    return render.job_cost(usage.cost_of_job(platform, tenant, job_id))
+
+
+def _usage(platform: Platform, tenant: str, start: int | None, end: int | None, width: str, by: list[str] | None) -> schemas.Usage:
+    now = platform.clock()
+    begins = month_of(now).begins if start is None else datetime.fromtimestamp(start, UTC)
+    ends = now if end is None else datetime.fromtimestamp(end, UTC)
+    names = [name for part in by or () for name in part.split(",") if name]
+    return render.usage_of(usage.used(platform, tenant, start=begins, end=ends, width=width, by=names), width=width, by=names)

@@ -1,0 +1,49 @@
+"""``client.chat`` and ``client.completions``: answers from base models and from the tenant's adapters in production."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from control_plane.client import wire
+from control_plane.client.asynchronous.resource import AsyncResource
+from control_plane.client.types import Json
+from control_plane.client.wire import GENERATION_TIMEOUT, at
+
+
+class AsyncChat(AsyncResource):
+    """Chat completions in OpenAI's format."""
+
+    async def create(self, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Json:
+        """A whole answer; `options` are OpenAI's, as ``temperature`` and ``max_tokens``."""
+        body = {"model": model, "messages": list(messages), **options}
+        return await self._api.call(Json, "POST", at("/v1/chat/completions"), json=body, timeout=GENERATION_TIMEOUT)
+
+    async def stream(self, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> AsyncIterator[str]:
+        """The answer's text, piece by piece."""
+        body = {"model": model, "messages": list(messages), "stream": True, **options}
+        decoder = wire.EventDecoder()
+        pieces = self._api.data_of("POST", at("/v1/chat/completions"), decoder=decoder, json=body, timeout=GENERATION_TIMEOUT)
+        async with aclosing(pieces) as heard:
+            async for data in heard:
+                if data == wire.DONE:
+                    return
+                for text in _texts(json.loads(data)):
+                    yield text
+
+
+class AsyncCompletions(AsyncResource):
+    """Plain completions in OpenAI's format."""
+
+    async def create(self, *, model: str, prompt: str, **options: Any) -> Json:
+        """A whole completion; `options` are OpenAI's."""
+        body = {"model": model, "prompt": prompt, **options}
+        return await self._api.call(Json, "POST", at("/v1/completions"), json=body, timeout=GENERATION_TIMEOUT)
+
+
+def _texts(chunk: Json) -> list[str]:
+    if "error" in chunk:
+        raise wire.told_error(chunk, status=500)
+    return [text for choice in chunk.get("choices") or () if (text := (choice.get("delta") or {}).get("content"))]

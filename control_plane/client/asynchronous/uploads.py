@@ -1,0 +1,91 @@
+"""``client.uploads``: large files in parts that are verified one by one, and taken up again where a connection was lost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from control_plane.client.asynchronous.resource import AsyncResource
+from control_plane.client.types import CompleteUpload, CreateUpload, Upload, UploadPart, UploadWithParts
+from control_plane.client.wire import at
+from ft_assets.errors import IntegrityError, InvalidRequest
+
+PART_BYTES = 16 << 20
+"""What is sent, and held in memory, at a time; the API takes up to 64 MiB."""
+
+
+class AsyncUploads(AsyncResource):
+    """Uploads in parts; :meth:`send` does all of it."""
+
+    async def create(self, **body: Unpack[CreateUpload]) -> Upload:
+        """Announce a file; what would be refused of it is refused now."""
+        return await self._api.call(Upload, "POST", at("/v1/uploads"), json=body)
+
+    async def retrieve(self, upload_id: str) -> UploadWithParts:
+        """The upload with the parts that are stored, and the sha256 of each."""
+        return await self._api.call(UploadWithParts, "GET", at("/v1/uploads/{upload_id}", upload_id=upload_id))
+
+    async def add_part(self, upload_id: str, data: bytes) -> UploadPart:
+        """Store a part; the same bytes sent again are the same part."""
+        path, files = at("/v1/uploads/{upload_id}/parts", upload_id=upload_id), {"data": ("part", data, "application/octet-stream")}
+        return await self._api.call(UploadPart, "POST", path, files=files, repeatable=True)
+
+    async def complete(self, upload_id: str, **body: Unpack[CompleteUpload]) -> Upload:
+        """Join the parts, in the order of ``part_ids``, into a file; a second call gives the same answer."""
+        path = at("/v1/uploads/{upload_id}/complete", upload_id=upload_id)
+        return await self._api.call(Upload, "POST", path, json=body, repeatable=True)
+
+    async def cancel(self, upload_id: str) -> Upload:
+        """End an upload that is not completed; its parts are removed."""
+        return await self._api.call(Upload, "POST", at("/v1/uploads/{upload_id}/cancel", upload_id=upload_id), repeatable=True)
+
+    async def send(
+        self,
+        file: Path,
+        *,
+        purpose: str = "fine-tune",
+        column_map: Mapping[str, str] | None = None,
+        policies: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        part_bytes: int = PART_BYTES,
+    ) -> Upload:
+        """Upload a file of any size, part by part; the file itself is ``["file"]`` of the answer.
+
+        Where this fails half-way, the error's notes name the upload, and :meth:`resume` goes on with it.
+        """
+        options: Any = {"column_map": column_map, "policies": policies, "model": model, "purpose": purpose}
+        body = {name: value for name, value in options.items() if value}
+        made = await self.create(bytes=file.stat().st_size, filename=file.name, mime_type="application/octet-stream", **body)
+        try:
+            return await self.resume(made["id"], file, part_bytes=part_bytes)
+        except Exception as error:
+            error.add_note(f'upload {made["id"]} is not complete; go on with uploads.resume("{made["id"]}", file)')
+            raise
+
+    async def resume(self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES) -> Upload:
+        """Send what is missing of an upload, and complete it. What is stored is known by its sha256, and not sent again."""
+        found = await self.retrieve(upload_id)
+        if found["status"] == "completed":
+            return found
+        if found["bytes"] != file.stat().st_size:
+            raise InvalidRequest(f"{file} has {file.stat().st_size} bytes, upload {upload_id} is of {found['bytes']}", param="file")
+        stored = {part["sha256"]: part["id"] for part in found["parts"]}
+        part_ids, md5 = [], hashlib.md5(usedforsecurity=False)
+        for data in _parts(file, part_bytes):
+            md5.update(data)
+            sha256 = hashlib.sha256(data).hexdigest()
+            if sha256 not in stored:
+                part = await self.add_part(upload_id, data)
+                if part["sha256"] != sha256:
+                    raise IntegrityError(f"part {part['id']} arrived with sha256 {part['sha256']} instead of {sha256}; resume the upload")
+                stored[sha256] = part["id"]
+            part_ids.append(stored[sha256])
+        return await self.complete(upload_id, part_ids=part_ids, md5=md5.hexdigest())
+
+
+def _parts(file: Path, part_bytes: int) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        while data := stream.read(part_bytes):
+            yield data

@@ -1,0 +1,83 @@
+"""When a call is sent again, and after how long: the one policy of both clients. Pure, but for the two pauses at the end."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import httpx
+
+MAX_RETRIES = 2
+BACKOFF_S = 0.5
+"""Before the first retry; doubled before each that follows."""
+MAX_BACKOFF_S = 8.0
+MAX_RETRY_AFTER_S = 60.0
+"""A server that asks for more patience than this gets none: the caller hears of it at once."""
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Failures after which the server can not have seen the request."""
+
+
+def retry_pause(
+    outcome: httpx.Response | httpx.TransportError,
+    *,
+    repeatable: bool,
+    retry: int,
+    backoff_s: float = BACKOFF_S,
+    jitter: Callable[[], float] = random.random,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> float | None:
+    """Seconds until the call is sent again; None where it is not. `retry` counts from 0, the first.
+
+    1. A request that never left is sent again.
+    2. A connection that broke afterwards: only what is `repeatable`, for the server may have done it.
+    3. ``x-should-retry: false`` is obeyed; ``true`` makes any failure one that may pass.
+    4. 429 and 408 are sent again: nothing was done.
+    5. 5xx, or what ``x-should-retry`` asks for: only what is `repeatable`.
+    6. Where the server names a time (``retry-after-ms``, ``retry-after``) it is kept, unless it is longer than a minute: then
+       the answer stands. Otherwise the pause doubles from `backoff_s` to 8 s, less up to a quarter by chance.
+    """
+    backoff: float = min(backoff_s * 2**retry, MAX_BACKOFF_S) * (1 - jitter() / 4)
+    if isinstance(outcome, httpx.TransportError):
+        return backoff if repeatable or isinstance(outcome, NOT_SENT) else None
+    if not _may_pass(outcome, repeatable=repeatable):
+        return None
+    asked_s = retry_after_s(outcome.headers, now=now)
+    if asked_s is None:
+        return backoff
+    return asked_s if asked_s <= MAX_RETRY_AFTER_S else None
+
+
+def _may_pass(answer: httpx.Response, *, repeatable: bool) -> bool:
+    told = answer.headers.get("x-should-retry")
+    if answer.is_success or told == "false":
+        return False
+    if answer.status_code in (408, 429):
+        return True
+    return repeatable and (told == "true" or answer.status_code >= 500)
+
+
+def retry_after_s(headers: Mapping[str, str], *, now: Callable[[], datetime]) -> float | None:
+    """What the server asks for, in milliseconds, in seconds or as a date; None where it does not, or not in words that we know."""
+    for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            return max(0.0, float(headers[name]) * unit_s)
+        except (KeyError, ValueError):
+            continue
+    try:
+        until = parsedate_to_datetime(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - now().timestamp())
+
+
+def pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+async def async_pause(seconds: float) -> None:
+    import anyio  # comes with httpx; waits in whatever event loop runs
+
+    await anyio.sleep(seconds)

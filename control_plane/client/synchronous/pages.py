@@ -1,0 +1,61 @@
+# Written by `python -m tools.client` from ../asynchronous/pages.py: change that, and run it again.
+"""Lists, page after page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from control_plane.client.types import ListOf
+
+if TYPE_CHECKING:
+    from control_plane.client.synchronous.connection import Connection
+
+T = TypeVar("T")
+
+
+class Pages(Generic[T]):
+    """The objects of a list, over all of its pages; nothing is asked for before it is read.
+
+    Iterate over it for all objects, over :meth:`pages` for whole pages, or ask for a few with :meth:`take`.
+    """
+
+    def __init__(self, connection: Connection, path: str, params: Mapping[str, Any]) -> None:
+        self._connection, self._path, self._params = connection, path, dict(params)
+
+    def pages(self) -> Iterator[ListOf[T]]:
+        """Whole pages, each a list with ``data`` and ``has_more``."""
+        params = dict(self._params)
+        while True:
+            page: ListOf[T] = self._connection.call(ListOf, "GET", self._path, params=params)
+            yield page
+            if not page.get("has_more") or not page["data"]:
+                return
+            last: Any = page["data"][-1]
+            params["after"] = last["id"]
+
+    def __iter__(self) -> Iterator[T]:
+        for page in self.pages():
+            yield from page["data"]
+
+    def page(self) -> ListOf[T]:
+        """The first page."""
+        return self._connection.call(ListOf, "GET", self._path, params=self._params)
+
+    def take(self, num_items: int) -> list[T]:
+        """The first so many, or fewer where there are no more."""
+        found: list[T] = []
+        if num_items <= 0:
+            return found
+        for item in self:
+            found.append(item)
+            if len(found) >= num_items:
+                break
+        return found
+
+    def all(self) -> list[T]:
+        """Every object, in memory."""
+        found: list[T] = []
+        for item in self:
+            found.append(item)
+        return found

@@ -1,0 +1,99 @@
+# Written by `python -m tools.client` from the API's OpenAPI document: change that, and run it again.
+"""Objects of the API: data."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class Dataset(TypedDict):
+    """An immutable dataset version."""
+
+    id: str
+    object: NotRequired[Literal["dataset"]]
+    name: str
+    version: int
+    format: str
+    row_count: int
+    token_count: int | None
+    """Null where no base model counted its tokens."""
+    dedup_removed: int
+    contamination_flagged: int
+    uri: str
+    review: str
+    """none, pending (no job trains on it yet), approved."""
+    approved_at: int | None
+    approved_by: str | None
+    """Id of the key that approved it."""
+    report_url: str
+    created_at: int
+
+
+class File(TypedDict):
+    id: str
+    object: NotRequired[Literal["file"]]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    """When the file is deleted, if no job that has not ended names it; null: never."""
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
+    sha256: str
+    dataset_id: str | None
+    report_url: str | None
+    status_code: str | None
+    """Of a refused file: why, as a code."""
+    policies: dict[str, Any]
+    """As asked for with the upload; the report holds all of them."""
+    model: str | None
+    """Base model whose tokens the report counts."""
+    source: str | None
+    """hf://... of an import."""
+    progress: Progress | None
+    """Of a fetch or a validation that runs; GET /v1/files/{id}/events streams it."""
+
+
+class FileEvent(TypedDict):
+    object: NotRequired[Literal["file.event"]]
+    file_id: str
+    status: str
+    status_details: str | None
+    dataset_id: str | None
+    progress: Progress | None
+
+
+class ImportDataset(TypedDict):
+    hub_id: str
+    """`hf://owner/name` with a pinned revision, as `ft check` takes it."""
+    column_map: NotRequired[dict[str, str] | None]
+    policies: NotRequired[dict[str, Any] | None]
+    model: NotRequired[str | None]
+    """Base model whose tokenizer counts."""
+    hub_token: NotRequired[str | None]
+    """Yours, for a dataset that is not public. It is used for the fetch and never stored."""
+
+
+class Progress(TypedDict):
+    """How far a validation is."""
+
+    stage: str
+    rows: int
+    bytes: int
+    total_bytes: int
+    """0 where it is not known."""
+
+
+class Suite(TypedDict):
+    """An evaluation suite that datasets are held against."""
+
+    id: str
+    object: NotRequired[Literal["eval_suite"]]
+    name: str
+    owner: str
+    """operator, or tenant."""
+    field: str
+    num_items: int
+    sha256: str
+    created_at: int

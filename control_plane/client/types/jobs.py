@@ -1,0 +1,222 @@
+# Written by `python -m tools.client` from the API's OpenAPI document: change that, and run it again.
+"""Objects of the API: jobs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from control_plane.client.types.quota import JobQuota
+
+
+class Checkpoint(TypedDict):
+    id: str
+    object: NotRequired[Literal["fine_tuning.job.checkpoint"]]
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    step_number: int
+    metrics: dict[str, Any]
+    final: bool
+
+
+class CreateJob(TypedDict):
+    """A fine-tuning job as asked for. Fields past `hyperparameters` are the platform's own (``extra_body`` of the client)."""
+
+    model: str
+    """Base model: an id of GET /v1/models."""
+    training_file: str
+    """Id of an uploaded file with purpose fine-tune."""
+    validation_file: NotRequired[str | None]
+    suffix: NotRequired[str | None]
+    """At most 64 characters; part of the adapter's name."""
+    seed: NotRequired[int | None]
+    """0 to 2147483647; drawn if absent."""
+    metadata: NotRequired[dict[str, str] | None]
+    """At most 16 pairs."""
+    integrations: NotRequired[list[dict[str, Any]] | None]
+    """Refused unless empty: nothing is sent to other services."""
+    method: NotRequired[str | dict[str, Any] | None]
+    """`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, likewise `dpo`, `orpo`, `kto`, `simpo`, `cpt`, `sft`; or
+    one of these words; or `lora`, `qlora`, `full` for SFT with that adapter."""
+    hyperparameters: NotRequired[dict[str, Any] | None]
+    """Deprecated by OpenAI in favour of `method`; read all the same."""
+    eval_config: NotRequired[dict[str, Any] | None]
+    """Suites and gates; the defaults apply where absent."""
+    tier: NotRequired[str | None]
+    """free, standard or premium; the tenant's own if absent."""
+    spot: NotRequired[bool | None]
+    """Kept and shown; it chooses no pool."""
+    recipe: NotRequired[str | None]
+    """`<name>@<version>`; chosen by the model if absent."""
+    hardware: NotRequired[dict[str, Any] | None]
+    """`num_gpus` (1, 2, 4, 8, 16, 32) and `strategy` (single, ddp, fsdp2, zero1, zero2, zero3); estimated if absent."""
+    adapter: NotRequired[str | None]
+    """lora (if absent), qlora or full."""
+    auto_promote: NotRequired[bool | None]
+    """Serve the adapter once it has passed its gates; true if absent."""
+    warm_start: NotRequired[str | None]
+    """Adapter (id or model name), job or checkpoint of yours to start from; `model` may name an adapter, too."""
+    force: NotRequired[bool | None]
+    """Train even where an earlier job of yours has trained the same, or an equal one was submitted just now."""
+    idempotency_key: NotRequired[str | None]
+    """As the header Idempotency-Key: the same key is the same job."""
+
+
+class Estimate(TypedDict):
+    """What a job would take and cost."""
+
+    object: NotRequired[Literal["fine_tuning.estimate"]]
+    model: str
+    training_file: str
+    dataset_id: str
+    num_examples: int
+    """Trained on, once the split has held some out."""
+    max_seq_len: int
+    n_epochs: float
+    tokens: EstimatedTokens
+    total_steps: int
+    num_gpus: int
+    gpu_type: str
+    tier: str
+    gpu_hours: float
+    price_micros: int
+    """In millionths of a US dollar."""
+    seconds_to_start: float | None
+    """In the queue; null where no start can be foreseen."""
+    seconds_to_finish: float | None
+    estimated_start: int | None
+    estimated_finish: int | None
+    starts_within_s: float | None
+    """What the tier promises. Null: best effort, the wait has no bound."""
+    quota: JobQuota
+    """What the job would take of the month."""
+    recipe: str
+    memory: dict[str, Any]
+    """Of each GPU, part by part, and how the job is placed for it."""
+    assumptions: list[str]
+    """What the numbers rest on, in words."""
+
+
+class EstimatedTokens(TypedDict):
+    per_epoch: int
+    error: int
+    """Half width of the 95 % interval; 0 where they were counted."""
+    counted: bool
+    how: str
+    total: int
+
+
+class EvaluationProgress(TypedDict):
+    """How far the evaluation of a job's adapter is."""
+
+    phase: str | None
+    """setup, loading, capability, answering, proof, classifying, judging or done."""
+    subject: str | None
+    """Who answers: base, adapter or previous (the last accepted adapter)."""
+    suite: str | None
+    done: int | None
+    """Requests that have an answer, of all subjects and suites together."""
+    total: int | None
+    eta_s: float | None
+    """Seconds that the rest takes at the pace so far."""
+
+
+class Event(TypedDict):
+    id: str
+    object: NotRequired[Literal["fine_tuning.job.event"]]
+    created_at: int
+    level: str
+    type: str
+    code: str | None
+    message: str
+    data: dict[str, Any] | None
+
+
+class Job(TypedDict):
+    """A fine-tuning job. Fields past `error` are the platform's own."""
+
+    id: str
+    object: NotRequired[Literal["fine_tuning.job"]]
+    created_at: int
+    finished_at: int | None
+    estimated_finish: int | None
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str
+    status: str
+    training_file: str
+    validation_file: str | None
+    result_files: list[str]
+    trained_tokens: int | None
+    seed: int
+    hyperparameters: dict[str, Any]
+    method: dict[str, Any]
+    integrations: list[dict[str, Any]] | None
+    metadata: dict[str, str] | None
+    error: JobError | None
+    state: str
+    """validating, queued, provisioning, running, evaluating, succeeded, failed, cancelled, ..."""
+    checkpointing: bool
+    queue_position: int | None
+    reason: str | None
+    """Why it waits: a code."""
+    reason_detail: str | None
+    queued_at: int | None
+    started_at: int | None
+    estimated_start: int | None
+    step: int | None
+    total_steps: int | None
+    loss: float | None
+    tokens_per_s: float | None
+    evaluation: EvaluationProgress | None
+    """Progress, while it is evaluated."""
+    cost_micros: int
+    """So far, in millionths of a US dollar; the sum of the job's ledger entries."""
+    attempt: int
+    suffix: str | None
+    tier: str
+    promised_start: int | None
+    """By then the tier promises a start. Null: best effort, the wait has no bound."""
+    sla_missed: bool
+    """It had not begun by then. A job that is paused before its start misses nothing."""
+    spot: bool
+    recipe: str | None
+    auto_promote: bool
+    adapter: str
+    """lora, qlora or full."""
+    hardware: dict[str, Any] | None
+    """`num_gpus` and `strategy`: as planned once the data is packed, before as asked."""
+    eval_config: dict[str, Any] | None
+    """As asked."""
+    base_digest: str
+    dataset_id: str | None
+    """The immutable dataset version; null until it is pinned."""
+    spec_sha256: str | None
+    adapter_id: str | None
+    warm_start: WarmStart | None
+    """What the weights started from."""
+    sweep_id: str | None
+    """Of a job that a sweep submitted."""
+    reused: bool
+    """The result is that of an earlier job, which trained the same; nothing was trained or billed."""
+    reused_job_id: str | None
+    """That job, where it is another one than this."""
+    report_url: str
+    """The validation report of the training data."""
+    quota: NotRequired[JobQuota | None]
+    """In the answer to a submission: what the job takes of the month."""
+
+
+class JobError(TypedDict):
+    code: str
+    message: str
+    param: str | None
+
+
+class WarmStart(TypedDict):
+    """The adapter or checkpoint from which a job's weights start."""
+
+    adapter: str
+    adapter_id: NotRequired[str | None]
+    checkpoint_id: NotRequired[str | None]
+    manifest_sha256: str

@@ -1,0 +1,96 @@
+"""Whether a webhook comes from the platform, as Standard Webhooks has it (https://www.standardwebhooks.com).
+
+event = webhooks.verify(request.body, request.headers, secret="whsec_...")
+if event["type"] == "fine_tuning.job.succeeded":
+    ...
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NotRequired, TypedDict
+
+from ft_assets.errors import InvalidRequest
+
+SECRET_PREFIX = "whsec_"
+TOLERANCE_S = 300.0
+"""How old, or how far ahead of this clock, a webhook may be: the standard's five minutes keep old ones from being sent again."""
+
+
+class WebhookEvent(TypedDict):
+    """What a webhook tells of."""
+
+    id: str
+    """The same at every attempt to deliver it: whoever has seen it can pass it over."""
+    object: NotRequired[str]
+    created_at: NotRequired[int]
+    type: str
+    data: dict[str, Any]
+
+
+def verify(
+    body: bytes | str,
+    headers: Mapping[str, str],
+    secret: str,
+    *,
+    tolerance_s: float = TOLERANCE_S,
+    now: Callable[[], float] = time.time,
+) -> WebhookEvent:
+    """The event of a webhook whose signature and time hold; :class:`InvalidRequest` otherwise.
+
+    `body` has to be the bytes that were received: JSON that was read and written again is signed otherwise.
+    """
+    raw = body.encode() if isinstance(body, str) else body
+    sent = {name.lower(): value for name, value in headers.items()}
+    missing = [name for name in ("webhook-id", "webhook-timestamp", "webhook-signature") if not sent.get(name)]
+    if missing:
+        raise _refusal(f"the header {missing[0]} is missing; pass all headers of the request", param=missing[0])
+    _check_time(sent["webhook-timestamp"], tolerance_s=tolerance_s, now=now())
+    signed = b".".join((sent["webhook-id"].encode(), sent["webhook-timestamp"].encode(), raw))
+    expected = hmac.new(_key(secret), signed, hashlib.sha256).digest()
+    if not any(hmac.compare_digest(expected, given) for given in _signatures(sent["webhook-signature"])):
+        raise _refusal("no signature fits; check the secret, and that the body is passed as it was received", param="webhook-signature")
+    event: WebhookEvent = json.loads(raw)
+    return event
+
+
+def _check_time(timestamp: str, *, tolerance_s: float, now: float) -> None:
+    try:
+        age_s = now - int(timestamp)
+    except ValueError:
+        raise _refusal(f"webhook-timestamp {timestamp[:40]!r} is no time in seconds", param="webhook-timestamp") from None
+    if abs(age_s) > tolerance_s:
+        raise _refusal(
+            f"the webhook was signed {age_s:.0f} s ago, more than {tolerance_s:g} s; check the clock here, or pass tolerance_s",
+            param="webhook-timestamp",
+        )
+
+
+def _key(secret: str) -> bytes:
+    try:
+        return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error:
+        raise InvalidRequest("the secret is no base64; pass the endpoint's signing secret, whsec_...", param="secret") from None
+
+
+def _signatures(header: str) -> list[bytes]:
+    """Those of version 1; several stand beside each other while a secret is rotated."""
+    found = []
+    for one in header.split(" "):
+        version, _, value = one.partition(",")
+        if version == "v1":
+            try:
+                found.append(base64.b64decode(value, validate=True))
+            except binascii.Error:
+                continue
+    return found
+
+
+def _refusal(message: str, *, param: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_webhook_signature", param=param)

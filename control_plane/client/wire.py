@@ -1,0 +1,133 @@
+"""What both clients say and hear: paths, form fields, errors, server-sent events, and where the platform is found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from ft_assets.errors import (
+    Conflict,
+    Forbidden,
+    FtError,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    Unauthenticated,
+    Unavailable,
+    from_dict,
+)
+
+VERSION = "0.1.0"
+TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
+GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+"""Between two bytes of a stream of events; the server says something at least every 15 s."""
+REQUEST_ID = "x-request-id"
+DONE = "[DONE]"
+"""Ends a stream of events."""
+BY_STATUS: Mapping[int, type[FtError]] = {
+    401: Unauthenticated, 403: Forbidden, 404: NotFound, 409: Conflict, 429: QuotaExceeded, 502: Unavailable, 503: Unavailable,
+    504: Unavailable,
+}  # fmt: skip
+
+
+def at(template: str, **segments: str) -> str:
+    """The path of `template` with its ``{names}`` filled, each quoted; a colon stays, for names of adapters hold it."""
+    for name, value in segments.items():
+        if not value:
+            raise InvalidRequest(f"{name} is empty; give the id that the API named", param=name)
+    return template.format_map({name: quote(value, safe=":") for name, value in segments.items()})
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Those that are not None, as a query takes them: true and false in JSON's words."""
+    said = {name: value for name, value in values.items() if value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else value for name, value in said.items()}
+
+
+def form(**values: Any) -> dict[str, str]:
+    """Form fields of the values that are given; objects as JSON."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items() if value is not None}
+
+
+def headers_of(api_key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {api_key}", "user-agent": f"ft-client/{VERSION} httpx/{httpx.__version__}"}
+
+
+def address(base_url: str | None) -> str:
+    """`base_url`, else ``FT_API_URL``; the ``/v1`` of OpenAI's clients at its end may be there or not."""
+    found = base_url or os.environ.get("FT_API_URL", "")
+    if not found:
+        raise InvalidRequest("base_url is missing; pass the API's address, or set FT_API_URL", param="base_url")
+    return found.rstrip("/").removesuffix("/v1")
+
+
+def key(api_key: str | None) -> str:
+    """`api_key`, else ``FT_API_KEY``."""
+    found = api_key or os.environ.get("FT_API_KEY", "")
+    if not found:
+        raise InvalidRequest("api_key is missing; pass it, or set FT_API_KEY", param="api_key")
+    return found
+
+
+def decoded(answer: httpx.Response) -> Any:
+    """The body of a successful answer; None where there is none. What stands before the API may answer with a page of its own."""
+    if not answer.content:
+        return None
+    try:
+        return answer.json()
+    except ValueError:
+        kind = answer.headers.get("content-type", "nothing")
+        raise Unavailable(f"{answer.url} answered with {kind} instead of JSON; is the API's address right?") from None
+
+
+def error_of(answer: httpx.Response) -> FtError:
+    """The error that an answer (read to its end) tells of; whatever stands before the API may answer in another form."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    found = told_error(body, status=answer.status_code)
+    found.request_id = answer.headers.get(REQUEST_ID)
+    return found
+
+
+def told_error(body: Any, *, status: int) -> FtError:
+    kind = BY_STATUS.get(status, InvalidRequest if 400 <= status < 500 else FtError)
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return kind(f"the API answered with status {status} and no explanation; is something else listening there?")
+    return from_dict({"code": error.get("code") or kind.default_code, "message": error["message"], "param": error.get("param")}, kind)
+
+
+class EventDecoder:
+    """Lines of streams of server-sent events into events; one decoder serves a stream and those that take it up again."""
+
+    def __init__(self) -> None:
+        self.last_id = ""
+        """Of the last event that was heard to its end."""
+        self._id = ""
+        self._data: list[str] = []
+
+    def begin(self) -> None:
+        """A stream begins: half an event that an earlier one ended with is forgotten."""
+        self._id, self._data = self.last_id, []
+
+    def feed(self, line: str) -> str | None:
+        """The data of the event that ends with this line, if one does."""
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            self._id = value
+        elif name == "data":
+            self._data.append(value)
+        elif not line and self._data:
+            data, self._data = "\n".join(self._data), []
+            self.last_id = self._id
+            return data
+        return None

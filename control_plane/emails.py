@@ -1,0 +1,89 @@
+"""E-mails that tell of events: what happened, and what to do next. They name ids and states; no tenant's text is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EVERYBODY = ("owner", "admin", "member", "viewer")
+ADMINS = ("owner", "admin")
+"""Roles of members; each has e-mail only if ``notify`` is on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Letter:
+    subject: str
+    """With ``{id}`` of the event's object."""
+    next_step: str
+    """With ``{id}``, and ``{url}`` of the API."""
+    to: tuple[str, ...] = EVERYBODY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mail:
+    subject: str
+    text: str
+
+
+LETTERS: Mapping[str, Letter] = {
+    "fine_tuning.job.succeeded": Letter(
+        subject="Job {id} has succeeded",
+        next_step="Its model is ready: `ft job {id}` names it, `ft chat MODEL` talks to it.\n{url}/v1/fine_tuning/jobs/{id}",
+    ),
+    "fine_tuning.job.failed": Letter(
+        subject="Job {id} has failed",
+        next_step="`ft job {id}` says why and what to change; failures of the platform are not charged.\n{url}/v1/fine_tuning/jobs/{id}",
+    ),
+    "adapter.quarantined": Letter(
+        subject="Adapter {id} did not pass its gates",
+        next_step="It is kept and not served. `ft eval JOB` shows what it failed at, and gives advice.\n{url}/v1/adapters/{id}",
+    ),
+    "adapter.approval_pending": Letter(
+        subject="Adapter {id} waits for approval",
+        next_step="Look at its evaluation, then `ft adapters approve {id} --promote` or `ft adapters reject {id}`.\n{url}/v1/adapters/{id}",
+    ),
+    "quota.threshold_reached": Letter(
+        subject="GPU time of this month is close to a cap",
+        next_step="`ft quota` shows the caps, `ft usage` which job used what. What happens at a cap: docs/quotas.md.\n{url}/v1/usage",
+        to=ADMINS,
+    ),
+    "quota.hard_cap_reached": Letter(
+        subject="The hard cap on GPU time is reached: jobs are paused",
+        next_step="Running jobs pause at their next checkpoint and lose nothing. Ask your operator for a higher cap, or wait for the next "
+        "month.\n{url}/v1/usage",
+        to=ADMINS,
+    ),
+    "budget.threshold_reached": Letter(
+        subject="Budget {id} has reached a threshold",
+        next_step="`ft usage` shows what was spent on what.\n{url}/v1/usage",
+        to=ADMINS,
+    ),
+    "refund.decided": Letter(
+        subject="Refund {id} is decided", next_step="`ft usage` shows the entry, if there is one.\n{url}/v1/usage", to=ADMINS
+    ),
+    "invoice.issued": Letter(subject="Invoice {id} is issued", next_step="`ft invoice` shows and saves it.\n{url}/v1/invoices", to=ADMINS),
+    "webhook_endpoint.disabled": Letter(
+        subject="Webhook endpoint {id} is disabled",
+        next_step="Mend the receiver, try it with `ft webhooks test {id}`, then `ft webhooks enable {id}` and `ft webhooks replay {id}`: "
+        "what it missed is kept for 30 days.\n{url}/v1/webhook_endpoints/{id}",
+        to=ADMINS,
+    ),
+}
+"""By type of event; the other types are not mailed."""
+
+
+def is_mailed(kind: str, data: Mapping[str, Any]) -> bool:
+    """Whether an event is mailed to anybody: a job that failed its gate is told of by its adapter's quarantine."""
+    return kind in LETTERS and not (kind == "fine_tuning.job.failed" and data.get("error_code") == "gate_failed")
+
+
+def compose(kind: str, what: str, data: Mapping[str, Any], *, tenant: str, url: str) -> Mail:
+    """The e-mail for an event of `kind` whose meaning is `what`."""
+    letter, id_ = LETTERS[kind], str(data["id"])
+    facts = "".join(f"  {name}: {value}\n" for name, value in sorted(data.items()) if isinstance(value, str | int | float))
+    text = (
+        f"{what[:1].upper()}{what[1:]}.\n\n{facts}  tenant: {tenant}\n\n{letter.next_step.format(id=id_, url=url)}\n\n"
+        "-- \nYou get this as a member of the tenant; `ft members update ID --no-notify` switches it off.\n"
+    )
+    return Mail(subject=f"[{tenant}] {letter.subject.format(id=id_)}", text=text)

@@ -1,0 +1,82 @@
+"""Formulas of graders: numbers, names, ``+ - * / ^`` and a few functions; nothing of the language that it is parsed with is run."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping
+
+MAX_LENGTH = 1000
+OPERATORS: Mapping[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
+    ast.USub: operator.neg, ast.UAdd: operator.pos,
+}  # fmt: skip
+FUNCTIONS: Mapping[str, Callable[..., float]] = {
+    "min": min, "max": max, "abs": abs, "floor": math.floor, "ceil": math.ceil, "exp": math.exp, "sqrt": math.sqrt, "log": math.log,
+}  # fmt: skip
+
+
+class FormulaError(ValueError):
+    """The formula cannot be read; the message says what of it."""
+
+
+def parse(text: str, names: Collection[str]) -> ast.expr:
+    """Read a formula over `names`; ``FormulaError`` for anything else than the formulas of this module."""
+    if len(text) > MAX_LENGTH:
+        raise FormulaError(f"it has {len(text)} characters, the limit is {MAX_LENGTH}")
+    try:
+        tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+        raise FormulaError("it is no formula") from e
+    try:
+        _check(tree, names)
+    except RecursionError as e:
+        raise FormulaError("it is nested too deeply") from e
+    return tree
+
+
+def value(tree: ast.expr, names: Mapping[str, float]) -> float:
+    """What a parsed formula is worth; ``ArithmeticError`` or ``ValueError`` where it has no value, as 1/0."""
+    found = _value(tree, names)
+    if isinstance(found, complex) or not math.isfinite(found):
+        raise ArithmeticError(f"the formula has no finite real value: {found}")
+    return float(found)
+
+
+def _check(node: ast.expr, names: Collection[str]) -> None:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return
+        case ast.Name(id=name):
+            if name not in names:
+                raise FormulaError(f"{name[:80]!r} is not the name of a grader; there are {', '.join(sorted(names)) or 'none'}")
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
+            _check(operand, names)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            _check(left, names)
+            _check(right, names)
+        case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if name in FUNCTIONS:
+            if len(args) > 1 and name not in ("min", "max"):
+                raise FormulaError(f"{name} takes one number")
+            for arg in args:
+                _check(arg, names)
+        case _:
+            raise FormulaError(f"it may hold numbers, names, + - * / ^, and {', '.join(FUNCTIONS)}; nothing else")
+
+
+def _value(node: ast.expr, names: Mapping[str, float]) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return float(number)  # an OverflowError is an ArithmeticError
+        case ast.Name(id=name):
+            return names[name]
+        case ast.UnaryOp(op=op, operand=operand):
+            return OPERATORS[type(op)](_value(operand, names))
+        case ast.BinOp(left=left, op=op, right=right):
+            return OPERATORS[type(op)](_value(left, names), _value(right, names))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            found = [_value(arg, names) for arg in args]
+            return FUNCTIONS[name](*found) if len(found) > 1 or name not in ("min", "max") else found[0]
+        case _:
+            raise AssertionError(f"{type(node).__name__} passed the check")

@@ -1,0 +1,56 @@
+"""How alike two texts are: the metrics of OpenAI's ``text_similarity`` grader that need neither a model nor a dictionary.
+
+Each is a number from 0 to 1. Words are those of :mod:`ft_assets.evals.metrics`: letters of every alphabet, and every Chinese or
+Japanese character is one. Tests hold each metric against the library that defines it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ft_assets.evals.metrics import bleu, common_subsequence, rouge_l, words
+
+GLEU_ORDER = 4
+
+
+def fuzzy_match(output: str, reference: str) -> float:
+    """Share of characters in the longest common subsequence, of both texts together: RapidFuzz's ``ratio``."""
+    length = len(output) + len(reference)
+    return 2 * common_subsequence(output, reference) / length if length else 1.0
+
+
+def gleu(output: str, reference: str) -> float:
+    """Google-BLEU: the smaller of precision and recall over all sequences of one to four words."""
+    got, wanted = ([n for size in range(1, GLEU_ORDER + 1) for n in _sequences(words(text), size)] for text in (output, reference))
+    return _shared(got, wanted) / max(len(got), len(wanted)) if got and wanted else 0.0
+
+
+def rouge_n(size: int, output: str, reference: str) -> float:
+    """F-measure over sequences of `size` words."""
+    got, wanted = _sequences(words(output), size), _sequences(words(reference), size)
+    return 2 * _shared(got, wanted) / (len(got) + len(wanted)) if got and wanted else 0.0
+
+
+METRICS: Mapping[str, Callable[[str, str], float]] = {
+    "fuzzy_match": fuzzy_match,
+    "bleu": bleu,
+    "gleu": gleu,
+    **{f"rouge_{n}": partial(rouge_n, n) for n in range(1, 6)},
+    "rouge_l": rouge_l,
+}
+"""By OpenAI's names."""
+NEEDS_MORE: Mapping[str, str] = {
+    "cosine": "it needs an embedding model",
+    "meteor": "it needs a dictionary of synonyms",
+}
+"""OpenAI's other metrics, with why they are not offered."""
+
+
+def _sequences(text: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    return list(zip(*(text[i:] for i in range(size)), strict=False))
+
+
+def _shared(left: Sequence[tuple[str, ...]], right: Sequence[tuple[str, ...]]) -> int:
+    return sum((Counter(left) & Counter(right)).values())

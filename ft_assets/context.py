@@ -1,0 +1,62 @@
+"""What the present work is about: tenant, job, attempt, request. Log lines and spans carry it without being given it.
+
+A scope is one mapping that everything inside of it shares, threads that were started with a copy of the context included: a web
+framework authenticates in another thread than it answers in, and both speak of the same request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+
+VARIABLE = "FT_CONTEXT"
+"""Environment of a workload: its fields as JSON, for every line that it logs and every span that it sends."""
+
+_scope: ContextVar[dict[str, str | int] | None] = ContextVar("ft_context", default=None)
+_process: dict[str, str | int] = {}
+_whole: list[dict[str, str | int]] = []
+"""Scopes of the whole process, the innermost last."""
+
+
+@contextlib.contextmanager
+def scope(*, whole_process: bool = False, **fields: str | int | None) -> Iterator[None]:
+    """Work on what `fields` name, in addition to what is known; `whole_process`: in its threads, too, for it does nothing else."""
+    known = {k: v for k, v in fields.items() if v is not None}
+    present = {**(_scope.get() or {}), **known}
+    token = _scope.set(present)
+    if whole_process:
+        _whole.append(present)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+        if whole_process:
+            _whole.remove(present)
+
+
+def bind(**fields: str | int | None) -> None:
+    """Add what has become known to the present scope; without one it is nobody's, and forgotten."""
+    present = _scope.get()
+    if present is not None:
+        present.update({k: v for k, v in fields.items() if v is not None})
+
+
+def fields() -> Mapping[str, str | int]:
+    """What the present work is about, as far as it is known."""
+    return {**_process, **(_whole[-1] if _whole else {}), **(_scope.get() or {})}
+
+
+def environment() -> dict[str, str]:
+    """The variable with which a workload speaks of the same."""
+    known = fields()
+    return {VARIABLE: json.dumps(known)} if known else {}
+
+
+def adopt(env: Mapping[str, str]) -> None:
+    """Take over what the process was started for; a variable that cannot be read is no reason not to work."""
+    with contextlib.suppress(ValueError):
+        given = json.loads(env.get(VARIABLE) or "{}")
+        if isinstance(given, dict):
+            _process.update({str(k): v for k, v in given.items() if isinstance(v, str | int)})

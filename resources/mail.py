@@ -1,0 +1,127 @@
+"""E-mail by SMTP: plain text, one connection a message."""
+
+from __future__ import annotations
+
+import smtplib
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import formatdate
+from urllib.parse import unquote, urlsplit
+
+from ft_assets.errors import Conflict, Unavailable
+
+TIMEOUT_S = 10.0
+"""Of each exchange with the server."""
+DEFAULT_PORTS = {"smtp": 587, "smtps": 465}
+MAX_ADDRESS_CHARS = 254
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Server:
+    host: str
+    port: int
+    user: str
+    password: str
+    tls_at_once: bool
+
+
+class SmtpMailer:
+    """Mail through the server at `url`: ``smtp://user:password@host:587`` or ``smtps://user:password@host:465``.
+
+    With ``smtp`` the connection is upgraded by STARTTLS where the server has it; a password is sent over nothing less.
+    Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        sender: str,
+        trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._server = _parse(url)
+        self._sender = sender
+        self._trust = trust
+        self._timeout_s = timeout_s
+
+    def send(self, *, to: str, subject: str, text: str, message_id: str) -> None:
+        message = self._message(to, subject, text, message_id)
+        try:
+            with self._connected() as server:
+                server.send_message(message, from_addr=self._sender, to_addrs=[to])
+        except smtplib.SMTPRecipientsRefused as e:
+            code, why = next(iter(e.recipients.values()))
+            raise _refused(code, why) from e
+        except smtplib.SMTPSenderRefused as e:
+            raise Unavailable(f"the mail server refuses {self._sender!r} as a sender: check FT_SMTP_FROM", code="mail_unavailable") from e
+        except smtplib.SMTPResponseException as e:
+            raise _refused(e.smtp_code, e.smtp_error) from e
+        except (smtplib.SMTPException, OSError) as e:
+            raise Unavailable(f"the mail server does not answer: {type(e).__name__}", code="mail_unavailable") from e
+
+    def _message(self, to: str, subject: str, text: str, message_id: str) -> EmailMessage:
+        """The message; what could become a header of its own is refused, by us and by the policy."""
+        if not is_address(to):
+            raise Conflict("the member's e-mail address is none that a message can be sent to; correct it", code="mail_refused")
+        message = EmailMessage(policy=SMTP)
+        message["From"] = self._sender
+        message["To"] = to
+        message["Subject"] = " ".join(subject.split())
+        message["Date"] = formatdate()
+        message["Message-ID"] = f"<{message_id}@{self._sender.rpartition('@')[2]}>"
+        message["Auto-Submitted"] = "auto-generated"
+        message.set_content(text)
+        return message
+
+    def _connected(self) -> smtplib.SMTP:
+        s = self._server
+        if s.tls_at_once:
+            server: smtplib.SMTP = smtplib.SMTP_SSL(s.host, s.port, timeout=self._timeout_s, context=self._trust())
+        else:
+            server = smtplib.SMTP(s.host, s.port, timeout=self._timeout_s)
+        try:
+            server.ehlo()
+            if not s.tls_at_once and server.has_extn("starttls"):
+                server.starttls(context=self._trust())
+                server.ehlo()
+            elif not s.tls_at_once and s.user:
+                raise Unavailable("the mail server has no STARTTLS, and the password is not sent in clear", code="mail_unavailable")
+            if s.user:
+                server.login(s.user, s.password)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` can stand in an envelope: one ``local@domain`` in printable ASCII, and nothing beside it."""
+    local, at, domain = text.rpartition("@")
+    plain = text.isascii() and text.isprintable() and not any(c in ' ,;:<>()[]"\\' for c in text)
+    return bool(local and at and domain) and plain and "@" not in local and len(text) <= MAX_ADDRESS_CHARS
+
+
+def _parse(url: str) -> _Server:
+    parts = urlsplit(url)
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
+        raise ValueError("FT_SMTP_URL is not smtp://user:password@host:587 or smtps://user:password@host:465")
+    return _Server(
+        host=parts.hostname,
+        port=parts.port or DEFAULT_PORTS[parts.scheme],
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        tls_at_once=parts.scheme == "smtps",
+    )
+
+
+def _refused(code: int, why: bytes | str) -> Unavailable | Conflict:
+    """4xx is for now; of 5xx, what is said of mailbox or message is for good, and the rest is the operator's to mend."""
+    said = why.decode(errors="replace") if isinstance(why, bytes) else why
+    message = f"the mail server answered {code} {' '.join(said.split())[:200]}"
+    if code in (550, 551, 552, 553, 554):
+        return Conflict(message, code="mail_refused")
+    return Unavailable(message, code="mail_unavailable")

@@ -1,0 +1,36 @@
+"""Attempts are billed, storage is sampled, budgets are watched and invoices are issued: whatever is due, in every round."""
+
+from collections.abc import Callable, Mapping
+
+import dagster as dg
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.service import budgets, invoices, storage
+from control_plane.service import metering as service
+from control_plane.service.platform import Platform
+from ft_assets.errors import FtError
+from resources.dagster_platform import PlatformResource
+
+ROUNDS: Mapping[str, Callable[[Platform], object]] = {
+    "attempts billed late": service.settle_due,
+    "tenants whose storage was sampled": storage.sample_due,
+    "budget alerts": budgets.alert_due,
+    "invoices issued": lambda platform: len(invoices.issue_due(platform)),
+}
+"""In this order: an invoice waits for what is not billed, and alerts count what just was."""
+
+
+@dg.sensor(minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)
+def metering(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
+    """One round over everything that is due; what fails is told, keeps nothing else from going, and is tried again."""
+    return dg.SkipReason(one_round(platform.get()))
+
+
+def one_round(platform: Platform) -> str:
+    told = []
+    for what, work in ROUNDS.items():
+        try:
+            told.append(f"{what}: {work(platform)}")
+        except (FtError, OSError, ValueError, SQLAlchemyError) as error:
+            told.append(f"{what}: failed, {type(error).__name__}: {str(error)[:200]}")
+    return "; ".join(told)

@@ -1,0 +1,64 @@
+"""Webhooks are verified as Standard Webhooks says: against the platform's own signatures and the reference library's."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from standardwebhooks import Webhook
+
+from control_plane import signing
+from control_plane.client import webhooks
+from ft_assets.errors import InvalidRequest
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+BODY = json.dumps({"id": "evt_1", "object": "event", "type": "fine_tuning.job.succeeded", "data": {"id": "ftjob-1"}}).encode()
+
+
+def now() -> float:
+    return NOW.timestamp()
+
+
+def test_what_the_platform_signs_is_verified_during_a_rotation_too() -> None:
+    old, new = signing.new_secret(), signing.new_secret()
+    headers = {k.title(): v for k, v in signing.headers(event_id="evt_1", body=BODY, live=[old, new], now=NOW).items()}
+    for secret in (old, new):
+        assert webhooks.verify(BODY, headers, secret, now=now)["data"] == {"id": "ftjob-1"}
+
+
+def test_what_the_reference_library_signs_is_verified() -> None:
+    secret = signing.new_secret()
+    signature = Webhook(secret).sign("evt_1", NOW, BODY.decode())
+    headers = {"webhook-id": "evt_1", "webhook-timestamp": str(int(now())), "webhook-signature": f"v1a,AAAA v1,!! {signature}"}
+    assert webhooks.verify(BODY.decode(), headers, secret, now=now)["type"] == "fine_tuning.job.succeeded"
+
+
+@pytest.mark.parametrize("change", ["body", "id", "late", "early", "secret", "missing", "no_time"])
+def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
+    secret = signing.new_secret()
+    headers = dict(signing.headers(event_id="evt_1", body=BODY, live=[secret], now=NOW))
+    at, body = now(), BODY
+    if change == "body":
+        body = BODY.replace(b"ftjob-1", b"ftjob-2")
+    elif change == "id":
+        headers["webhook-id"] = "evt_2"
+    elif change == "late":
+        at += 301
+    elif change == "early":
+        at -= 301
+    elif change == "secret":
+        secret = signing.new_secret()
+    elif change == "missing":
+        del headers["webhook-signature"]
+    else:
+        headers["webhook-timestamp"] = "yesterday"
+    with pytest.raises(InvalidRequest) as refused:
+        webhooks.verify(body, headers, secret, now=lambda: at)
+    assert refused.value.code == "invalid_webhook_signature"
+
+
+def test_a_secret_that_is_none_says_so() -> None:
+    headers = signing.headers(event_id="evt_1", body=BODY, live=[signing.new_secret()], now=NOW)
+    with pytest.raises(InvalidRequest, match="no base64"):
+        webhooks.verify(BODY, headers, "not a secret", now=now)

@@ -1,0 +1,166 @@
+"""Reports in the database and the entries that follow, whenever and however often they come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from control_plane import prices
+from control_plane.pools import Pool
+from control_plane.service import ledger, ledger_check, metering
+from control_plane.service.platform import Platform
+from control_plane.tables import attempts, checkpoints, meter_events, refund_cases, reservations
+from ft_assets.errors import Fault
+from ft_assets.training.failures import FailureClass
+from tests.failure_classes import CLASSES
+from tests.metered_job import AT, POOL, MeteredJob, at_time, metered_job
+
+Report = Callable[[sa.Connection], None]
+ENDS = st.tuples(st.integers(0, 10_000_000), st.sampled_from([None, *Fault]), st.integers(1, 8))
+
+
+def due(ms: int, num_gpus: int, fault: Fault | None) -> int:
+    held = prices.load().at(AT)
+    return 0 if fault is Fault.PLATFORM else held.gpu_micros("h100-80gb", tier="standard", pricing="on_demand", gpu_ms=ms * num_gpus)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(ran=st.lists(ENDS, min_size=1, max_size=3), seed=st.integers(0, 2**32))
+def test_events_that_come_ten_times_shuffled_and_between_rounds_of_billing_make_the_same_ledger(
+    platform: Platform, ran: list[tuple[int, Fault | None, int]], seed: int
+) -> None:
+    job, chance = metered_job(platform), random.Random(seed)
+    reports: list[Report] = []
+    for number, (ms, fault, num_gpus) in enumerate(ran, start=1):
+
+        def started(conn: sa.Connection, number: int = number, num_gpus: int = num_gpus) -> None:
+            job.started(conn, number, AT, num_gpus=num_gpus)
+
+        def ended(conn: sa.Connection, number: int = number, ms: int = ms, fault: Fault | None = fault) -> None:
+            job.ended(conn, number, AT + timedelta(milliseconds=ms), outcome="any", fault=fault)
+
+        reports += [started, ended] * 10
+    chance.shuffle(reports)
+    while reports:
+        some, reports = reports[:7], reports[7:]
+        with platform.engine.begin() as conn:
+            for report in some:
+                report(conn)
+        if chance.random() < 0.5:
+            metering.settle_due(platform)
+    metering.settle_due(platform)
+    assert metering.settle_due(platform) == 0, "all is billed, and nothing twice"
+    assert job.owes() == sum(due(ms, num_gpus, fault) for ms, fault, num_gpus in ran)
+    assert ledger.balance(platform, job.tenant) == job.owes()
+    assert len(job.entries()) == sum(2 if fault is Fault.PLATFORM else 1 for _, fault, _ in ran)
+    assert ledger.trial_balance(platform).total == 0
+
+
+@pytest.mark.parametrize("made", CLASSES, ids=lambda c: c.code)
+def test_each_failure_class_has_its_entries_and_an_ambiguous_one_waits_for_a_decision(platform: Platform, made: FailureClass) -> None:
+    job = metered_job(platform)
+    entries = job.run(outcome=made.code, fault=made.fault)
+    assert [e.kind for e in entries] == (["usage", "refund"] if made.fault is Fault.PLATFORM else ["usage"])
+    with platform.engine.connect() as conn:
+        cases = ledger.cases_of_job(conn, job.tenant, job.id)
+    expected = [("pending", 4_000_000, made.code)] if made.fault is Fault.AMBIGUOUS else []
+    assert [(c["state"], c["amount_micros"], c["outcome"]) for c in cases] == expected
+
+
+def test_a_start_that_comes_after_its_end_is_billed_then_and_once(platform: Platform) -> None:
+    job = metered_job(platform)
+    with platform.engine.begin() as conn:
+        job.ended(conn, 1, AT + timedelta(hours=2))
+        assert metering.settle(conn, platform, job.tenant, job.id, 1) == []
+    metering.settle_due(platform)
+    assert job.entries() == []
+    with platform.engine.begin() as conn:
+        job.started(conn, 1, AT)
+    assert metering.settle_due(platform) == 1
+    assert job.owes() == 8_000_000
+
+
+def test_an_end_that_nobody_reported_is_that_of_the_last_sign_of_life(platform: Platform) -> None:
+    job = metered_job(platform)
+    with platform.engine.begin() as conn:
+        this: dict[str, Any] = {"job_id": job.id, "attempt": 1}
+        conn.execute(sa.insert(attempts).values(**this, workload="w", started_at=AT))
+        job.started(conn, 1, AT)
+        saved = {"step": 5, "object_prefix": "p", "manifest_sha256": "m", "metrics": {}, "created_at": AT + timedelta(minutes=30)}
+        conn.execute(sa.insert(checkpoints).values(id=f"c-{job.id}", **this, **saved))
+        conn.execute(sa.insert(reservations).values(**this, pool="h100", num_gpus=1, granted_at=AT, released_at=AT + timedelta(hours=5)))
+    assert metering.settle_due(platform) == 1
+    usage, refund = job.entries()
+    assert (usage.gpu_seconds, usage.amount_micros) == (1800, 2_000_000), "half an hour to its last checkpoint, not five"
+    assert usage.detail["end_known_from"] == "inferred"
+    assert refund.amount_micros == -2_000_000, "its machine was lost, which is the platform's fault"
+
+
+def test_a_running_attempt_is_left_alone(platform: Platform) -> None:
+    job = metered_job(platform)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(attempts).values(job_id=job.id, attempt=1, workload="w", started_at=AT))
+        conn.execute(sa.insert(reservations).values(job_id=job.id, attempt=1, pool="h100", num_gpus=1, granted_at=AT))
+        job.started(conn, 1, AT)
+    metering.settle_due(platform)
+    assert job.entries() == []
+
+
+def test_a_type_of_gpu_without_a_price_is_billed_once_it_has_one(new_platform: Callable[..., Platform], tmp_path: Path) -> None:
+    platform = new_platform()
+    job = metered_job(platform)
+    assert job.run(pool=replace(POOL, gpu_type="b300-288gb")) == []
+    (not_billed,) = ledger_check.check(platform).differences
+    assert not_billed.code == "not_billed"
+    assert "b300-288gb" in not_billed.detail
+    body = yaml.safe_load(prices.BUILTIN.read_text())
+    body["lists"][0]["gpus"]["b300-288gb"] = body["lists"][0]["gpus"]["h100-80gb"]
+    own = tmp_path / "prices.yaml"
+    own.write_text(yaml.safe_dump(body))
+    priced = replace(platform, settings=replace(platform.settings, prices_file=own))
+    assert metering.settle_due(priced) == 1
+    assert job.owes() == 4_000_000
+
+
+@pytest.mark.parametrize(("pricing", "owed"), [("on_demand", 4_000_000), ("spot", 2_000_000), ("reserved", 2_800_000)])
+def test_hours_cost_what_their_pool_is_whatever_the_job_asked_for(platform: Platform, pricing: Any, owed: int) -> None:
+    job = metered_job(platform)
+    (usage,) = job.run(pool=Pool(name="p", num_gpus=8, gpu_type="h100-80gb", max_gpus_per_job=8, pricing=pricing))
+    assert (usage.amount_micros, usage.list_micros, usage.pricing) == (owed, 4_000_000, pricing)
+
+
+def test_a_free_attempt_is_entered_with_its_time_and_is_no_case(platform: Platform) -> None:
+    job = metered_job(platform, tier="free")
+    (usage,) = job.run(outcome="oom", fault=Fault.AMBIGUOUS)
+    assert (usage.gpu_seconds, usage.amount_micros) == (3600, 0)
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(refund_cases).where(refund_cases.c.job_id == job.id)).all() == []
+
+
+def test_the_first_report_of_an_id_stays(platform: Platform) -> None:
+    job = metered_job(platform)
+    with platform.engine.begin() as conn:
+        job.started(conn, 1, AT)
+        job.started(conn, 1, AT + timedelta(hours=9))
+        kept = conn.execute(sa.select(meter_events.c.at).where(meter_events.c.job_id == job.id)).scalars().all()
+    assert kept == [AT]
+
+
+def test_what_runs_now_is_known_with_its_price_so_far(platform: Platform) -> None:
+    from control_plane.service.usage import unbilled
+
+    job: MeteredJob = metered_job(platform)
+    with platform.engine.begin() as conn:
+        job.started(conn, 1, AT, num_gpus=2)
+        (running,) = unbilled(conn, at_time(platform, AT + timedelta(minutes=30)), job.tenant)
+    assert (running.gpu_ms, running.amount_micros, running.model) == (3_600_000, 4_000_000, "tiny-base")

@@ -1,0 +1,340 @@
+"""GPU-hours in the database: holds, what counts as used, and what becomes of jobs at their tenant's cap."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.jobs import JobState
+from control_plane.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.service import attempts, capping, files, jobs, quotas, scheduling, tenants
+from control_plane.service.attempts import Ending
+from control_plane.service.platform import Platform
+from control_plane.service.preparation import mark_packed
+from control_plane.service.submission import JobRequest
+from control_plane.tables import files as files_table
+from control_plane.tables import job_events, outbox, quota_holds, reservations
+from control_plane.tables import tenants as tenants_table
+from ft_assets.errors import Fault, QuotaExceeded
+from ft_assets.training.failures import FailureClass, Retry
+from tests.followed_jobs import Job, until
+from tests.ledger import enter
+from tests.scripted_training import Scenario
+from tests.training_specs import SPEC
+
+MID_MONTH = datetime(2026, 5, 15, 12, tzinfo=UTC)
+PAUSED = FailureClass(code="paused", fault=Fault.USER, retry=Retry.NEVER, message="paused", remedy="resume")
+LOST = FailureClass(code="node_lost", fault=Fault.PLATFORM, retry=Retry.RESUME, message="lost", remedy="")
+
+
+@dataclass
+class Account:
+    """A tenant on a platform whose time is told."""
+
+    platform: Platform
+    now: list[datetime]
+    tenant: str
+    file: str
+
+    def limit(self, **limits: float | None) -> None:
+        with self.platform.engine.begin() as conn:
+            conn.execute(sa.update(tenants_table).where(tenants_table.c.id == self.tenant).values(**limits))
+
+    def wait(self, **span: float) -> None:
+        self.now[0] += timedelta(**span)
+
+    def submit(self, **fields: Any) -> str:
+        request = JobRequest.from_body({"model": "tiny-base", "training_file": self.file, **fields})
+        return str(jobs.submit(self.platform, self.tenant, request).job["id"])
+
+    def pack(self, job_id: str, *, hours: float) -> Any:
+        mark_packed(self.platform, self.tenant, job_id, spec=SPEC, total_steps=10, expected_s=hours * 3600)
+        return self.row(job_id)
+
+    def run(self, job_id: str) -> attempts.Claim:
+        scheduling.place(self.platform)
+        held = attempts.claim(self.platform, self.tenant, job_id)
+        attempts.mark_started(self.platform, held, from_step=0, started_at=self.now[0].timestamp())
+        return held
+
+    def running(self, *, hours: float, **fields: Any) -> attempts.Claim:
+        job_id = self.submit(**fields)
+        self.pack(job_id, hours=hours)
+        return self.run(job_id)
+
+    def end(self, held: attempts.Claim, failure: FailureClass | None) -> JobState:
+        with self.platform.engine.connect() as conn:
+            query = sa.text("SELECT started_at FROM attempts WHERE job_id = :job AND attempt = :attempt")
+            started = conn.execute(query, {"job": held.job_id, "attempt": held.attempt}).scalar_one()
+        status = WorkloadStatus(
+            name="w", phase=WorkloadPhase.EXITED, exit_code=0, started_at=started.timestamp(), ended_at=self.now[0].timestamp()
+        )
+        code = failure.code if failure else "succeeded"
+        ending = Ending(outcome=code, failure=failure, last_step=5, trained_tokens=1, status=status)
+        return attempts.finish(self.platform, held, ending)
+
+    def row(self, job_id: str) -> Any:
+        return jobs.get(self.platform, self.tenant, job_id).row
+
+    def hours(self) -> tuple[float, float, float]:
+        """Settled, running and held."""
+        with self.platform.engine.connect() as conn:
+            at = quotas.standing(conn, self.tenant, self.now[0])
+        return tuple(round(s / 3600, 3) for s in (at.settled_s, at.running_s, at.held_s))  # type: ignore[return-value]
+
+    def events(self, job_id: str, code: str) -> list[Any]:
+        query = sa.select(job_events).where(job_events.c.job_id == job_id, job_events.c.code == code).order_by(job_events.c.seq)
+        with self.platform.engine.connect() as conn:
+            return list(conn.execute(query))
+
+    def told(self) -> list[tuple[str, str | None, int | None]]:
+        """What the outbox says of quotas: type, limit, percent."""
+        query = sa.select(outbox).where(outbox.c.tenant_id == self.tenant, outbox.c.type.like("quota.%")).order_by(outbox.c.created_at)
+        with self.platform.engine.connect() as conn:
+            return sorted((r.type, r.data.get("limit"), r.data.get("percent")) for r in conn.execute(query))
+
+
+@pytest.fixture
+def account(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Account:
+    now = [MID_MONTH]
+    platform = replace(new_platform(local_gpus="8"), clock=lambda: now[0])
+    owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    return Account(platform, now, owner.id, str(file["id"]))
+
+
+def test_an_admitted_job_holds_its_expected_time_until_it_ends(account: Account) -> None:
+    first, second = account.submit(), account.submit()
+    one = account.hours()[2] / 2
+    assert one > 0
+    jobs.cancel(account.platform, account.tenant, first)
+    assert account.hours() == (0, 0, pytest.approx(one, abs=0.001))
+    jobs.cancel(account.platform, account.tenant, second)
+    assert account.hours() == (0, 0, 0)
+
+
+def test_fifty_submissions_at_once_against_gpu_hours_for_five_are_five(account: Account) -> None:
+    one = quotas.of_job(account.platform, account.tenant, account.submit()).gpu_seconds / 3600
+    account.limit(hard_gpu_hours=one * 5.5)
+
+    def submit(seed: int) -> bool:
+        try:
+            account.submit(seed=seed)
+        except QuotaExceeded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        admitted = list(pool.map(submit, range(49)))
+    assert sum(admitted) == 4, "beside the one before"
+    assert account.hours()[2] == pytest.approx(one * 5, abs=0.001)
+
+
+def test_what_was_counted_replaces_the_first_estimate(account: Account) -> None:
+    job = account.submit()
+    assert not quotas.of_job(account.platform, account.tenant, job).counted
+    account.pack(job, hours=3)
+    assert account.hours() == (0, 0, 3)
+    assert quotas.of_job(account.platform, account.tenant, job).counted
+
+
+def test_tokens_that_the_report_has_counted_for_this_model_are_no_first_estimate(account: Account) -> None:
+    model = account.platform.models.get("tiny-base")
+    first = quotas.of_job(account.platform, account.tenant, account.submit())
+    report = {
+        "stats": {"tokens": {"total": 10**15, "max": 100}},
+        "model": {"tokenizer_digest": model.tokenizer_digest, "template_digest": model.template_digest},
+    }
+    with account.platform.engine.begin() as conn:
+        conn.execute(sa.update(files_table).where(files_table.c.id == account.file).values(report=report))
+    counted = quotas.of_job(account.platform, account.tenant, account.submit(hyperparameters={"n_epochs": 2}))
+    assert (first.counted, counted.counted) == (False, True)
+    assert counted.gpu_seconds > 10 * first.gpu_seconds
+
+
+def test_a_job_whose_count_does_not_fit_fails_before_it_takes_a_gpu(account: Account) -> None:
+    account.limit(hard_gpu_hours=4)
+    account.pack(account.submit(), hours=3)
+    second = account.submit()
+    row = account.pack(second, hours=2)
+    assert (row["state"], row["error"]["code"]) == ("failed", "exceeded_quota")
+    assert "the data is counted now" in row["error"]["message"]
+    assert account.hours() == (0, 0, 3), "it holds nothing any more"
+    scheduling.place(account.platform)
+    with account.platform.engine.connect() as conn:
+        assert second not in conn.execute(sa.select(reservations.c.job_id)).scalars().all()
+
+
+def test_a_cap_that_was_lowered_meanwhile_takes_nothing_from_a_job_that_needs_less_than_it_holds(account: Account) -> None:
+    job = account.submit()
+    account.pack(job, hours=3)
+    second = account.submit()
+    account.limit(hard_gpu_hours=1)
+    assert account.pack(second, hours=0.001)["state"] == "queued"
+
+
+def test_used_is_what_ran_this_month_and_was_not_refunded_and_a_hold_gets_less_by_it(account: Account) -> None:
+    held = account.running(hours=4)
+    assert account.hours() == (0, 0, 4)
+    account.wait(hours=1)
+    assert account.hours() == (0, 1, 3)
+    assert account.end(held, LOST) is JobState.QUEUED
+    assert account.hours() == (0, 0, 4), "a loss of the platform does not count"
+    again = account.run(held.job_id)
+    account.wait(hours=6)
+    assert account.hours() == (0, 6, 0), "it took longer than expected"
+    account.end(again, None)
+    assert account.hours() == (6, 0, 0)
+
+
+def test_an_attempt_counts_in_the_months_in_which_it_ran(account: Account) -> None:
+    account.now[0] = datetime(2026, 5, 31, 22, tzinfo=UTC)
+    held = account.running(hours=10)
+    account.wait(hours=3)
+    assert account.hours() == (0, 1, 7), "since the month began; what is held is of the whole job"
+    with account.platform.engine.begin() as conn:
+        enter(conn, account.tenant, "old", amount_micros=1, gpu_seconds=7200.0)  # today's, by the wall clock
+    assert account.hours()[0] == 0
+    assert held.attempt == 1
+
+
+def test_a_job_in_overage_says_so_with_the_numbers(account: Account) -> None:
+    account.limit(soft_gpu_hours=0)
+    job = account.submit()
+    (event,) = account.events(job, "quota_overage")
+    assert "exceed the soft limit of 0 a month" in event.message
+    shown = quotas.of_job(account.platform, account.tenant, job).to_dict()
+    assert shown["goes_into_overage"]
+    assert shown["overage_gpu_hours"] == shown["job_gpu_hours"] > 0
+    assert (shown["month"], shown["left_gpu_hours"], shown["fits"]) == ("2026-05", 1000.0, True)
+    assert "paused at their next checkpoint" in shown["on_hard_cap"]
+
+
+def test_each_share_of_each_limit_is_told_once_a_month_and_a_new_limit_anew(account: Account) -> None:
+    account.limit(soft_gpu_hours=10, hard_gpu_hours=100)
+    held = account.running(hours=20)
+    account.wait(hours=7)
+    assert capping.enforce(account.platform).told == 0
+    account.wait(hours=1)
+    assert capping.enforce(account.platform).told == 1
+    assert capping.enforce(account.platform).told == 0
+    account.wait(hours=2)
+    assert capping.enforce(account.platform).told == 1
+    assert account.told() == [("quota.threshold_reached", "soft", 80), ("quota.threshold_reached", "soft", 100)]
+    assert [e.data["percent"] for e in account.events(held.job_id, "quota_threshold_reached")] == [80, 100]
+    account.limit(soft_gpu_hours=12)
+    assert capping.enforce(account.platform).told == 1, "80 % of another limit"
+
+
+def test_at_the_hard_cap_running_jobs_are_paused_queued_ones_wait_and_all_go_on_when_it_is_raised(account: Account) -> None:
+    account.limit(hard_gpu_hours=10)
+    held = account.running(hours=6)
+    by_tenant = account.submit(suffix="by-tenant")
+    jobs.pause(account.platform, account.tenant, account.pack(by_tenant, hours=0.1)["id"])
+    account.wait(hours=10)
+    waiting = _submitted_before_the_cap(account)
+    done = capping.enforce(account.platform)
+    assert done.paused == [held.job_id]
+    row = account.row(held.job_id)
+    assert (row["state"], row["reason"], row["stop_requested"]) == ("pausing", "hard_cap_reached", "pause")
+    assert ("quota.hard_cap_reached", "hard", 100) in account.told()
+    assert [e.level for e in account.events(held.job_id, "hard_cap_reached")] == ["warn"]
+    assert account.end(held, PAUSED) is JobState.PAUSED
+    row = account.row(held.job_id)
+    assert (row["state"], row["reason"]) == ("paused", "hard_cap_reached")
+    assert "from 2026-06-01 00:00 UTC" in row["reason_detail"]
+
+    scheduling.place(account.platform)
+    queued = account.row(waiting)
+    assert (queued["state"], queued["reason"]) == ("queued", "WaitingForQuota")
+    assert "10 of the 10 GPU-hours" in queued["reason_detail"]
+    assert capping.enforce(account.platform) == capping.Round(told=0, paused=[], resumed=[])
+
+    account.limit(hard_gpu_hours=100)
+    assert capping.enforce(account.platform).resumed == [held.job_id]
+    scheduling.place(account.platform)
+    assert {account.row(j)["state"] for j in (held.job_id, waiting)} == {"provisioning"}
+    assert account.row(by_tenant)["state"] == "paused", "the tenant's own pause is the tenant's to end"
+
+
+def _submitted_before_the_cap(account: Account) -> str:
+    """A packed job; its hold was there before the cap came down to what is used."""
+    account.limit(hard_gpu_hours=100)
+    job = account.submit(suffix="waiting")
+    account.pack(job, hours=1)
+    account.limit(hard_gpu_hours=10)
+    return job
+
+
+def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -> None:
+    account.limit(hard_gpu_hours=10)
+    held = account.running(hours=6)
+    account.wait(hours=11)
+    capping.enforce(account.platform)
+    account.end(held, PAUSED)
+    account.now[0] = datetime(2026, 6, 1, 0, 0, 5, tzinfo=UTC)
+    assert capping.enforce(account.platform).resumed == [held.job_id]
+    assert account.row(held.job_id)["state"] == "queued"
+    assert account.hours()[2] > 0, "the rest of it is held again"
+
+
+def test_a_capped_job_that_its_tenant_pauses_stays_paused_until_the_tenant_resumes_it(account: Account) -> None:
+    account.limit(hard_gpu_hours=10)
+    held = account.running(hours=6)
+    account.wait(hours=11)
+    capping.enforce(account.platform)
+    account.end(held, PAUSED)
+    with pytest.raises(QuotaExceeded, match="GPU-hours"):
+        jobs.resume(account.platform, account.tenant, held.job_id)
+    jobs.pause(account.platform, account.tenant, held.job_id)
+    account.limit(hard_gpu_hours=100)
+    assert capping.enforce(account.platform).resumed == []
+    jobs.resume(account.platform, account.tenant, held.job_id)
+    assert account.row(held.job_id)["state"] == "queued"
+    assert account.hours()[2] > 0
+
+
+def test_one_tenants_cap_is_nobody_elses(account: Account, write_chat_rows: Callable[..., Path]) -> None:
+    owner, _ = tenants.create(account.platform, "other", tier="free")
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(account.platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    other = Account(account.platform, account.now, owner.id, str(file["id"]))
+    account.limit(hard_gpu_hours=1)
+    mine, theirs = account.running(hours=1), other.running(hours=1)
+    account.wait(hours=2)
+    assert capping.enforce(account.platform).paused == [mine.job_id]
+    assert other.row(theirs.job_id)["state"] == "provisioning"
+    after = other.submit()
+    other.pack(after, hours=0.5)
+    scheduling.place(account.platform)
+    assert other.row(after)["state"] == "provisioning"
+
+
+def test_a_real_workload_is_stopped_at_a_checkpoint_by_the_cap_and_goes_on_from_it(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    held, thread, endings = job.following(Scenario(steps=6, hold_at=4))
+    until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 4)
+    with job.platform.engine.begin() as conn:
+        conn.execute(sa.update(tenants_table).values(hard_gpu_hours=0.000001))
+    assert capping.enforce(job.platform).paused == [job.id]
+    thread.join(30)
+    assert attempts.finish(job.platform, held, endings[0]) is JobState.PAUSED
+    step = job.steps()[0]
+    assert step in (4, 5), "a checkpoint was made where it stood"
+    assert capping.enforce(job.platform).resumed == []
+    with job.platform.engine.begin() as conn:
+        conn.execute(sa.update(tenants_table).values(hard_gpu_hours=10.0))
+    assert capping.enforce(job.platform).resumed == [job.id]
+    assert job.train(Scenario(steps=6))[1] is JobState.EVALUATING
+    assert job.from_steps() == [0, step]
+    with job.platform.engine.connect() as conn:
+        assert conn.execute(sa.select(quota_holds.c.released_at)).scalar_one() is not None, "it is trained"

@@ -1,0 +1,76 @@
+"""Storage is sampled once a day, billed beyond the allowance, and entered once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from control_plane import prices
+from control_plane.service import ledger, ledger_check, storage
+from control_plane.service.platform import Platform
+from control_plane.tables import files, ledger_entries, storage_samples
+from ft_assets import layout
+from tests.metered_job import AT, at_time, metered_job
+
+
+@pytest.fixture
+def priced(new_platform: Callable[..., Platform], tmp_path: Path) -> Platform:
+    """A platform without allowances, on which a byte costs 31 micro-dollars a month of 31 days."""
+    body = yaml.safe_load(prices.BUILTIN.read_text())
+    held = body["lists"][0]
+    held["storage"]["micros_per_gib_month"] = 31 * (1 << 30)
+    for tier in held["tiers"].values():
+        tier["storage_allowance_gib"] = 0
+    file = tmp_path / "prices.yaml"
+    file.write_text(yaml.safe_dump(body))
+    made = new_platform()
+    return at_time(replace(made, settings=replace(made.settings, prices_file=file)), AT)
+
+
+def test_every_class_is_measured_where_it_lies(priced: Platform) -> None:
+    tenant = metered_job(priced).tenant
+    root = layout.tenant_prefix(tenant)
+    for key, size in (
+        ("datasets/ds_1/rows.parquet", 10), ("packs/p/shard-00000.parquet", 20), ("references/r/ref.parquet", 5),
+        ("jobs/ftjob-1/checkpoints/a1/step-00000001/optimizer.pt", 300), ("adapters/adp-1/adapter_model.safetensors", 40),
+    ):  # fmt: skip
+        priced.objects.put_bytes(f"{root}/{key}", b"x" * size)
+    with priced.engine.begin() as conn:
+        conn.execute(sa.update(files).where(files.c.tenant_id == tenant).values(bytes=1000))
+    assert storage.measured(priced, tenant) == {"files": 1000, "datasets": 35, "checkpoints": 300, "adapters": 40, "exports": 0}
+
+
+def test_a_day_is_sampled_and_billed_once_and_each_day_has_its_own_entry(priced: Platform) -> None:
+    job = metered_job(priced)
+    with priced.engine.begin() as conn:
+        conn.execute(sa.update(files).where(files.c.tenant_id == job.tenant).values(bytes=1000))
+    assert storage.sample_due(priced) == 1
+    assert storage.sample_due(at_time(priced, AT + timedelta(hours=5))) == 0
+    assert storage.sample_due(at_time(priced, AT + timedelta(days=1))) == 1
+    entries = [ledger.entry_of(row) for row in ledger.list_entries(priced, job.tenant, kind="storage", order="asc").items]
+    assert [e.id for e in entries] == [f"storage/{job.tenant}/2026-03-10", f"storage/{job.tenant}/2026-03-11"]
+    assert [e.amount_micros for e in entries] == [1000, 1000]
+    assert entries[0].detail["bytes"]["files"] == 1000
+    assert ledger_check.check(priced).differences == ()
+
+
+def test_what_lies_within_the_allowance_is_shown_and_free(platform: Platform) -> None:
+    job = metered_job(platform)
+    storage.sample_due(at_time(platform, AT))
+    query = sa.select(ledger_entries.c.amount_micros).where(ledger_entries.c.id == f"storage/{job.tenant}/2026-03-10")
+    with platform.engine.connect() as conn:
+        assert conn.execute(query).scalar_one() == 0
+        assert conn.execute(sa.select(storage_samples.c.bytes).where(storage_samples.c.tenant_id == job.tenant)).scalar_one()["files"] == 1
+
+
+def test_a_round_that_has_no_time_left_goes_on_in_the_next(priced: Platform) -> None:
+    for _ in range(3):
+        metered_job(priced)
+    assert storage.sample_due(priced, budget_s=0) == 0
+    assert storage.sample_due(priced) == 3

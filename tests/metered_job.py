@@ -1,0 +1,88 @@
+"""A job whose attempts are reported, and billed, as a test wants them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.billing import Entry
+from control_plane.pools import Pool
+from control_plane.service import ledger, metering, tenants
+from control_plane.service.platform import Platform
+from control_plane.tables import files, jobs, ledger_entries
+from ft_assets.errors import Fault
+
+AT = datetime(2026, 3, 10, 12, tzinfo=UTC)
+POOL = Pool(name="h100", num_gpus=8, gpu_type="h100-80gb", max_gpus_per_job=8)
+
+
+def at_time(platform: Platform, now: datetime) -> Platform:
+    """The platform, with its clock stopped at `now`."""
+    return replace(platform, clock=lambda: now)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeteredJob:
+    platform: Platform
+    tenant: str
+    row: RowMapping
+
+    @property
+    def id(self) -> str:
+        return str(self.row["id"])
+
+    def started(self, conn: Connection, attempt: int, at: datetime, *, pool: Pool = POOL, num_gpus: int = 1) -> None:
+        metering.report_started(conn, self.row, attempt, pool=pool, num_gpus=num_gpus, at=at, now=self.platform.clock())
+
+    def ended(self, conn: Connection, attempt: int, at: datetime, *, outcome: str = "succeeded", fault: Fault | None = None) -> None:
+        metering.report_ended(conn, self.row, attempt, outcome=outcome, fault=fault, at=at, now=self.platform.clock(), seen=True)
+
+    def run(
+        self,
+        attempt: int = 1,
+        *,
+        at: datetime = AT,
+        hours: float = 1.0,
+        outcome: str = "succeeded",
+        fault: Fault | None = None,
+        **how: Any,
+    ) -> list[Entry]:
+        """An attempt from its start to its entries."""
+        with self.platform.engine.begin() as conn:
+            self.started(conn, attempt, at, **how)
+            self.ended(conn, attempt, at + timedelta(hours=hours), outcome=outcome, fault=fault)
+            return metering.settle(conn, self.platform, self.tenant, self.id, attempt)
+
+    def entries(self) -> list[Entry]:
+        with self.platform.engine.connect() as conn:
+            return ledger.of_job(conn, self.tenant, self.id)
+
+    def owes(self) -> int:
+        query = sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0)).where(ledger_entries.c.job_id == self.id)
+        with self.platform.engine.connect() as conn:
+            return int(conn.execute(query).scalar_one())
+
+
+def metered_job(platform: Platform, tenant: str | None = None, *, tier: str = "standard") -> MeteredJob:
+    """A job as a row, of a new tenant if none is named."""
+    if tenant is None:
+        tenant = tenants.create(platform, f"t-{uuid.uuid4().hex[:10]}", tier=tier)[0].id
+    made, now = uuid.uuid4().hex, platform.clock()
+    file = {
+        "id": f"file-{made}", "tenant_id": tenant, "filename": "f", "purpose": "fine-tune", "bytes": 1, "sha256": "", "object_key": "k",
+        "status": "processed", "created_at": now,
+    }  # fmt: skip
+    job = {
+        "id": f"ftjob-{made}", "tenant_id": tenant, "state": "running", "tier": tier, "model": "tiny-base", "base_digest": "d",
+        "method": "supervised", "training_file": file["id"], "seed": 1, "request": {}, "request_sha256": made, "hyperparameters": {},
+        "created_at": now,
+    }  # fmt: skip
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(files).values(**file))
+        row = conn.execute(sa.insert(jobs).values(**job).returning(jobs)).mappings().one()
+    return MeteredJob(platform=platform, tenant=tenant, row=row)

@@ -1,0 +1,157 @@
+"""Webhooks against a real receiver: what it does ends in bounded time, and nothing inner is ever connected to."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from control_plane.targets import parse_networks
+from ft_assets.errors import InvalidRequest
+from resources.webhook_sender import HttpWebhookSender, system_resolve
+from tests.certificates import contexts
+from tests.webhook_receiver import Receiver, receiver
+
+HERE = parse_networks("127.0.0.1/32")
+
+
+@pytest.fixture
+def there() -> Iterator[Receiver]:
+    with receiver() as started:
+        yield started
+
+
+def send(sender: HttpWebhookSender, url: str, body: bytes = b"{}"):  # type: ignore[no-untyped-def]
+    return sender.send(url, headers={"webhook-id": "evt_1"}, body=body)
+
+
+def test_a_webhook_arrives_as_it_was_sent(there: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    answer = send(HttpWebhookSender(allowed=HERE), there.url("/ok?a=1"), b'{"a":1}')
+    assert (answer.status, answer.error) == (200, None)
+    (got,) = there.received
+    assert (got.path, got.body, got.headers["webhook-id"]) == ("/ok?a=1", b'{"a":1}', "evt_1")
+    assert got.headers["host"] == f"127.0.0.1:{there.port}"
+
+
+def test_a_refusal_is_told_with_the_beginning_of_its_text_and_the_time_that_it_asks_for(there: Receiver) -> None:
+    answer = send(HttpWebhookSender(allowed=HERE), there.url("/status/503?after=120"))
+    assert (answer.status, answer.retry_after_s) == (503, 120.0)
+    assert answer.text == "sorry: \\u001b[31m no", "what could steer a terminal is written out"
+    answer = send(HttpWebhookSender(allowed=HERE), there.url("/status/503?after=Wed,%2021%20Oct%202015%2007:28:00%20GMT"))
+    assert answer.retry_after_s == 0.0
+    assert send(HttpWebhookSender(allowed=HERE), there.url("/status/503?after=soon")).retry_after_s is None
+
+
+@pytest.mark.parametrize("path", ["/hang", "/drip"])
+def test_a_receiver_that_hangs_or_answers_drop_by_drop_is_left_in_time(there: Receiver, path: str) -> None:
+    before = time.monotonic()
+    answer = send(HttpWebhookSender(allowed=HERE, timeout_s=0.5), there.url(path))
+    assert answer.status is None and answer.error == "no answer within 0.5 s"
+    assert time.monotonic() - before < 15, "the whole of it is bounded, not each read"
+
+
+def test_a_long_answer_is_not_read_to_its_end(there: Receiver) -> None:
+    answer = send(HttpWebhookSender(allowed=HERE), there.url("/big"))
+    assert (answer.status, answer.text) == (500, "x" * 200)
+
+
+@pytest.mark.parametrize("path", ["/close", "/nonsense"])
+def test_an_answer_that_is_none_is_told_as_such(there: Receiver, path: str) -> None:
+    answer = send(HttpWebhookSender(allowed=HERE), there.url(path))
+    assert answer.status is None and "closed the connection without an answer" in str(answer.error)
+
+
+def test_a_port_where_nobody_listens_is_no_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert send(HttpWebhookSender(allowed=HERE), f"http://127.0.0.1:{port}/").error == "no connection could be made"
+
+
+def test_a_redirect_is_an_answer_and_leads_nowhere(there: Receiver) -> None:
+    with receiver() as inner:
+        answer = send(HttpWebhookSender(allowed=HERE), there.url(f"/redirect?to={inner.url('/secret')}"))
+        assert answer.status == 307
+        assert inner.num_connections == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "2130706433", "0", "[::1]", "[::ffff:127.0.0.1]"])
+def test_this_machine_is_reached_under_none_of_its_names(there: Receiver, host: str) -> None:
+    url = f"https://{host}:{there.port}/"
+    sender = HttpWebhookSender()
+    with pytest.raises(InvalidRequest, match="public addresses alone"):
+        sender.check(url)
+    assert "public addresses alone" in str(send(sender, url).error)
+    assert there.num_connections == 0
+
+
+class Rebinding:
+    """A name that stands for `first`, and for `then` whenever it is asked for again."""
+
+    def __init__(self, first: str, then: str) -> None:
+        self.first, self.then = first, then
+        self.num_asked = 0
+
+    def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.num_asked += 1
+        return [self.first if self.num_asked == 1 else self.then]
+
+
+def test_a_name_that_changes_between_check_and_connection_is_asked_for_once() -> None:
+    """127.0.0.1 is the allowed address here, and 127.0.0.2 the one that must not be reached."""
+    with receiver() as outer, socket.create_server(("127.0.0.2", outer.port)) as inner:
+        inner.settimeout(0.2)
+        resolve = Rebinding("127.0.0.1", "127.0.0.2")
+        sender = HttpWebhookSender(allowed=HERE, resolve=resolve)
+        assert send(sender, f"http://hooks.example.com:{outer.port}/ok").status == 200
+        assert resolve.num_asked == 1
+        assert outer.received[0].headers["host"] == f"hooks.example.com:{outer.port}"
+        again = send(sender, f"http://hooks.example.com:{outer.port}/ok")
+        assert again.status is None and "public addresses alone" in str(again.error), "each delivery looks anew"
+        with pytest.raises(TimeoutError):
+            inner.accept()
+
+
+def test_a_name_that_passed_the_check_at_its_creation_is_checked_at_each_delivery(there: Receiver) -> None:
+    sender = HttpWebhookSender(resolve=Rebinding("8.8.8.8", "127.0.0.1"))
+    sender.check(f"https://hooks.example.com:{there.port}/")
+    assert "public addresses alone" in str(send(sender, f"https://hooks.example.com:{there.port}/").error)
+    assert there.num_connections == 0
+
+
+def test_a_resolver_that_hangs_holds_up_nobody_for_longer_than_the_rest_may_take() -> None:
+    def never(host: str, port: int) -> Sequence[str]:
+        time.sleep(3)
+        return ["8.8.8.8"]
+
+    before = time.monotonic()
+    assert send(HttpWebhookSender(resolve=never, timeout_s=0.2), "https://hooks.example.com/").status is None
+    assert time.monotonic() - before < 2.5
+
+
+def test_tls_verifies_the_name_and_not_the_address_that_was_connected_to(tmp_path: Path) -> None:
+    server, trust = contexts(tmp_path, host="hooks.example.com")
+    with receiver(tls=server) as there:
+        sender = HttpWebhookSender(allowed=HERE, resolve=lambda h, p: ["127.0.0.1"], trust=lambda: trust)
+        assert send(sender, f"https://hooks.example.com:{there.port}/ok").status == 200
+        assert there.received[0].headers["host"] == f"hooks.example.com:{there.port}"
+        other = send(sender, f"https://other.example.com:{there.port}/ok")
+        assert other.status is None and "certificate is refused" in str(other.error)
+        unknown = HttpWebhookSender(allowed=HERE, resolve=lambda h, p: ["127.0.0.1"])
+        assert "certificate is refused" in str(send(unknown, f"https://hooks.example.com:{there.port}/ok").error)
+        assert len(there.received) == 1
+
+
+def test_the_next_address_is_tried_where_the_first_takes_no_connection(there: Receiver) -> None:
+    both = parse_networks("127.0.0.0/8")
+    sender = HttpWebhookSender(allowed=both, resolve=lambda h, p: ["127.0.0.9", "127.0.0.1"])
+    assert send(sender, f"http://hooks.example.com:{there.port}/ok").status == 200
+
+
+def test_the_system_resolves_addresses_and_names() -> None:
+    assert "127.0.0.1" in system_resolve("localhost", 443)
+    assert system_resolve("0x7f.1", 443) == ["127.0.0.1"]

@@ -1,0 +1,46 @@
+"""What Dagster's daemon and run workers do for one job, in one process of its own: sensors ask for runs, their assets are made.
+
+``python -m tests.watching_steps``: the platform is the one that the environment describes; ends when the job does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+from control_plane.service.scheduling import due_runs, place
+from control_plane.settings import load
+from ft_assets import definitions, logs
+from resources.dagster_platform import PlatformResource
+from resources.platform import open_platform
+from sensors.run_requests import run_request
+
+ASSETS = {"prepare": ("dataset", "tokenized_pack"), "train": ("checkpoint",), "evaluate": ("eval_report", "adapter")}
+
+
+def main() -> None:
+    logs.configure("ft-dagster")
+    platform = open_platform(load())
+    assets = list(definitions.defs.assets or ())
+    with dg.DagsterInstance.ephemeral() as instance:
+        for stage in ("prepare", "train", "evaluate"):
+            place(platform)
+            (due,) = due_runs(platform, (stage,))
+            _make(instance, assets, run_request(due), ASSETS[stage])
+
+
+def _make(instance: dg.DagsterInstance, assets: Sequence[object], request: dg.RunRequest, names: Sequence[str]) -> None:
+    instance.add_dynamic_partitions("jobs", [str(request.partition_key)])
+    dg.materialize(
+        assets,  # type: ignore[arg-type]
+        selection=list(names),
+        partition_key=request.partition_key,
+        tags=dict(request.tags),
+        instance=instance,
+        resources={"platform": PlatformResource()},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Writes the generated half of the Python client: ``python -m tools.client``."""

@@ -1,0 +1,47 @@
+"""The synchronous half of the client, made from the asynchronous one: the same text with the waiting taken out.
+
+What differs between the two beyond ``await`` has one name in each: :data:`NAMES` lists the pairs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+NAMES = {
+    "AsyncIterator": "Iterator",
+    "AsyncIterable": "Iterable",
+    "AsyncClient": "Client",
+    "AsyncBaseTransport": "BaseTransport",
+    "AsyncGenerator": "Generator",
+    "aclosing": "closing",
+    "asynccontextmanager": "contextmanager",
+    "async_pause": "pause",
+    "asynchronous": "synchronous",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "aiter_bytes": "iter_bytes",
+    "aiter_lines": "iter_lines",
+    "aclose": "close",
+    "aread": "read",
+}
+KEYWORD = re.compile(r"\b(?:async (?=def|with|for)|await )")
+PREFIX = re.compile(r"\bAsync(?=[A-Z])")
+AWAITED = re.compile(r"\bAwaitable\[(\w+)\]")
+WORD = re.compile(r"\b(?:" + "|".join(map(re.escape, NAMES)) + r")\b")
+HEADER = "# Written by `python -m tools.client` from {source}: change that, and run it again.\n"
+
+
+def modules(source: Path) -> dict[str, str]:
+    """The text of each module, by its path below the client's package."""
+    return {
+        f"synchronous/{path.name}": HEADER.format(source=f"../asynchronous/{path.name}") + synchronous(path.read_text())
+        for path in sorted(source.glob("*.py"))
+    }
+
+
+def synchronous(text: str) -> str:
+    text = AWAITED.sub(r"\1", KEYWORD.sub("", text))
+    text = WORD.sub(lambda found: NAMES[found[0]], text)
+    return PREFIX.sub("", text)
