@@ -39,9 +39,9 @@ def parse(text: str, names: Collection[str]) -> ast.expr:
 def value(tree: ast.expr, names: Mapping[str, float]) -> float:
     """What a parsed formula is worth; ``ArithmeticError`` or ``ValueError`` where it has no value, as 1/0."""
     found = _value(tree, names)
-    if isinstance(found, complex) or not math.isfinite(found):
-        raise ArithmeticError(f"the formula has no finite real value: {found}")
-    return float(found)
+    if not math.isfinite(found):
+        raise ArithmeticError(f"the formula has no finite value: {found}")
+    return found
 
 
 def _check(node: ast.expr, names: Collection[str]) -> None:
@@ -70,13 +70,20 @@ def _value(node: ast.expr, names: Mapping[str, float]) -> float:
         case ast.Constant(value=int() | float() as number):
             return float(number)  # an OverflowError is an ArithmeticError
         case ast.Name(id=name):
-            return names[name]
+            return float(names[name])
         case ast.UnaryOp(op=op, operand=operand):
-            return OPERATORS[type(op)](_value(operand, names))
+            return _real(OPERATORS[type(op)](_value(operand, names)))
         case ast.BinOp(left=left, op=op, right=right):
-            return OPERATORS[type(op)](_value(left, names), _value(right, names))
+            return _real(OPERATORS[type(op)](_value(left, names), _value(right, names)))
         case ast.Call(func=ast.Name(id=name), args=args):
             found = [_value(arg, names) for arg in args]
-            return FUNCTIONS[name](*found) if len(found) > 1 or name not in ("min", "max") else found[0]
+            return _real(FUNCTIONS[name](*found)) if len(found) > 1 or name not in ("min", "max") else found[0]
         case _:
             raise AssertionError(f"{type(node).__name__} passed the check")
+
+
+def _real(found: complex) -> float:
+    """A float, whatever an operation gives: whole numbers (of ``floor``) would grow without end, and powers take them for hours."""
+    if isinstance(found, complex):
+        raise ArithmeticError(f"a step of the formula has no real value: {found}")
+    return float(found)

@@ -20,12 +20,16 @@ from control_plane import formulas
 from control_plane.text_similarity import METRICS, NEEDS_MORE
 from ft_assets.errors import InvalidRequest
 
-PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 PATH = re.compile(r"\s*(item|sample)((?:\.[^.\s\[\]{}]+|\[[0-9]{1,6}\])*)\s*")
 STEP = re.compile(r"\.([^.\s\[\]{}]+)|\[([0-9]+)\]")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_TEXT = 100_000
-"""Characters of a text once its template is filled; comparing two of these takes about a second."""
+"""Characters of a text once its template is filled."""
+MAX_COMPARED = 20_000
+"""Characters of a text whose similarity is measured: the time grows with the square, and ten graders take under a second."""
+MAX_TEMPLATE = 20_000
+MAX_GIVEN = 200_000
+"""Characters of the sample, and of the item as JSON: templates may name all of it, each of them."""
 MAX_GRADERS = 10
 OPERATIONS = ("eq", "ne", "like", "ilike")
 UNSUPPORTED: Mapping[str, str] = {
@@ -81,7 +85,10 @@ def parse(grader: Mapping[str, Any]) -> Leaf | Multi:
 
 
 def run(grader: Leaf | Multi, *, item: Any, sample: str) -> Graded:
-    """Grade `sample` against `item`."""
+    """Grade `sample` against `item`; ``InvalidRequest`` for more than a request's time allows."""
+    for what, size in (("model_sample", len(sample)), ("item", len(json.dumps(item, ensure_ascii=False)))):
+        if size > MAX_GIVEN:
+            raise InvalidRequest(f"{what} has {size} characters, the limit is {MAX_GIVEN}; leave out what no template names", param=what)
     began, values = time.perf_counter(), {"item": item, "sample": _sample(sample)}
     errors: set[str] = set()
     leaves = {grader.name: grader} if isinstance(grader, Leaf) else grader.graders
@@ -111,6 +118,9 @@ def _graded(leaf: Leaf, values: Mapping[str, Any], errors: set[str]) -> float:
         errors.add("sample_parse_error")
         return 0.0
     if leaf.type == "text_similarity":
+        if max(len(text), len(reference)) > MAX_COMPARED:
+            errors.add("truncated_observation_error")
+            return 0.0
         return METRICS[leaf.how](text, reference)
     return float(_holds(leaf.how, text, reference))
 
@@ -141,13 +151,20 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _pieces(template: str, values: Mapping[str, Any]) -> Iterator[str]:
+    for literal, path in _parts(template):
+        yield literal
+        if path is not None:
+            value = _looked_up(path, values)
+            yield value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _parts(template: str) -> Iterator[tuple[str, str | None]]:
+    """Each literal text with what stands in the ``{{...}}`` behind it, in one pass; None behind the last."""
     end = 0
-    for found in PLACEHOLDER.finditer(template):
-        yield template[end : found.start()]
-        value = _looked_up(found[1], values)
-        yield value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        end = found.end()
-    yield template[end:]
+    while (start := template.find("{{", end)) >= 0 and (stop := template.find("}}", start + 2)) >= 0:
+        yield template[end:start], template[start + 2 : stop]
+        end = stop + 2
+    yield template[end:], None
 
 
 def _looked_up(path: str, values: Mapping[str, Any]) -> Any:
@@ -232,10 +249,12 @@ def _text(grader: Mapping[str, Any], field: str, where: str) -> str:
 
 def _template(grader: Mapping[str, Any], field: str, where: str) -> str:
     text = _text(grader, field, where)
-    for found in PLACEHOLDER.finditer(text):
-        if not PATH.fullmatch(found[1]):
+    if len(text) > MAX_TEMPLATE:
+        raise _invalid(f"{field} has {len(text)} characters, the limit is {MAX_TEMPLATE}; put long texts into the item", f"{where}.{field}")
+    for _, path in _parts(text):
+        if path is not None and not PATH.fullmatch(path):
             raise _invalid(
-                f"{field} holds {found[0][:80]!r}; write {{{{item.FIELD}}}}, {{{{sample.output_text}}}} or "
+                f"{field} holds {f'{{{{{path}}}}}'[:80]!r}; write {{{{item.FIELD}}}}, {{{{sample.output_text}}}} or "
                 "{{sample.output_json.FIELD}}",
                 f"{where}.{field}",
             )

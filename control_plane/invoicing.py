@@ -18,7 +18,7 @@ from ft_assets.errors import InvalidRequest
 
 CURRENCY = "USD"
 HOUR_MS = 3_600_000
-MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
+MONTH = re.compile(r"20[0-9][0-9]-(0[1-9]|1[0-2])")
 ORDER = ("usage", "refund", "storage", "adjustment")
 
 

@@ -2,8 +2,8 @@
 
 Pure: a snapshot in, a decision with its reason out. GPU time counts by calendar months in UTC, in GPU-seconds:
 
-1. *Used* is the time of attempts that ended in the month and were not refunded, and the time of those that run now since
-   they (or the month) began. Waiting, preparation and evaluation use nothing.
+1. *Used* is the time within the month of attempts that have ended and were not refunded, and of those that run now.
+   Waiting, preparation and evaluation use nothing.
 2. *Held* is what admitted jobs are still expected to take: from their admission until they are trained, or have
    ended, or the cap pauses them.
 3. A job is admitted while used and held and its own expected time stay within the hard cap.
@@ -95,6 +95,8 @@ class Ask:
 class Refusal(NamedTuple):
     code: str
     detail: str
+    left_s: float | None = None
+    """GPU-seconds that the hard cap leaves, where they are too few."""
 
 
 class Threshold(NamedTuple):
@@ -151,6 +153,7 @@ def fits(tenant: Tenant, standing: Standing, gpu_seconds: float) -> Refusal | No
         "exceeded_quota",
         f"the job is expected to take {hours(gpu_seconds)} GPU-hours; of the {cap:g} that tenant {tenant.id} has this month "
         f"{hours(standing.used_s)} are used and {hours(standing.held_s)} held by jobs that were admitted. Next: {onward}",
+        left_s=left_s(tenant, standing),
     )
 
 

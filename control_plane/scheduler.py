@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from control_plane.pools import Pool
+from control_plane.pools import RESERVED_FOR, Pool
 
 TIER_ORDER = {"premium": 0, "standard": 1, "free": 2}
 STARVATION_BOUND_S = 48 * 3600.0
@@ -23,8 +23,12 @@ class Reason(enum.StrEnum):
     """The pool's GPUs are in use and the job starts when enough of them are released; or its tenant's hard cap is reached."""
     WAITING_BEHIND_HEAD = "WaitingBehindHead"
     """A job earlier in the order does not fit yet and holds the pool's next free GPUs."""
+    RESERVED_FOR_PREMIUM = "ReservedForPremium"
+    """GPUs are free, but they are kept for premium jobs; it starts when enough others are released."""
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
     """No pool could ever hold the gang."""
+    TENANT_SUSPENDED = "TenantSuspended"
+    """An operator has suspended the tenant; the job starts once it is let in again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +50,7 @@ class Running:
     num_gpus: int
     expected_end: float
     """Unix seconds; the past when it runs longer than estimated."""
+    tier: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +60,8 @@ class Snapshot:
     running: Sequence[Running]
     capped: Mapping[str, str] = field(default_factory=dict)
     """Tenants whose hard cap of GPU-hours is reached, with the reason in words."""
+    suspended: Mapping[str, str] = field(default_factory=dict)
+    """Tenants whom an operator has suspended, with the reason in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,28 +110,54 @@ def schedule(snapshot: Snapshot, *, now: float) -> list[Decision]:
     1. A gang starts whole or not at all, in the first pool that can hold it.
     2. The first job that does not fit closes its pools: nothing behind it overtakes there, so no wide gang starves.
     3. A gang wider than every pool waits for ever and says so; it closes nothing.
-    4. Jobs of tenants at their hard cap come after all others, start nowhere and close nothing.
+    4. Jobs of tenants at their hard cap, or suspended, come after all others, start nowhere and close nothing.
+    5. Jobs of tiers below premium together hold at most what a pool has beside its reserved GPUs.
     """
-    free = {p.name: p.num_gpus - sum(r.num_gpus for r in snapshot.running if r.pool == p.name) for p in snapshot.pools}
+    free = {p.name: _Free.of(p, snapshot.running) for p in snapshot.pools}
     holder: dict[str, Waiting] = {}
     decisions: list[Decision] = []
     position = 0
-    for job in order([w for w in snapshot.waiting if w.tenant not in snapshot.capped], now=now):
-        able = [p for p in snapshot.pools if job.num_gpus <= p.max_gpus_per_job]
-        chosen = next((p for p in able if p.name not in holder and free[p.name] >= job.num_gpus), None)
+    barred = {
+        **{tenant: (Reason.WAITING_FOR_QUOTA, why) for tenant, why in snapshot.capped.items()},
+        **{tenant: (Reason.TENANT_SUSPENDED, why) for tenant, why in snapshot.suspended.items()},
+    }
+    for job in order([w for w in snapshot.waiting if w.tenant not in barred], now=now):
+        able = [p for p in snapshot.pools if job.num_gpus <= p.widest(job.tier)]
+        chosen = next((p for p in able if p.name not in holder and free[p.name].to(job.tier) >= job.num_gpus), None)
         if chosen:
-            free[chosen.name] -= job.num_gpus
+            free[chosen.name] = free[chosen.name].less(job)
             decisions.append(Start(job_id=job.job_id, pool=chosen.name, num_gpus=job.num_gpus))
             continue
         position += 1
         decisions.append(_wait(job, position, able, holder, free, snapshot.running, now))
         for p in able:
             holder.setdefault(p.name, job)
-    capped = order([w for w in snapshot.waiting if w.tenant in snapshot.capped], now=now)
-    return decisions + [
-        Wait(job_id=job.job_id, position=place, reason=Reason.WAITING_FOR_QUOTA, detail=snapshot.capped[job.tenant], expected_start=None)
-        for place, job in enumerate(capped, position + 1)
-    ]
+    for job in order([w for w in snapshot.waiting if w.tenant in barred], now=now):
+        position += 1
+        reason, detail = barred[job.tenant]
+        decisions.append(Wait(job_id=job.job_id, position=position, reason=reason, detail=detail, expected_start=None))
+    return decisions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Free:
+    """What a pool can still give."""
+
+    gpus: int
+    shared: int
+    """Of tiers below premium: what they may take beside what they hold, were it all free."""
+
+    @classmethod
+    def of(cls, pool: Pool, running: Sequence[Running]) -> _Free:
+        held = [r for r in running if r.pool == pool.name]
+        lower = sum(r.num_gpus for r in held if r.tier != RESERVED_FOR)
+        return cls(gpus=pool.num_gpus - sum(r.num_gpus for r in held), shared=pool.num_gpus - pool.reserved_gpus - lower)
+
+    def to(self, tier: str) -> int:
+        return self.gpus if tier == RESERVED_FOR else min(self.gpus, self.shared)
+
+    def less(self, job: Waiting) -> _Free:
+        return _Free(gpus=self.gpus - job.num_gpus, shared=self.shared - (0 if job.tier == RESERVED_FOR else job.num_gpus))
 
 
 def _wait(
@@ -132,20 +165,28 @@ def _wait(
     position: int,
     able: Sequence[Pool],
     holder: dict[str, Waiting],
-    free: dict[str, int],
+    free: dict[str, _Free],
     running: Sequence[Running],
     now: float,
 ) -> Wait:
     if not able:
-        detail = f"needs {job.num_gpus} GPUs at once; no pool gives one job more. Ask for fewer GPUs or another recipe"
+        many = f"{job.num_gpus} GPUs at once; no pool gives that many to one job of tier {job.tier}"
+        detail = f"needs {many}. Ask for fewer GPUs or another recipe"
         return Wait(job_id=job.job_id, position=position, reason=Reason.EXCEEDS_MAX_QUOTA, detail=detail, expected_start=None)
     pool = able[0]
-    start = expected_start(job.num_gpus, free[pool.name], [r for r in running if r.pool == pool.name], now=now)
+    left = free[pool.name]
+    held = [r for r in running if r.pool == pool.name]
+    start = expected_start(job.num_gpus, left.gpus, held, now=now)
+    if job.tier != RESERVED_FOR:  # both must have room, and neither loses any while jobs end
+        start = max(start, expected_start(job.num_gpus, left.shared, [r for r in held if r.tier != RESERVED_FOR], now=now))
     ahead = holder.get(pool.name)
     if ahead:
         detail = f"job {ahead.job_id} is ahead and waits for {ahead.num_gpus} GPUs of pool {pool.name}"
         return Wait(job_id=job.job_id, position=position, reason=Reason.WAITING_BEHIND_HEAD, detail=detail, expected_start=start)
-    detail = f"needs {job.num_gpus} GPUs of pool {pool.name}, {free[pool.name]} of {pool.num_gpus} are free"
+    detail = f"needs {job.num_gpus} GPUs of pool {pool.name}, {left.gpus} of {pool.num_gpus} are free"
+    if left.gpus >= job.num_gpus:
+        kept = f"{detail}, and {pool.reserved_gpus} of the pool are reserved for premium jobs"
+        return Wait(job_id=job.job_id, position=position, reason=Reason.RESERVED_FOR_PREMIUM, detail=kept, expected_start=start)
     return Wait(job_id=job.job_id, position=position, reason=Reason.WAITING_FOR_QUOTA, detail=detail, expected_start=start)
 
 
@@ -169,7 +210,7 @@ def projected_start(snapshot: Snapshot, job_id: str, *, now: float) -> float | N
     The queue is played forward with :func:`schedule` itself: what it would start is started, and time goes on to the next end.
     """
     waiting, running = list(snapshot.waiting), list(snapshot.running)
-    expected = {w.job_id: w.expected_s for w in waiting}
+    jobs = {w.job_id: w for w in waiting}
     for _ in range(MAX_ROUNDS):
         decisions = schedule(replace(snapshot, waiting=waiting, running=running), now=now)
         starts = [d for d in decisions if isinstance(d, Start)]
@@ -177,9 +218,13 @@ def projected_start(snapshot: Snapshot, job_id: str, *, now: float) -> float | N
             return now
         started = {d.job_id for d in starts}
         waiting = [w for w in waiting if w.job_id not in started]
-        running += [Running(job_id=d.job_id, pool=d.pool, num_gpus=d.num_gpus, expected_end=now + expected[d.job_id]) for d in starts]
+        running += [_started(jobs[d.job_id], d, now) for d in starts]
         if not running:
             return None
         now = max(now, min(r.expected_end for r in running))
         running = [r for r in running if r.expected_end > now]
     return None
+
+
+def _started(job: Waiting, start: Start, now: float) -> Running:
+    return Running(job_id=job.job_id, pool=start.pool, num_gpus=job.num_gpus, expected_end=now + job.expected_s, tier=job.tier)

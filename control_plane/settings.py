@@ -40,6 +40,8 @@ class Settings:
     none, and none are rendered."""
     local_gpus: int
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
+    premium_gpus: int
+    """``FT_PREMIUM_GPUS``: slots of the embedded pool that only premium jobs take, fewer than ``FT_LOCAL_GPUS``. Default 0."""
     hub_endpoint: str
     """``FT_HUB_ENDPOINT``: address of the Hub that ``hf://`` ids are fetched from. Default: none, and such ids are refused."""
     safety_file: Path | None
@@ -161,6 +163,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         base_models=tuple(Path(p) for p in (e.get("FT_BASE_MODELS") or "").split(":") if p),
         cluster_file=Path(e["FT_CLUSTER"]) if e.get("FT_CLUSTER") else None,
         local_gpus=int(e.get("FT_LOCAL_GPUS") or 1),
+        premium_gpus=int(e.get("FT_PREMIUM_GPUS") or 0),
         hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "").rstrip("/"),
         toxicity_classifier=e.get("FT_TOXICITY_CLASSIFIER") or "builtin",
         safety_file=Path(e["FT_SAFETY_EXAMPLES"]) if e.get("FT_SAFETY_EXAMPLES") else None,

@@ -110,7 +110,7 @@ class Tenant:
     hard_gpu_hours: float | None
     requests_per_minute: int
     suspended_at: datetime | None = None
-    """Since then every call of its keys is refused; what runs goes on."""
+    """Since then every call of its keys is refused, and nothing of it is submitted or starts; what runs goes on."""
     suspended_reason: str | None = None
 
 
@@ -128,11 +128,15 @@ class Principal:
     """Whose key it is; None: the tenant's own, for its machines."""
     role: Role | None = None
     """Of that member."""
+    names_owners: bool = False
+    """Of a key without a member: an operator or an owner made it."""
+    expires_at: datetime | None = None
+    """Of this key."""
 
     @property
     def may_name_owners(self) -> bool:
-        """Owners, and the tenant's own keys: whoever made the tenant holds one of these."""
-        return self.role in (None, Role.OWNER)
+        """Owners, and the tenant's own keys that they or an operator made: whoever made the tenant holds one of these."""
+        return self.role is Role.OWNER or (self.role is None and self.names_owners)
 
     def require(self, scope: Scope) -> None:
         """Refuse unless the key holds `scope` or one that includes it."""

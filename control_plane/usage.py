@@ -13,11 +13,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from control_plane.billing import Entry
 from control_plane.metering import milliseconds, moment
+from ft_assets.errors import InvalidRequest
 
 Width = Literal["hour", "day", "month"]
 WIDTHS: tuple[Width, ...] = get_args(Width)
-Dimension = Literal["job_id", "model", "gpu_type", "pricing", "kind"]
-DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+Dimension = Literal["job_id", "model", "gpu_type", "pricing", "kind", "tenant"]
+OF_OPERATORS: tuple[Dimension, ...] = get_args(Dimension)
+DIMENSIONS = OF_OPERATORS[:-1]
+"""What a tenant groups its usage by."""
 
 
 class Bucket(NamedTuple):
@@ -26,7 +29,7 @@ class Bucket(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What of an entry falls into one bucket."""
+    """What of an entry, or of several, falls into one bucket."""
 
     begins: datetime
     """Of the bucket."""
@@ -52,6 +55,9 @@ class Total:
     spot_savings_micros: int = 0
     """What usage that was not refunded would have cost more on demand."""
 
+    def and_(self, other: Total) -> Total:
+        return Total(**{name: getattr(self, name) + getattr(other, name) for name in Total.__slots__})
+
     def plus(self, kind: str, part: Part) -> Total:
         """This sum and `part` of an entry of `kind`."""
         changed: dict[str, int] = {"amount_micros": self.amount_micros + part.amount_micros}
@@ -61,6 +67,17 @@ class Total:
             changed[name] = getattr(self, name) + part.gpu_ms
             changed["spot_savings_micros"] = self.spot_savings_micros + part.list_micros - part.amount_micros
         return Total(**({name: getattr(self, name) for name in Total.__slots__} | changed))
+
+
+class Line(NamedTuple):
+    """A part with what it is grouped by."""
+
+    key: tuple[str | None, ...]
+    kind: str
+    part: Part
+
+
+NOTHING = Total()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,23 +151,30 @@ def split(entry: Entry, width: Width) -> list[Part]:
 
 
 def grouped(
-    entries: Iterable[Entry], *, start: datetime, end: datetime, width: Width, by: Sequence[Dimension], models: Mapping[str, str]
+    lines: Iterable[Line], *, start: datetime, end: datetime, width: Width, by: Sequence[Dimension], most: int | None = None
 ) -> list[Grouped]:
-    """Sums by bucket and by the dimensions in `by`; `models` names the base model of each job. Empty buckets are there, too."""
-    sums: dict[datetime, dict[tuple[str | None, ...], Total]] = {}
-    for entry in entries:
-        values = {
-            "job_id": entry.job_id, "model": models.get(entry.job_id or ""), "gpu_type": entry.gpu_type, "pricing": entry.pricing,
-            "kind": entry.kind,
-        }  # fmt: skip
-        key = tuple(values[name] for name in by)
-        for part in split(entry, width):
-            of_bucket = sums.setdefault(part.begins, {})
-            of_bucket[key] = of_bucket.get(key, Total()).plus(entry.kind, part)
+    """Sums by bucket and by the dimensions in `by`, whose values are the keys of `lines`. Empty buckets are there, too.
+
+    ``InvalidRequest`` where these are more than `most` sums.
+    """
+    edges = list(buckets(start, end, width))
+    sums: dict[datetime, dict[tuple[str | None, ...], Total]] = {bucket.begins: {} for bucket in edges}
+    count = 0
+    for key, kind, part in lines:
+        of_bucket = sums.get(part.begins)
+        if of_bucket is None:  # of an entry that crosses the edge of what was asked for
+            continue
+        count += key not in of_bucket
+        if most is not None and count > most:
+            raise InvalidRequest(
+                f"this usage has more than {most} results; ask for less time, a wider bucket or fewer dimensions",
+                code="invalid_range",
+                param="group_by",
+            )
+        of_bucket[key] = of_bucket.get(key, NOTHING).plus(kind, part)
     made = []
-    for bucket in buckets(start, end, width):
-        found = sums.get(bucket.begins, {})
-        ordered = sorted(found.items(), key=lambda item: tuple(v or "" for v in item[0]))
+    for bucket in edges:
+        ordered = sorted(sums[bucket.begins].items(), key=lambda item: tuple(v or "" for v in item[0]))
         made.append(Grouped(bucket=bucket, results=[(dict(zip(by, key, strict=True)), total) for key, total in ordered]))
     return made
 

@@ -67,6 +67,13 @@ class InvalidRequest(FtError):
     http_status = 400
 
 
+class BodyTooLarge(InvalidRequest):
+    """The body of a request is larger than its path takes."""
+
+    default_code = "body_too_large"
+    http_status = 413
+
+
 class InvalidDataset(InvalidRequest):
     """A file whose rows cannot be trained on; the report lists every bad row."""
 

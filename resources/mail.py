@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import smtplib
+import socket
 import ssl
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -12,9 +16,13 @@ from email.utils import formatdate
 from urllib.parse import unquote, urlsplit
 
 from ft_assets.errors import Conflict, Unavailable
+from ft_assets.storable import printable
 
 TIMEOUT_S = 10.0
 """Of each exchange with the server."""
+WHOLE_TIMEOUT_S = 40.0
+"""Of all of them together: shorter than the lease of a delivery, so that no message is on its way twice."""
+CUT_EVERY_S = 0.1
 DEFAULT_PORTS = {"smtp": 587, "smtps": 465}
 MAX_ADDRESS_CHARS = 254
 
@@ -42,24 +50,32 @@ class SmtpMailer:
         sender: str,
         trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         timeout_s: float = TIMEOUT_S,
+        whole_timeout_s: float = WHOLE_TIMEOUT_S,
     ) -> None:
         self._server = _parse(url)
         self._sender = sender
         self._trust = trust
         self._timeout_s = timeout_s
+        self._whole_timeout_s = whole_timeout_s
 
     def send(self, *, to: str, subject: str, text: str, message_id: str) -> None:
+        """Once the server has taken the message it is sent, however the conversation ends."""
         message = self._message(to, subject, text, message_id)
         try:
-            with self._connected() as server:
+            with self._greeted() as server:
+                self._introduce(server)
                 server.send_message(message, from_addr=self._sender, to_addrs=[to])
+                with suppress(smtplib.SMTPException, OSError):
+                    server.quit()
         except smtplib.SMTPRecipientsRefused as e:
             code, why = next(iter(e.recipients.values()))
             raise _refused(code, why) from e
+        except smtplib.SMTPDataError as e:
+            raise _refused(e.smtp_code, e.smtp_error) from e
         except smtplib.SMTPSenderRefused as e:
             raise Unavailable(f"the mail server refuses {self._sender!r} as a sender: check FT_SMTP_FROM", code="mail_unavailable") from e
         except smtplib.SMTPResponseException as e:
-            raise _refused(e.smtp_code, e.smtp_error) from e
+            raise Unavailable(_answered(e.smtp_code, e.smtp_error), code="mail_unavailable") from e
         except (smtplib.SMTPException, OSError) as e:
             raise Unavailable(f"the mail server does not answer: {type(e).__name__}", code="mail_unavailable") from e
 
@@ -77,25 +93,46 @@ class SmtpMailer:
         message.set_content(text)
         return message
 
-    def _connected(self) -> smtplib.SMTP:
-        s = self._server
+    @contextmanager
+    def _greeted(self) -> Iterator[smtplib.SMTP]:
+        """A connection on which the server has said that it is ready; cut once the time for the whole is over, closed in the end."""
+        s, deadline = self._server, time.monotonic() + self._whole_timeout_s
         if s.tls_at_once:
             server: smtplib.SMTP = smtplib.SMTP_SSL(s.host, s.port, timeout=self._timeout_s, context=self._trust())
         else:
             server = smtplib.SMTP(s.host, s.port, timeout=self._timeout_s)
+        ended = threading.Event()
+        threading.Thread(target=_cut_off, args=(server, deadline, ended), daemon=True, name="mail-cut-off").start()
         try:
+            yield server
+        finally:
+            ended.set()
+            with suppress(OSError):
+                server.close()
+
+    def _introduce(self, server: smtplib.SMTP) -> None:
+        s = self._server
+        server.ehlo_or_helo_if_needed()
+        if not s.tls_at_once and server.has_extn("starttls"):
+            server.starttls(context=self._trust())
             server.ehlo()
-            if not s.tls_at_once and server.has_extn("starttls"):
-                server.starttls(context=self._trust())
-                server.ehlo()
-            elif not s.tls_at_once and s.user:
-                raise Unavailable("the mail server has no STARTTLS, and the password is not sent in clear", code="mail_unavailable")
-            if s.user:
-                server.login(s.user, s.password)
-        except BaseException:
-            server.close()
-            raise
-        return server
+        elif not s.tls_at_once and s.user:
+            raise Unavailable("the mail server has no STARTTLS, and the password is not sent in clear", code="mail_unavailable")
+        if s.user:
+            server.login(s.user, s.password)
+
+
+def _cut_off(server: smtplib.SMTP, deadline: float, ended: threading.Event) -> None:
+    """Cut the connection at the deadline: each wait of a conversation has a limit, but there may be many.
+
+    It is cut again until the conversation has ended: at any one moment it may be changing its socket for one with TLS.
+    """
+    wait_s = max(0.0, deadline - time.monotonic())
+    while not ended.wait(wait_s):
+        wait_s = CUT_EVERY_S
+        if (connection := server.sock) is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not TLS' own, which another thread may be in the middle of
 
 
 def is_address(text: str) -> bool:
@@ -109,19 +146,25 @@ def _parse(url: str) -> _Server:
     parts = urlsplit(url)
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise ValueError("FT_SMTP_URL is not smtp://user:password@host:587 or smtps://user:password@host:465")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if not (user + password).isascii():
+        raise ValueError("the user name or password in FT_SMTP_URL holds characters that are not ASCII, which no login takes; set others")
     return _Server(
         host=parts.hostname,
         port=parts.port or DEFAULT_PORTS[parts.scheme],
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
+        user=user,
+        password=password,
         tls_at_once=parts.scheme == "smtps",
     )
 
 
 def _refused(code: int, why: bytes | str) -> Unavailable | Conflict:
-    """4xx is for now; of 5xx, what is said of mailbox or message is for good, and the rest is the operator's to mend."""
-    said = why.decode(errors="replace") if isinstance(why, bytes) else why
-    message = f"the mail server answered {code} {' '.join(said.split())[:200]}"
+    """Of recipient or message: 4xx is for now, 55x for good, and the rest is the operator's to mend."""
     if code in (550, 551, 552, 553, 554):
-        return Conflict(message, code="mail_refused")
-    return Unavailable(message, code="mail_unavailable")
+        return Conflict(_answered(code, why), code="mail_refused")
+    return Unavailable(_answered(code, why), code="mail_unavailable")
+
+
+def _answered(code: int, why: bytes | str) -> str:
+    said = why.decode(errors="replace") if isinstance(why, bytes) else why
+    return f"the mail server answered {code} {printable(' '.join(said.split()))[:200]}"

@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -33,6 +34,7 @@ MAX_BODY_BYTES = 16 * 1024
 BODY_S = 1.0
 """Waited for the body once the status is there: the status decides."""
 SHOWN_CHARS = 200
+"""Of an answer, where its address is not one of those `allowed` to us: what the operator's own network says is no tenant's to read."""
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Addresses of a host, as texts; ``OSError`` when there are none."""
@@ -58,10 +60,12 @@ class HttpWebhookSender:
         resolve: Resolve = system_resolve,
         trust: Callable[[], ssl.SSLContext] = _public_trust,
         timeout_s: float = TIMEOUT_S,
+        network: Callable[[], httpcore.AsyncNetworkBackend] = httpcore.AnyIOBackend,
     ) -> None:
         self._allowed = tuple(allowed)
         self._resolve = resolve
         self._trust = trust
+        self._network = network
         self._timeout_s = timeout_s
 
     def check(self, url: str) -> None:
@@ -86,37 +90,49 @@ class HttpWebhookSender:
     async def _bounded(
         self, target: Target, addresses: Sequence[Address], headers: Mapping[str, str], body: bytes, deadline: float
     ) -> WebhookAnswer:
+        """The last that :meth:`_exchange` told: a status, once it is there, stands whatever becomes of the rest; else why there is none."""
+        answer = WebhookAnswer(error="no answer")
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await self._exchange(target, addresses, headers, body)
+                async for told in self._exchange(target, addresses, headers, body):
+                    answer = told
         except (TimeoutError, httpcore.TimeoutException):
-            return WebhookAnswer(error=f"no answer within {self._timeout_s:g} s")
+            error = f"no answer within {self._timeout_s:g} s"
         except httpcore.ConnectError as e:
-            return WebhookAnswer(error=_connection_failed(e))
+            error = _connection_failed(e)
         except httpcore.RemoteProtocolError:
-            return WebhookAnswer(error="the receiver closed the connection without an answer, or answered with something that is no HTTP")
+            error = "the receiver closed the connection without an answer, or answered with something that is no HTTP"
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
-            return WebhookAnswer(error="the connection broke")
+            error = "the connection broke"
+        else:
+            return answer
+        return answer if answer.status is not None else WebhookAnswer(error=error)
 
-    async def _exchange(self, target: Target, addresses: Sequence[Address], headers: Mapping[str, str], body: bytes) -> WebhookAnswer:
+    async def _exchange(
+        self, target: Target, addresses: Sequence[Address], headers: Mapping[str, str], body: bytes
+    ) -> AsyncIterator[WebhookAnswer]:
+        """The answer as soon as its status is there, and again with the beginning of its text."""
         url = httpcore.URL(scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path)
         fields = [(b"host", target.host_header), (b"content-length", str(len(body)).encode())]
         fields += [(name.encode(), value.encode()) for name, value in headers.items()]
         trust = self._trust() if target.scheme == "https" else None
         async with (
-            httpcore.AsyncConnectionPool(ssl_context=trust, max_connections=1, network_backend=_Pinned(addresses)) as pool,
+            httpcore.AsyncConnectionPool(ssl_context=trust, max_connections=1, network_backend=_Pinned(addresses, self._network())) as pool,
             pool.stream("POST", url, headers=fields, content=body) as answer,
         ):
+            heard = WebhookAnswer(status=answer.status, retry_after_s=_retry_after(answer.headers))
+            yield heard
             text = await _beginning(answer)
-            return WebhookAnswer(status=answer.status, text=text, retry_after_s=_retry_after(answer.headers))
+            if not any(a in network for a in addresses for network in self._allowed):
+                yield replace(heard, text=text)
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
     """Connects to the addresses that were checked, whatever host is asked for."""
 
-    def __init__(self, addresses: Sequence[Address]) -> None:
+    def __init__(self, addresses: Sequence[Address], network: httpcore.AsyncNetworkBackend) -> None:
         self._addresses = addresses
-        self._network = httpcore.AnyIOBackend()
+        self._network = network
 
     async def connect_tcp(
         self,
@@ -157,7 +173,7 @@ def _retry_after(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
         return float(value[:9])
     try:
         when = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError, TypeError):  # an offset of a million years is no offset
         return None
     return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 

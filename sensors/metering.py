@@ -1,15 +1,16 @@
 """Attempts are billed, storage is sampled, budgets are watched and invoices are issued: whatever is due, in every round."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 import dagster as dg
-from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.service import budgets, invoices, storage
 from control_plane.service import metering as service
 from control_plane.service.platform import Platform
-from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource
+
+log = logging.getLogger(__name__)
 
 ROUNDS: Mapping[str, Callable[[Platform], object]] = {
     "attempts billed late": service.settle_due,
@@ -31,6 +32,7 @@ def one_round(platform: Platform) -> str:
     for what, work in ROUNDS.items():
         try:
             told.append(f"{what}: {work(platform)}")
-        except (FtError, OSError, ValueError, SQLAlchemyError) as error:
+        except Exception as error:
+            log.exception("%s: the round has failed", what)
             told.append(f"{what}: failed, {type(error).__name__}: {str(error)[:200]}")
     return "; ".join(told)

@@ -1,13 +1,21 @@
-"""Uploads that nobody completed, what ended ones left behind, and files whose time is over."""
+"""Uploads that nobody completed, files whose time is over, and objects that no row names."""
+
+from collections.abc import Callable
 
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.service import files
+from control_plane.service import files, loose_objects
 from control_plane.service import uploads as service
 from control_plane.service.platform import Platform
 from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource
+
+STEPS: tuple[tuple[str, Callable[[Platform], int]], ...] = (
+    ("uploads expired", service.tidy),
+    ("expired files deleted", files.delete_expired),
+    ("objects removed", loose_objects.remove_due),
+)
 
 
 @dg.sensor(minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)
@@ -17,9 +25,12 @@ def uploads(context: dg.SensorEvaluationContext, platform: PlatformResource) -> 
 
 
 def one_round(platform: Platform) -> str:
+    """Every step, whatever becomes of those before it."""
+    return "; ".join(f"{what}: {_outcome(step, platform)}" for what, step in STEPS)
+
+
+def _outcome(step: Callable[[Platform], int], platform: Platform) -> str:
     try:
-        expired, parts = service.tidy(platform)
-        gone = files.delete_expired(platform)
+        return str(step(platform))
     except (FtError, OSError, SQLAlchemyError) as error:
         return f"failed, {type(error).__name__}: {str(error)[:200]}"
-    return f"uploads expired: {expired}; parts removed: {parts}; expired files deleted: {gone}"

@@ -49,8 +49,8 @@ class Receiver:
 
 @contextmanager
 def receiver(*, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    """``/ok`` 200, ``/status/N`` N, ``/hang`` nothing, ``/drip`` a header now and then, ``/redirect?to=``, ``/close``, ``/big``,
-    ``/nonsense``; `Receiver.statuses` overrides by path."""
+    """``/ok`` 200, ``/status/N`` N, ``/hang`` nothing, ``/drip`` a header now and then, ``/later`` 200 and no body,
+    ``/redirect?to=``, ``/close``, ``/big``, ``/nonsense``; `Receiver.statuses` overrides by path."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -67,6 +67,9 @@ def receiver(*, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
                 here.released.wait(60)
             elif kind == "drip":
                 self._drip()
+            elif kind == "later":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")
+                here.released.wait(60)
             elif kind == "redirect":
                 self._answer(307, {"Location": parse_qs(url.query)["to"][0]})
             elif kind == "nonsense":

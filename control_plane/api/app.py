@@ -50,6 +50,7 @@ from control_plane.api.routes import (
     usage,
     webhook_endpoints,
 )
+from control_plane.api.streams import OpenStreams
 from control_plane.api.unread_bodies import UnreadBodies
 from control_plane.api.validation import ValidationWorker
 from control_plane.service.gauges import RecentGauges
@@ -92,6 +93,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     )
     app.state.platform = platform
     app.state.rate_limits = RateLimits()
+    app.state.streams = OpenStreams()
     app.state.gauges = RecentGauges(platform=platform)
     app.state.meter = RequestMeter()
     app.state.exposed = exposition.registry(app.state.gauges, app.state.meter)

@@ -13,6 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from control_plane import tenants as kinds
 from control_plane.api.rate_limits import RateLimits, client_of
+from control_plane.api.streams import Follower
 from control_plane.service import operators, tenants
 from control_plane.service.platform import Actor, Platform
 from control_plane.tenants import Principal, Scope
@@ -56,8 +57,13 @@ def caller(
 
 def _secret(credentials: HTTPAuthorizationCredentials | None, form: str) -> str:
     if credentials is None or not credentials.credentials:
-        raise Unauthenticated(f"no API key was sent; send the header Authorization: Bearer {form}", code="missing_api_key")
+        raise missing_key(form)
     return credentials.credentials
+
+
+def missing_key(form: str) -> Unauthenticated:
+    """Of a request whose header holds no key of this form."""
+    return Unauthenticated(f"no API key was sent; send the header Authorization: Bearer {form}", code="missing_api_key")
 
 
 async def _scoped(request: Request, platform: WholePlatform, principal: Annotated[Principal, Depends(caller)]) -> Platform:
@@ -91,6 +97,26 @@ ReaderPrincipal = Annotated[Principal, Depends(_principal_with(Scope.READ))]
 Approver = Annotated[Principal, Depends(_principal_with(Scope.WRITE))]
 """Who writes, with the key: for what is kept with a name under it."""
 AdminPrincipal = Annotated[Principal, Depends(_principal_with(Scope.ADMIN))]
+
+
+async def _follower(
+    request: Request,
+    platform: WholePlatform,
+    principal: Annotated[Principal, Depends(caller)],
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+) -> Follower:
+    secret = _secret(credentials, "ft-sk-...")
+
+    def look_again() -> None:
+        found = tenants.authenticate(platform, secret)
+        tenants.refuse_suspended(platform, found.tenant)
+        found.require(Scope.READ)
+
+    return Follower(key_id=principal.key_id, tenant=principal.tenant.id, look_again=look_again, streams=request.app.state.streams)
+
+
+FollowerDep = Annotated[Follower, Depends(_follower)]
+"""Of a route that streams for as long as its subject lasts: its key is looked at again and again."""
 
 
 def operator(

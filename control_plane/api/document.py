@@ -70,7 +70,7 @@ def _statuses(operation: Mapping[str, Any], *, path: str) -> list[str]:
         found |= {"401", "403", "429"}
     if "{" in path or body or any(p["in"] == "query" and p["name"] == "model" for p in operation.get("parameters", ())):
         found |= {"404", "409"}
-    if any(kind.startswith("multipart/") for kind in body):
+    if body:
         found.add("413")
     return sorted(found)
 

@@ -18,7 +18,7 @@ from ft_assets.errors import Fault, FtError, InvalidRequest, RateLimited, Unavai
 from ft_assets.storable import printable
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "insufficient_quota"}
-CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "file_too_large"}
+CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
 RETRY_AFTER_S = 1
 
 

@@ -72,6 +72,7 @@ class Sweep(BaseModel):
     goal: str
     trials: Sequence[SweepTrial]
     counts: SweepCounts
+    waiting_reason: str | None = Field(description="Why the next trial waits, as its submission was told; null when none was refused.")
     best: SweepTrial | None = Field(description="Of the trials that have succeeded so far, by the metric.")
     cost_micros: int
 
@@ -109,6 +110,7 @@ def sweep(view: SweepView) -> Sweep:
         **shown,
         trials=trials,
         counts=_counts(trials),
+        waiting_reason=(row["waits"] or {}).get("reason"),
         best=None if view.best is None else trial(view.best),
         cost_micros=sum(t.cost_micros for t in view.trials),
     )

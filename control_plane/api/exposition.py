@@ -72,6 +72,8 @@ def _of_books(g: Gauges) -> Iterator[Metric]:
     yield _gauge("ft_ledger_imbalance_micros", "Sum of all postings: nothing, or the ledger is broken", (), [((), g.ledger_imbalance)])
     yield _gauge("ft_refund_cases_pending", "Refunds that an operator has to decide on", (), [((), g.refunds[0])])
     yield _gauge("ft_refund_cases_oldest_seconds", "Age of the oldest of them", (), [((), g.refunds[1])])
+    yield _gauge("ft_attempts_unbilled", "Attempts that have ended and are not billed", (), [((), g.unbilled[0])])
+    yield _gauge("ft_attempts_unbilled_oldest_seconds", "Since the end of the oldest of them was reported", (), [((), g.unbilled[1])])
     yield _gauge("ft_uploads_pending", "Uploads in parts that are open", (), [((), g.uploads[0])])
     yield _gauge("ft_uploads_expired", "Open uploads whose time is over: nobody clears them away", (), [((), g.uploads[1])])
     yield _gauge("ft_quota_held_gpu_seconds", "GPU time that admitted jobs are expected to take", (), [((), g.quota_held_s)])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from fastapi import Depends, Request
+from typing import Any
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable import check_storable
@@ -16,14 +14,6 @@ SPREAD = re.compile(r"([a-z_]+)\[([^\[\]]+)\]")
 ANCHOR = "created_at"
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 """OpenAI's limits: an hour, 30 days."""
-
-
-async def _text_fields(request: Request) -> dict[str, str]:
-    """Every field of the form that is no file; FastAPI has parsed it already."""
-    return {name: value for name, value in (await request.form()).multi_items() if isinstance(value, str)}
-
-
-Fields = Annotated[dict[str, str], Depends(_text_fields)]
 
 
 def column_map(text: str | None, fields: Mapping[str, str]) -> dict[str, str] | None:

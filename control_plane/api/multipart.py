@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import anyio
-import anyio.to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Request
 from python_multipart import MultipartParser
@@ -20,6 +21,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect
 
+from control_plane.api.turns import Turns
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -28,21 +30,36 @@ if TYPE_CHECKING:
 MAX_FIELD_BYTES = 1 << 20
 """All fields together, names included."""
 MAX_PARTS = 1000
-IDLE_S = 60.0
-"""Seconds without a byte after which the sender is taken to be gone: it holds a thread and a half-written object."""
 MAX_STORING = 32
 """Bodies that are stored at once, each by a thread of its own and not by one of the 40 that answer requests; others wait unread."""
+MAX_STORING_EACH = 8
+"""Of them of one tenant."""
+TURN_S = 30.0
+"""Seconds that a body waits for such a thread."""
 LOOP_LOOK_S = 5.0
 
 _T = TypeVar("_T")
-_storing: RunVar[anyio.CapacityLimiter] = RunVar("_storing")
+_storing: RunVar[Turns] = RunVar("_storing")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How slow a sender may be: it holds a thread and a half-written object. Time that the store takes is not the sender's."""
+
+    idle_s: float = 60.0
+    """Without a byte, after which it is taken to be gone."""
+    allowance_s: float = 60.0
+    """Of waiting for it in all, before the rate counts."""
+    bytes_per_s: int = 64 << 10
 
 
 class Form:
     """The body of one request with one file, whose field is called `file_field`."""
 
-    def __init__(self, request: Request, *, file_field: str) -> None:
+    def __init__(self, request: Request, *, file_field: str, pace: Pace | None = None) -> None:
         self._file_field = file_field
+        self._pace = pace or Pace()
+        self._num_bytes, self._waited_s = 0, 0.0
         self._chunks = _chunks_of(request)
         boundary = _boundary(request.headers.get("content-type"))
         self._parser = None if boundary is None else _parser(self, boundary)
@@ -63,10 +80,10 @@ class Form:
         if not self._file_begun:
             raise missing(self._file_field)
 
-    async def store(self, store: Callable[[BinaryIO], _T]) -> _T:
-        """What `store` makes of the file's bytes, in a thread; it reads them to their end or raises."""
+    async def store(self, store: Callable[[BinaryIO], _T], *, tenant: str) -> _T:
+        """What `store` makes of the file's bytes, in a thread, when it is `tenant`'s turn; it reads them to their end or raises."""
         reader = cast(BinaryIO, _Reader(self, asyncio.get_running_loop()))
-        return await anyio.to_thread.run_sync(store, reader, limiter=_limiter())
+        return await _turns().run(tenant, lambda: store(reader))
 
     async def rest(self) -> None:
         """Read the fields behind the file, to the end of the body."""
@@ -86,17 +103,20 @@ class Form:
         """Parse what has come; False at the end of the body."""
         if self._parser is None:
             return False
+        pace, began = self._pace, time.monotonic()
+        left_s = pace.allowance_s + self._num_bytes / pace.bytes_per_s - self._waited_s
         try:
-            with anyio.fail_after(IDLE_S):
+            with anyio.fail_after(min(pace.idle_s, max(0.0, left_s))):
                 chunk = await anext(self._chunks, None)
+            self._waited_s += time.monotonic() - began
+            self._num_bytes += len(chunk or b"")
             if chunk is None:
                 self._parser.finalize()
             else:
                 self._parser.write(chunk)
         except TimeoutError:
-            raise InvalidRequest(
-                f"nothing was received for {IDLE_S:g} s in the middle of the body; send it again", code="upload_interrupted"
-            ) from None
+            self._waited_s += time.monotonic() - began
+            raise self._too_slow(is_idle=left_s >= pace.idle_s) from None
         except ClientDisconnect:
             raise InvalidRequest("the connection ended in the middle of the body; send it again", code="upload_interrupted") from None
         except FormParserError as error:
@@ -104,6 +124,17 @@ class Form:
         if chunk is None and not self._is_whole:
             raise InvalidRequest("the body ends before its last boundary; send all of it", code="invalid_multipart")
         return chunk is not None
+
+    def _too_slow(self, *, is_idle: bool) -> InvalidRequest:
+        pace = self._pace
+        if is_idle:
+            message = f"nothing was received for {pace.idle_s:g} s in the middle of the body; send it again"
+            return InvalidRequest(message, code="upload_interrupted")
+        return InvalidRequest(
+            f"{self._num_bytes:,} bytes of the body came in {self._waited_s:.0f} s of waiting for them, and after the first "
+            f"{pace.allowance_s:g} s it has to be {pace.bytes_per_s:,} a second; send it over a faster line, or in smaller parts",
+            code="upload_too_slow",
+        )
 
     # What the parser calls.
 
@@ -232,9 +263,9 @@ def _decoded(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-def _limiter() -> anyio.CapacityLimiter:
+def _turns() -> Turns:
     try:
         return _storing.get()
     except LookupError:
-        _storing.set(made := anyio.CapacityLimiter(MAX_STORING))
+        _storing.set(made := Turns(total=MAX_STORING, each=MAX_STORING_EACH, wait_s=TURN_S))
         return made

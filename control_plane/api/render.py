@@ -91,6 +91,7 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
         reused=reused or row["reused_job_id"] is not None,
         reused_job_id=row["reused_job_id"],
         report_url=f"/v1/datasets/{row['dataset_id'] or row['training_file']}/report",
+        trace_id=row["trace_parent"].split("-")[1] if row["trace_parent"] else None,  # version-trace-span-flags
         quota=None if quota is None else schemas.JobQuota(**quota.to_dict()),
     )
 

@@ -13,6 +13,9 @@ from control_plane.api import schemas
 from control_plane.billing import Entry
 from control_plane.service import budgets, invoices, ledger, ledger_check, usage
 
+BY_WHOM = ("by", "decided_by")
+"""In the detail of an entry that an operator made."""
+
 
 def usage_of(found: usage.Usage, *, width: str, by: Sequence[str]) -> schemas.Usage:
     return schemas.Usage.model_validate({
@@ -41,7 +44,14 @@ def entry(found: Entry) -> schemas.LedgerEntry:
 
 
 def entries(rows: Iterable[RowMapping]) -> list[schemas.LedgerEntry]:
-    return [entry(ledger.entry_of(row)) for row in rows]
+    """As a tenant sees them."""
+    return [_of_tenant(ledger.entry_of(row)) for row in rows]
+
+
+def _of_tenant(found: Entry) -> schemas.LedgerEntry:
+    """Which operator it was, is the platform's affair."""
+    shown = entry(found)
+    return shown.model_copy(update={"detail": {k: v for k, v in shown.detail.items() if k not in BY_WHOM}})
 
 
 def refund_case(row: RowMapping) -> schemas.RefundCase:
@@ -56,7 +66,7 @@ def job_cost(found: usage.JobCost) -> schemas.JobCost:
     return schemas.JobCost(
         job_id=found.job_id,
         total=schemas.UsageTotal.model_validate(_sums(found.total)),
-        entries=[entry(one) for one in found.entries],
+        entries=[_of_tenant(one) for one in found.entries],
         refund_cases=[refund_case(row) for row in found.cases],
         unbilled=unbilled(found.unbilled),
     )
@@ -65,8 +75,8 @@ def job_cost(found: usage.JobCost) -> schemas.JobCost:
 def unbilled(found: Iterable[usage.Unbilled]) -> list[schemas.UnbilledAttempt]:
     return [
         schemas.UnbilledAttempt(
-            job_id=one.job_id, attempt=one.attempt, model=one.model, gpu_type=one.gpu_type, pricing=one.pricing, since=_unix(one.since),
-            gpu_seconds=one.gpu_ms / 1000, amount_micros=one.amount_micros,
+            tenant=one.tenant, job_id=one.job_id, attempt=one.attempt, model=one.model, gpu_type=one.gpu_type, pricing=one.pricing,
+            since=_unix(one.since), gpu_seconds=one.gpu_ms / 1000, amount_micros=one.amount_micros,
         )
         for one in found
     ]  # fmt: skip

@@ -1,29 +1,55 @@
-"""An answer that comes before its request's body was read ends the connection: nobody sends gigabytes to a refusal."""
+"""Bodies that are not read: without a key, or beyond what the path takes. FastAPI reads and parses a body before it asks who sent it.
+
+An answer that comes before its request's body was read ends the connection: nobody sends gigabytes to a refusal.
+"""
 
 from __future__ import annotations
 
+import re
+
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-NEGLIGIBLE_BYTES = 1 << 20
+from control_plane.api import errors
+from control_plane.api.deps import missing_key
+from control_plane.service.suites import MAX_FILE_BYTES
+from ft_assets.errors import BodyTooLarge, FtError
+
+MIB = 1 << 20
+NEGLIGIBLE_BYTES = MIB
 """A body of up to this size is let come, and the connection used again."""
+STREAMED = re.compile(r"/v1/(?:files|uploads/[^/]+/parts)")
+"""Read as they come by routes that have asked who sends them, up to limits of their own."""
+MAX_BODY_BYTES = 4 * MIB
+OTHER_LIMITS = {"/v1/chat/completions": 16 * MIB, "/v1/completions": 16 * MIB, "/v1/suites": MAX_FILE_BYTES + MIB}
+"""Conversations with images; and a file with the fields beside it."""
 
 
 class UnreadBodies:
-    """Says ``connection: close`` with an answer to a request whose large body is not read to its end; the server then closes it."""
+    """Refuses bodies, and says ``connection: close`` with an answer to a request whose large body is not read to its end.
+
+    The server then closes it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _may_be_large(scope):
+        headers = dict(scope.get("headers", ()))
+        length, comes_in_chunks = _length(headers), b"transfer-encoding" in headers
+        if scope["type"] != "http" or not (length or comes_in_chunks):
             await self.app(scope, receive, send)
             return
-        is_read = False
+        limit, num_bytes, is_read = limit_of(scope["path"]), 0, not (comes_in_chunks or length > NEGLIGIBLE_BYTES)
 
         async def watched() -> Message:
-            nonlocal is_read
+            nonlocal is_read, num_bytes
             message = await receive()
-            is_read = message["type"] != "http.request" or not message.get("more_body", False)
+            num_bytes += len(message.get("body", b""))
+            is_read = is_read or message["type"] != "http.request" or not message.get("more_body", False)
+            if limit is not None and num_bytes > limit:
+                is_read = False
+                raise HTTPException(BodyTooLarge.http_status, detail=too_large(scope["path"], limit).message)
             return message
 
         async def closing(message: Message) -> None:
@@ -31,10 +57,33 @@ class UnreadBodies:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
-        await self.app(scope, watched, closing)
+        refusal: FtError | None = None
+        if scope["path"].startswith("/v1/") and not _has_key(headers):
+            refusal = missing_key("ft-op-..." if scope["path"].startswith("/v1/admin/") else "ft-sk-...")
+        elif limit is not None and length > limit:
+            refusal = too_large(scope["path"], limit)
+        app = self.app if refusal is None else errors.response(refusal)
+        await app(scope, watched, closing)
 
 
-def _may_be_large(scope: Scope) -> bool:
-    headers = dict(scope["headers"])
+def limit_of(path: str) -> int | None:
+    """Bytes that a body of this path may have; None where the route itself counts them."""
+    bare = path.rstrip("/")
+    return None if STREAMED.fullmatch(bare) else OTHER_LIMITS.get(bare, MAX_BODY_BYTES)
+
+
+def too_large(path: str, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body is larger than {limit} bytes ({limit // MIB} MiB), the limit of {path[:80]}; send less in one request, and files "
+        "through POST /v1/files or /v1/uploads"
+    )
+
+
+def _has_key(headers: dict[bytes, bytes]) -> bool:
+    scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+    return scheme.lower() == b"bearer" and bool(credentials.strip())
+
+
+def _length(headers: dict[bytes, bytes]) -> int:
     length = headers.get(b"content-length", b"")
-    return b"transfer-encoding" in headers or (length.isdigit() and int(length) > NEGLIGIBLE_BYTES)
+    return int(length) if length.isdigit() and len(length) < 20 else 0

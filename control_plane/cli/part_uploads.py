@@ -32,9 +32,6 @@ FROM_BYTES = 64 << 20
 """Files from here on go up in parts: below, sending all of it again costs less than asking."""
 PART_BYTES = 16 << 20
 """Sent, and held in memory, at a time: what a broken connection costs."""
-JOIN_TIMEOUT_S = 600.0
-GIVE_UP_S = 1800.0
-"""On a join that others make: 10 GB take minutes even in a slow store."""
 LINE_EVERY_S = 10.0
 
 
@@ -57,7 +54,7 @@ def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, 
     except (KeyboardInterrupt, httpx.TransportError, Unavailable):
         say(f"\ninterrupted; the same command goes on with upload {upload['id']}, until an hour from now")
         raise
-    done = _completed(client, upload["id"], part_ids)
+    done = client.uploads.complete(upload["id"], part_ids=part_ids)
     note.forget()
     made = done["file"]
     if made is None:
@@ -90,18 +87,6 @@ def _sent(client: FtClient, upload_id: str, data: bytes, sha256: str) -> str:
     if part["sha256"] != sha256:
         raise IntegrityError(f"part {part['id']} arrived with sha256 {part['sha256']} instead of {sha256}; run the same command again")
     return part["id"]
-
-
-def _completed(client: FtClient, upload_id: str, part_ids: list[str]) -> Upload:
-    """The upload, joined; a join that takes longer than a connection lives is asked for until it is done."""
-    patient, deadline = client.with_options(timeout=JOIN_TIMEOUT_S), time.monotonic() + GIVE_UP_S
-    while True:
-        try:
-            return patient.uploads.complete(upload_id, part_ids=part_ids)
-        except (httpx.ReadTimeout, httpx.RemoteProtocolError, Unavailable) as error:
-            if time.monotonic() >= deadline or (isinstance(error, Unavailable) and error.code != "upload_completing"):
-                raise
-            time.sleep(1.0)
 
 
 def _pieces(file: Path, size: int) -> Iterator[bytes]:

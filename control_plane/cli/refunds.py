@@ -1,4 +1,4 @@
-"""``ft admin refunds``, ``ft admin adjust`` and ``ft admin ledger``: what operators decide on bills, and whether the books are right."""
+"""``ft admin usage``, ``refunds``, ``adjust`` and ``ledger``: what operators see and decide of bills, and whether the books are right."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import typer
 from control_plane import sheets
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, print_json, say, table
-from control_plane.cli.usage import micros_of
+from control_plane.cli.usage import By, End, Start, micros_of, moment_of, when
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping
+
+    from control_plane.usage import Total
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE", help="Id of a case (`ft admin refunds list`).")]
 Note = Annotated[str, typer.Option("--note", help="Why; the tenant reads it.")]
@@ -24,11 +26,55 @@ def register_admin(admin: typer.Typer) -> None:
     for name, command in (("list", list_cases), ("grant", grant), ("refuse", refuse)):
         refunds.command(name)(command)
     admin.add_typer(refunds, name="refunds")
+    admin.command("usage")(usage)
     admin.command("adjust")(adjust)
     ledger = typer.Typer(help="The ledger of all tenants.", no_args_is_help=True)
     ledger.command("check")(check)
     ledger.command("balance")(balance)
     admin.add_typer(ledger, name="ledger")
+
+
+def usage(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this one alone.")] = None,
+    start: Start = None,
+    end: End = None,
+    by: By = "month",
+    group: Annotated[str, typer.Option("--group", help="tenant, job_id, model, gpu_type, pricing, kind; several with commas.")] = "tenant",
+    as_json: Json = False,
+) -> None:
+    """Show GPU-hours, storage and money of all tenants by time, and what runs now and is not billed yet."""
+    from control_plane.cli.admin import open_local
+    from control_plane.quotas import month_of
+    from control_plane.service import tenants
+    from control_plane.service import usage as service
+    from control_plane.usage import OF_OPERATORS
+
+    with open_local() as platform:
+        if tenant is not None:
+            tenants.get(platform, tenant)
+        now = platform.clock()
+        begins, ends = moment_of(start, "--start") or month_of(now).begins, moment_of(end, "--end") or now
+        names = [name for name in group.split(",") if name]
+        found = service.used(platform, tenant, start=begins, end=ends, width=by, by=names, allowed=OF_OPERATORS)
+    if as_json:
+        buckets = [
+            {**key, **asdict(total), "start_time": one.bucket.begins.timestamp()} for one in found.buckets for key, total in one.results
+        ]
+        running = [asdict(one) | {"since": one.since.timestamp()} for one in found.unbilled]
+        print_json({"data": buckets, "total": asdict(found.total), "unbilled": running})
+        return
+    rows = [
+        (when(int(one.bucket.begins.timestamp()), by), *(key[name] or "-" for name in names), *_sums(total))
+        for one in found.buckets
+        for key, total in one.results
+    ]
+    table(
+        (by.upper(), *(name.upper() for name in names), "GPU-HOURS", "REFUNDED", "STORAGE USD", "USD"),
+        [*rows, ("total", *("" for _ in names), *_sums(found.total))],
+    )
+    if found.unbilled:
+        so_far = sheets.usd(sum(one.amount_micros for one in found.unbilled))
+        say(f"{len(found.unbilled)} attempts run now, {so_far} USD so far, not billed")
 
 
 def list_cases(
@@ -122,6 +168,11 @@ def check(as_json: Json = False) -> None:
         say(f"{counted}: {len(found.differences) or 'no'} differences; all accounts add up to {found.total_micros} micro-dollars")
     if found.differences or found.total_micros:
         raise typer.Exit(Exit.FAILED)
+
+
+def _sums(total: Total) -> tuple[str, ...]:
+    hours = (f"{ms / 3_600_000:.4f}" for ms in (total.gpu_ms, total.refunded_gpu_ms))
+    return (*hours, sheets.usd(total.storage_micros), sheets.usd(total.amount_micros))
 
 
 def _me() -> str:

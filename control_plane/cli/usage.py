@@ -13,6 +13,9 @@ from control_plane import sheets
 from control_plane.cli.output import Json, fields, print_json, say, table
 
 MICROS = 1_000_000
+Start = Annotated[str | None, typer.Option("--start", metavar="DATE", help="From this day or moment (UTC); else this month.")]
+End = Annotated[str | None, typer.Option("--end", metavar="DATE", help="Until before this day or moment (UTC); now if absent.")]
+By = Annotated[str, typer.Option("--by", help="hour, day or month.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV on stdout.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
 BudgetId = Annotated[str, typer.Argument(metavar="BUDGET", help="Id of a budget (`ft budgets list`).")]
@@ -31,9 +34,9 @@ def register(app: typer.Typer) -> None:
 
 
 def usage(
-    start: Annotated[str | None, typer.Option("--start", metavar="DATE", help="From this day or moment (UTC); else this month.")] = None,
-    end: Annotated[str | None, typer.Option("--end", metavar="DATE", help="Until before this day or moment (UTC); now if absent.")] = None,
-    by: Annotated[str, typer.Option("--by", help="hour, day or month.")] = "day",
+    start: Start = None,
+    end: End = None,
+    by: By = "day",
     group: Annotated[str | None, typer.Option("--group", help="job_id, model, gpu_type, pricing, kind; several with commas.")] = None,
     as_csv: Csv = False,
     as_json: Json = False,
@@ -52,7 +55,7 @@ def usage(
         return
     names = found["group_by"]
     rows = [
-        (_when(bucket["start_time"], by), *(result[n] or "-" for n in names), *_sums(result))
+        (when(bucket["start_time"], by), *(result[n] or "-" for n in names), *_sums(result))
         for bucket in found["data"]
         for result in bucket["results"]
     ]
@@ -137,7 +140,7 @@ def invoices(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)
     if as_json:
         print_json(found)
         return
-    table(("MONTH", "ISSUED", "USD"), [(i["month"], _when(i["issued_at"], "day"), _usd(i["total_micros"])) for i in found])
+    table(("MONTH", "ISSUED", "USD"), [(i["month"], when(i["issued_at"], "day"), _usd(i["total_micros"])) for i in found])
 
 
 def create_budget(
@@ -234,16 +237,23 @@ def _usd(micros: int) -> str:
     return sheets.usd(micros)
 
 
-def _when(unix: int, width: str) -> str:
+def when(unix: int, width: str) -> str:
+    """The beginning of a bucket, as short as its width allows."""
     form = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "month": "%Y-%m"}.get(width, "%Y-%m-%d")
     return datetime.fromtimestamp(unix, UTC).strftime(form)
 
 
-def _unix(text: str | None, name: str) -> int | None:
+def moment_of(text: str | None, name: str) -> datetime | None:
+    """A day or a moment, in UTC where it does not say."""
     if text is None:
         return None
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(f"{name} {text!r} is no date: write 2026-01-31 or 2026-01-31T12:00") from None
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _unix(text: str | None, name: str) -> int | None:
+    found = moment_of(text, name)
+    return None if found is None else int(found.timestamp())

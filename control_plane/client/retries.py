@@ -68,7 +68,7 @@ def retry_after_s(headers: Mapping[str, str], *, now: Callable[[], datetime]) ->
             continue
     try:
         until = parsedate_to_datetime(headers.get("retry-after", ""))
-    except ValueError:
+    except (ValueError, OverflowError, TypeError):  # an offset of a million years is no offset
         return None
     return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - now().timestamp())
 

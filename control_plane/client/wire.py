@@ -26,7 +26,7 @@ VERSION = "0.1.0"
 TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
 GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-"""Between two bytes of a stream of events; the server says something at least every 15 s."""
+"""Between two bytes of a stream. One of events says something at least every 15 s; a log is silent while nothing is written to it."""
 REQUEST_ID = "x-request-id"
 DONE = "[DONE]"
 """Ends a stream of events."""

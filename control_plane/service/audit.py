@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +17,9 @@ from control_plane.tables import api_keys, audit_log, members, operator_keys
 from ft_assets.errors import InvalidRequest
 
 MAX_LIST_LIMIT = 100
-LINE_ID = re.compile(r"aud_(\d{1,18})")
+LINE_ID = re.compile(r"aud_([0-9]{1,18})")
+CLI = "cli"
+"""An operator on the machine itself is ``cli:<user>``; of that a tenant sees this much."""
 MAX_UNIX_S = 253_402_300_799
 """The end of the year 9999."""
 
@@ -52,7 +54,7 @@ class Who:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
     id: str
-    row: RowMapping
+    row: Mapping[str, Any]
     who: Who
 
 
@@ -71,8 +73,10 @@ def read(platform: Platform, tenant: str | None, wanted: Wanted, *, after: str |
     by, seq = [audit_log.c.seq], _seq(after)
     with platform.engine.connect() as conn:
         found = page(conn, query, by, id_column=audit_log.c.seq, after=seq, limit=limit, max_limit=MAX_LIST_LIMIT)
-        names = _names(conn, found.items, of_operators=platform.engine is platform.whole.engine)
-    lines = [Line(id=f"aud_{row['seq']}", row=row, who=names.get(row["actor_id"]) or _nameless(row)) for row in found.items]
+        to_operator = platform.engine is platform.whole.engine
+        names = _names(conn, found.items, of_operators=to_operator)
+    shown = [dict(row) if to_operator else _to_tenant(row) for row in found.items]
+    lines = [Line(id=f"aud_{row['seq']}", row=row, who=names.get(row["actor_id"]) or _nameless(row)) for row in shown]
     return Lines(items=lines, has_more=found.has_more)
 
 
@@ -152,5 +156,22 @@ def _names(conn: Connection, rows: Iterable[RowMapping], *, of_operators: bool) 
     return found
 
 
-def _nameless(row: RowMapping) -> Who:
+def _to_tenant(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A line without what says who among the platform's people it was, and where they sit."""
+    changes = {column: both for column, both in row["changes"].items() if column != "decided_by"}
+    if isinstance(detail := changes.get("detail"), list):
+        changes["detail"] = [_without_names(side) for side in detail]
+    shown = {**row, "changes": changes}
+    if row["actor_kind"] == "operator":
+        shown |= {"ip": None, "user_agent": None}
+        shown["actor_id"] = CLI if row["actor_id"].startswith(f"{CLI}:") else row["actor_id"]
+    return shown
+
+
+def _without_names(detail: Any) -> Any:
+    """What an entry of the ledger says beside its amount."""
+    return {k: v for k, v in detail.items() if k not in ("by", "decided_by")} if isinstance(detail, dict) else detail
+
+
+def _nameless(row: Mapping[str, Any]) -> Who:
     return Who(kind=row["actor_kind"], id=row["actor_id"], name=None)

@@ -17,6 +17,7 @@ from control_plane.quotas import Month, month_of
 from control_plane.service.listing import Page, page
 from control_plane.service.outbox import publish
 from control_plane.service.platform import Platform
+from control_plane.service.rounds import Round
 from control_plane.service.usage import unbilled
 from control_plane.tables import budget_alerts, budgets, ledger_entries, tenants
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
@@ -48,7 +49,7 @@ def create(platform: Platform, tenant: str, *, name: str, limit_micros: int, thr
     now = platform.clock()
     row = {"id": f"bud_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, **values, "created_at": now, "updated_at": now}
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # the count below holds until the end
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # the count holds until the end
         held = int(conn.execute(sa.select(sa.func.count()).select_from(budgets).where(budgets.c.tenant_id == tenant)).scalar_one())
         if held >= MAX_BUDGETS:
             raise QuotaExceeded(f"you have {held} budgets, and {MAX_BUDGETS} are the limit; delete one first", code="too_many_budgets")
@@ -56,7 +57,7 @@ def create(platform: Platform, tenant: str, *, name: str, limit_micros: int, thr
             made = conn.execute(sa.insert(budgets).values(row).returning(budgets)).mappings().one()
         except DuplicateRow:
             raise _taken(name) from None
-        return _view(conn, platform, made)
+    return _seen(platform, made)
 
 
 def list_budgets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> tuple[list[Budget], bool]:
@@ -84,7 +85,7 @@ def update(platform: Platform, tenant: str, budget_id: str, **changes: Any) -> B
             changed = conn.execute(sa.update(budgets).where(budgets.c.id == row["id"]).values(values).returning(budgets)).mappings().one()
         except DuplicateRow:
             raise _taken(merged["name"]) from None
-        return _view(conn, platform, changed)
+    return _seen(platform, changed)
 
 
 def delete(platform: Platform, tenant: str, budget_id: str) -> None:
@@ -94,10 +95,18 @@ def delete(platform: Platform, tenant: str, budget_id: str) -> None:
 
 
 def alert_due(platform: Platform) -> int:
-    """Tell of every threshold that was reached and not told of this month; returns how many. Two rounds at once tell once."""
+    """Tell of every threshold that was reached and not told of this month; returns how many. Two rounds at once tell once.
+
+    One tenant that fails keeps no other from being told; ``FtError`` at the end where one has.
+    """
     with platform.engine.connect() as conn:
         of = conn.execute(sa.select(budgets.c.tenant_id).distinct().order_by(budgets.c.tenant_id)).scalars().all()
-    return sum(_alert(platform, tenant) for tenant in of)
+    told = 0
+    with Round("tenants") as each:
+        for tenant in of:
+            with each(tenant):
+                told += _alert(platform, tenant)
+    return told
 
 
 def spent_micros(conn: Connection, platform: Platform, tenant: str, month: Month) -> int:
@@ -126,6 +135,12 @@ def _alert(platform: Platform, tenant: str) -> int:
                 publish(conn, tenant, "budget.threshold_reached", row["id"], data, now=now)
                 told += 1
     return told
+
+
+def _seen(platform: Platform, row: RowMapping) -> Budget:
+    """Where a budget stands, once no lock is held any more: what was spent is a sum over the month."""
+    with platform.engine.connect() as conn:
+        return _view(conn, platform, row)
 
 
 def _view(conn: Connection, platform: Platform, row: RowMapping, *, spent: int | None = None) -> Budget:

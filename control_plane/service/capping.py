@@ -53,7 +53,7 @@ def enforce(platform: Platform) -> Round:
             told += _tell(platform, tenant, at[tenant.id], now)
             if policy.at_cap(tenant, at[tenant.id]):
                 paused += _pause_running(platform, tenant, at[tenant.id], now)
-            else:
+            elif tenant.suspended_at is None:
                 resumed += _resume_paused(platform, tenant.id, now)
         except (FtError, SQLAlchemyError):  # the others go on, and the next round tries again
             log.exception("the quota of tenant %s could not be enforced", tenant.id)
@@ -151,8 +151,11 @@ def _resume(platform: Platform, tenant: str, job_id: str, now: datetime) -> bool
         job = locked(conn, job_id)
         if job["state"] != JobState.PAUSED or job["reason"] != HARD_CAP_REACHED:
             return True  # somebody else has moved it
+        if owner["suspended_at"] is not None:
+            return False
         if quotas.hold_again(conn, owner, job, now) is not None:
             return False
         message = "The hard cap has room again: the job goes on from its checkpoint."
-        transition(conn, job_id, JobState.QUEUED, code="job_resumed", message=message, now=now, stop_requested=None)
+        until = now if job["started_at"] is None else job["capped_at"]
+        transition(conn, job_id, JobState.QUEUED, code="job_resumed", message=message, now=now, stop_requested=None, capped_at=until)
     return True

@@ -87,9 +87,9 @@ def backlog(platform: Platform) -> Backlog:
 
 
 def _again(which: sa.ColumnElement[bool], now: datetime) -> sa.Update:
-    """A claim on it is void: who holds it finds another number of attempts."""
+    """A claim on it is void: who holds it finds another number of claims."""
     values = {"state": "pending", "attempts": 0, "next_attempt_at": now, "claimed_until": None, "delivered_at": None}
-    return sa.update(deliveries).where(which).values(**values)
+    return sa.update(deliveries).where(which).values(**values, claims=deliveries.c.claims + 1)
 
 
 def _select(tenant: str, endpoint_id: str) -> sa.Select[Any]:

@@ -1,7 +1,8 @@
 """Deliveries on their way: claimed, sent, and what became of them written down. At least once, whatever dies in between.
 
-A claim is a row's `claimed_until`, and the number of the attempt says whose it is: who comes back late finds another number and
-changes nothing. Receivers know what they have had by the event's id, which no attempt changes.
+A claim is a row's `claimed_until`, and `claims`, which only ever grows, says whose it is: who comes back late finds another number
+and changes nothing. Receivers know what they have had by the event's id, which no attempt changes. Whatever goes wrong is an
+attempt, and counts: nothing is tried for ever, and nothing behind it waits for ever.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from control_plane import emails, signing
-from control_plane.notifications import AT_ONCE_TO_ONE_TARGET, DISABLED_AFTER, EVENT_TYPES, Due, Slots, choose, next_attempt
+from control_plane.notifications import AT_ONCE_TO_ONE_TARGET, DELAYS_S, DISABLED_AFTER, EVENT_TYPES, Due, Slots, choose, next_attempt
 from control_plane.protocols import WebhookAnswer
 from control_plane.service import outbox as box
 from control_plane.service import traces
 from control_plane.service.platform import Platform
 from control_plane.tables import deliveries, members, outbox, webhook_endpoints
 from ft_assets.errors import Conflict, FtError, Unavailable
+from ft_assets.storable import printable
 
 LEASE = timedelta(seconds=60)
 """Of a claim: several times what a delivery may take. After a kill it is sent again that much later."""
@@ -36,6 +40,7 @@ BETWEEN_ROUNDS_S = 0.02
 """As long as there is something to do: what ends together is followed by one round."""
 GONE = 410
 MAX_ERROR_CHARS = 300
+UNKNOWN = "what became of its last attempt is not known: the process that made it did not come to an end"
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +51,7 @@ WITH RECURSIVE targets AS (
     SELECT (SELECT d.target FROM deliveries d WHERE d.state = 'pending' AND d.target > t.target ORDER BY d.target LIMIT 1)
     FROM targets t WHERE t.target IS NOT NULL
 )
-SELECT d.id, d.tenant_id, d.target, d.channel, d.next_attempt_at, d.event_seq, w.failing_since IS NOT NULL AS failing
+SELECT d.id, d.tenant_id, d.target, d.channel, d.next_attempt_at, d.event_seq, d.attempts, w.failing_since IS NOT NULL AS failing
 FROM targets t
 CROSS JOIN LATERAL (
     SELECT * FROM deliveries d
@@ -68,6 +73,8 @@ class Claim:
 
     id: str
     attempt: int
+    number: int
+    """Of the claim: no other on this delivery has it."""
     is_mail: bool
     failing: bool
 
@@ -83,14 +90,19 @@ class Outcome:
 
 
 def claim(platform: Platform, slots: Slots) -> list[Claim]:
-    """Take what is to be sent now, as :func:`control_plane.notifications.choose` says; one process at a time chooses."""
+    """Take what is to be sent now, as :func:`control_plane.notifications.choose` says; one process at a time chooses.
+
+    What has had its last attempt, none of which came to an end that could be written down, is given up here.
+    """
     now = platform.clock()
     d = deliveries.c
     with platform.whole.engine.begin() as conn:
         if not box.alone(conn, box.CLAIM_LOCK):
             return []
-        rows = conn.execute(DUE, {"now": now, "per_target": AT_ONCE_TO_ONE_TARGET}).mappings()
-        due = {row["id"]: _due(row) for row in rows}
+        rows = conn.execute(DUE, {"now": now, "per_target": AT_ONCE_TO_ONE_TARGET}).mappings().all()
+        if ended := [row["id"] for row in rows if row["attempts"] >= len(DELAYS_S)]:
+            conn.execute(_given_up(d.id.in_(_free(ended, now).where(d.attempts >= len(DELAYS_S))), UNKNOWN))
+        due = {row["id"]: _due(row) for row in rows if row["id"] not in ended}
         if not due:
             return []
         query = sa.select(d.target, d.tenant_id, sa.func.count()).where(d.claimed_until > now).group_by(d.target, d.tenant_id)
@@ -100,11 +112,19 @@ def claim(platform: Platform, slots: Slots) -> list[Claim]:
             on_the_way[target] += count
             of_tenants[tenant] += count
         chosen = [one.id for one in choose(due.values(), on_the_way=on_the_way, tenants_on_the_way=of_tenants, slots=slots)]
-        free = d.id.in_(chosen) & (d.state == "pending") & sa.or_(d.claimed_until.is_(None), d.claimed_until <= now)
-        ids = sa.select(d.id).where(free).with_for_update(skip_locked=True)
-        values = {"claimed_until": now + LEASE, "attempts": d.attempts + 1, "last_attempt_at": now}
-        taken = conn.execute(sa.update(deliveries).where(d.id.in_(ids)).values(**values).returning(d.id, d.attempts)).all()
-    return [Claim(id=id_, attempt=n, is_mail=due[id_].is_mail, failing=due[id_].failing) for id_, n in taken]
+        values = {"claimed_until": now + LEASE, "attempts": d.attempts + 1, "claims": d.claims + 1, "last_attempt_at": now}
+        ours = sa.update(deliveries).where(d.id.in_(_free(chosen, now)))
+        taken = conn.execute(ours.values(**values).returning(d.id, d.attempts, d.claims)).all()
+    return [
+        Claim(id=id_, attempt=attempt, number=number, is_mail=due[id_].is_mail, failing=due[id_].failing) for id_, attempt, number in taken
+    ]
+
+
+def _free(ids: list[str], now: datetime) -> sa.Select[tuple[str]]:
+    """Those of `ids` that are nobody's at this moment, locked: another may have come in between."""
+    d = deliveries.c
+    unclaimed = sa.or_(d.claimed_until.is_(None), d.claimed_until <= now)
+    return sa.select(d.id).where(d.id.in_(ids), d.state == "pending", unclaimed).with_for_update(skip_locked=True)
 
 
 def _due(row: RowMapping) -> Due:
@@ -123,15 +143,25 @@ def deliver(platform: Platform, claimed: Claim) -> None:
         row = conn.execute(query).mappings().one()
         table = members if claimed.is_mail else webhook_endpoints
         target = conn.execute(sa.select(table).where(table.c.id == row["target"])).mappings().one()
-    if not row["data"]:
-        outcome = Outcome(delivered=False, error="the tenant had its data deleted, this event's too", final=True)
-    else:
-        with traces.delivery(platform, row) as span:
-            outcome = _mail(platform, row, target) if claimed.is_mail else _post(platform, row, target)
-            if not outcome.delivered:
-                span.fail(str(outcome.status or "undelivered"))
+    try:
+        outcome = _sent(platform, claimed, row, target)
+    except (OperationalError, InterfaceError, PoolTimeout):
+        raise
+    except Exception:
+        log.exception("delivery %s failed by an error of ours", claimed.id)
+        outcome = Outcome(delivered=False, error="internal error")
     with platform.whole.engine.begin() as conn:
-        finish(conn, row, claimed.attempt, outcome, now=platform.clock())
+        finish(conn, row, claimed, outcome, now=platform.clock())
+
+
+def _sent(platform: Platform, claimed: Claim, row: RowMapping, target: RowMapping) -> Outcome:
+    if not row["data"]:
+        return Outcome(delivered=False, error="the tenant had its data deleted, this event's too", final=True)
+    with traces.delivery(platform, row) as span:
+        outcome = _mail(platform, row, target) if claimed.is_mail else _post(platform, row, target)
+        if not outcome.delivered:
+            span.fail(str(outcome.status or "undelivered"))
+    return outcome
 
 
 def _post(platform: Platform, row: RowMapping, endpoint: RowMapping) -> Outcome:
@@ -184,22 +214,23 @@ def live_secrets(secrets: list[dict[str, Any]], now: datetime) -> list[str]:
     return [s["secret"] for s in secrets if s["until"] is None or s["until"] > now.timestamp()]
 
 
-def finish(conn: Connection, row: RowMapping, attempt: int, outcome: Outcome, *, now: datetime) -> None:
-    """Write down what became of an attempt, unless a later one has begun; the endpoint's row is locked before the delivery's."""
+def finish(conn: Connection, row: RowMapping, claimed: Claim, outcome: Outcome, *, now: datetime) -> None:
+    """Write down what became of an attempt, unless its claim is void; the endpoint's row is locked before the delivery's."""
     endpoint = None
     if row["channel"] == box.WEBHOOK:
         locked = sa.select(webhook_endpoints).where(webhook_endpoints.c.id == row["target"]).with_for_update()
         endpoint = conn.execute(locked).mappings().one()
     chance = random.random()
-    again = None if outcome.final else next_attempt(attempt, now=now, retry_after_s=outcome.retry_after_s, chance=chance)
-    values: dict[str, Any] = {"claimed_until": None, "last_status": outcome.status, "last_error": (outcome.error or "")[:MAX_ERROR_CHARS]}
+    again = None if outcome.final else next_attempt(claimed.attempt, now=now, retry_after_s=outcome.retry_after_s, chance=chance)
+    error = printable(outcome.error or "")[:MAX_ERROR_CHARS]
+    values: dict[str, Any] = {"claimed_until": None, "last_status": outcome.status, "last_error": error}
     if outcome.delivered:
         values |= {"state": "delivered", "delivered_at": now, "last_error": None}
     elif again is None:
         values |= {"state": "dead"}
     else:
         values |= {"next_attempt_at": again}
-    mine = (deliveries.c.id == row["id"]) & (deliveries.c.state == "pending") & (deliveries.c.attempts == attempt)
+    mine = (deliveries.c.id == row["id"]) & (deliveries.c.state == "pending") & (deliveries.c.claims == claimed.number)
     if conn.execute(sa.update(deliveries).where(mine).values(**values)).rowcount and endpoint is not None:
         _judge_endpoint(conn, endpoint, outcome, now)
 
@@ -230,8 +261,11 @@ def _disable(conn: Connection, endpoint: RowMapping, code: str, why: str, now: d
 
 def give_up(conn: Connection, endpoint_id: str, why: str) -> None:
     """End what is still to be sent to an endpoint whose row the caller has locked; it can be replayed."""
-    pending = (deliveries.c.target == endpoint_id) & (deliveries.c.state == "pending")
-    conn.execute(sa.update(deliveries).where(pending).values(state="dead", claimed_until=None, last_error=why))
+    conn.execute(_given_up((deliveries.c.target == endpoint_id) & (deliveries.c.state == "pending"), why))
+
+
+def _given_up(which: sa.ColumnElement[bool], why: str) -> sa.Update:
+    return sa.update(deliveries).where(which).values(state="dead", claimed_until=None, last_error=why)
 
 
 class Dispatcher:

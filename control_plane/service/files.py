@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.jobs import FINAL
-from control_plane.service import examination, suites
+from control_plane.service import examination, loose_objects, suites
 from control_plane.service.deletion_guard import refuse_while_deleted
 from control_plane.service.fetching import is_fetched, waits_for_token
 from control_plane.service.file_progress import claimed, progress_of
@@ -26,7 +26,7 @@ from control_plane.tables import files, jobs
 from control_plane.tenants import tier_named
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.progress import Progress
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
 from ft_assets.layout import file_key, safe_filename
 
 PURPOSES = ("fine-tune",)
@@ -64,7 +64,7 @@ def create(
 
     `policies` are a tenant's part of :class:`Policies`; with `model` the report counts that base model's tokens. The caller
     sees to it that :func:`validate` is called for a file that is still ``uploaded``. The bytes are stored before the row
-    exists: a crash in between leaves an object that nothing names, never a file without its bytes.
+    exists: a crash in between leaves an object that was announced and is removed later, never a file without its bytes.
     """
     check_request(platform, policies=policies, model=model, purpose=purpose)
     stored = store(platform, tenant, stream, filename=filename)
@@ -77,15 +77,17 @@ def store(platform: Platform, tenant: str, stream: BinaryIO, *, filename: str) -
         refuse_while_deleted(conn, tenant)  # before a byte is read, and again with the row
     tier = tier_named(get_tenant(platform, tenant).tier)
     file_id, name = new_id(), safe_filename(filename)
-    received = receive(platform.objects, file_key(tenant, file_id, name), stream, tier)
+    key = file_key(tenant, file_id, name)
+    with loose_objects.announced(platform, tenant, key):
+        received = receive(platform.objects, key, stream, tier)
     return Stored(
         file_id=file_id, filename=name, num_bytes=received.num_bytes, sha256=received.sha256.hexdigest(), head=received.head
     )  # fmt: skip
 
 
 def discard(platform: Platform, tenant: str, stored: Stored) -> None:
-    """Remove bytes that will not be registered."""
-    platform.objects.delete(file_key(tenant, stored.file_id, stored.filename))
+    """Remove bytes that will not be registered; those that are a file by now stay."""
+    loose_objects.try_to_remove(platform, [file_key(tenant, stored.file_id, stored.filename)])
 
 
 def register(
@@ -99,14 +101,14 @@ def register(
     model: str | None = None,
     expires_after: timedelta | None = None,
 ) -> RowMapping:
-    """The file of what was stored; on any refusal the bytes are removed."""
+    """The file of what was stored; where it cannot be made the bytes are removed."""
     try:
         check_request(platform, policies=policies, model=model, purpose=purpose)
         file = insert(
             platform, tenant, stored.file_id, filename=stored.filename, purpose=purpose, column_map=column_map, policies=policies,
             model=model, num_bytes=stored.num_bytes, sha256=stored.sha256, expires_after=expires_after,
         )  # fmt: skip
-    except FtError:
+    except Exception:
         discard(platform, tenant, stored)
         raise
     return settled_if_tiny(platform, tenant, file, stored)
@@ -144,15 +146,18 @@ def insert_with(
     column_map: Mapping[str, str] | None, policies: Mapping[str, Any] | None, model: str | None, num_bytes: int = 0, sha256: str = "",
     source: str | None = None, hub_token_given: bool = False, expires_after: timedelta | None = None,
 ) -> RowMapping:  # fmt: skip
-    """The row of a file that nobody validated yet; without `sha256`, of an import whose bytes are to be fetched."""
+    """The row of a file that nobody validated yet, which claims its stored bytes; without `sha256`, of an import that is to be fetched."""
     name = safe_filename(filename)
+    key = file_key(tenant, file_id, name)
     values = {
         "id": file_id, "tenant_id": tenant, "filename": name, "purpose": purpose, "bytes": num_bytes, "sha256": sha256,
-        "object_key": file_key(tenant, file_id, name), "column_map": dict(column_map or {}), "policies": dict(policies or {}),
+        "object_key": key, "column_map": dict(column_map or {}), "policies": dict(policies or {}),
         "model": model, "source": source, "hub_token_given": hub_token_given, "status": "uploaded", "created_at": now,
         "expires_at": None if expires_after is None else now + expires_after,
     }  # fmt: skip
     refuse_while_deleted(conn, tenant)
+    if sha256:
+        loose_objects.claim(conn, key)
     return conn.execute(sa.insert(files).values(**values).returning(files)).mappings().one()
 
 
@@ -260,7 +265,7 @@ def content(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, 
 def delete(platform: Platform, tenant: str, file_id: str) -> None:
     """Delete the bytes; the dataset version made from them stays, for what was trained on it must stay explainable.
 
-    Refused while a job that is not final names the file.
+    Refused while a job that is not final names the file. Bytes that the store does not remove now are removed later.
     """
     with platform.engine.begin() as conn:
         file = _get(conn, tenant, file_id, lock=True)
@@ -268,7 +273,8 @@ def delete(platform: Platform, tenant: str, file_id: str) -> None:
         if user is not None:
             raise Conflict(f"file {file_id} is used by job {user}, which has not ended; cancel the job first", code="file_in_use")
         conn.execute(sa.update(files).where(files.c.id == file_id).values(deleted_at=platform.clock()))
-    platform.objects.delete(file["object_key"])
+        loose_objects.release(conn, tenant, [file["object_key"]], now=platform.clock())
+    loose_objects.try_to_remove(platform, [file["object_key"]])
 
 
 def delete_expired(platform: Platform, *, limit: int = 1000) -> int:

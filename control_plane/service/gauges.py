@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.engine import Connection
 
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
+from control_plane.service import metering
 from control_plane.service.platform import Platform
 from control_plane.service.scheduling import pools
 from control_plane.tables import (
@@ -98,6 +99,8 @@ class Gauges:
     refunds: tuple[int, float]
     """Refunds that wait for a decision, and the age of the oldest in seconds; deletions likewise."""
     deletions: tuple[int, float]
+    unbilled: tuple[int, float]
+    """Attempts that have ended and are not billed, and seconds since the first of their ends was reported."""
     uploads: tuple[int, int]
     """Uploads in parts that are open, and those of them whose time is over."""
     quota_held_s: float
@@ -152,6 +155,7 @@ def read(platform: Platform, *, ledger_imbalance: int = 0) -> Gauges:
             ledger_imbalance=ledger_imbalance,
             refunds=_waiting(conn, refund_cases.c.created_at, refund_cases.c.state == "pending", now),
             deletions=_waiting(conn, deletion_requests.c.requested_at, deletion_requests.c.done_at.is_(None), now),
+            unbilled=_unbilled(conn, now),
             uploads=_uploads(conn, now),
             quota_held_s=_sum(conn, quota_holds.c.gpu_seconds, quota_holds.c.released_at.is_(None)),
         )
@@ -185,6 +189,11 @@ def _waiting(conn: Connection, since: sa.ColumnElement[Any], which: sa.ColumnEle
     """How many rows wait, and for how long the first of them has; the condition is that of a partial index."""
     number, oldest = conn.execute(sa.select(sa.func.count(), sa.func.min(since)).where(which)).one()
     return int(number), 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
+
+
+def _unbilled(conn: Connection, now: Any) -> tuple[int, float]:
+    number, oldest = metering.closed_unbilled(conn)
+    return number, 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
 
 
 def _uploads(conn: Connection, now: Any) -> tuple[int, int]:

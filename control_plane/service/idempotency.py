@@ -2,14 +2,18 @@
 
 1. A client that names its submission (``Idempotency-Key``) gets one job per name, for thirty days; the same name with another body
    is refused.
-2. A client that does not may still repeat itself after a time-out, and says so (``x-stainless-retry-count`` above 0): then an equal
-   body within ten minutes is the same job, whichever of the two requests arrives first.
+2. A client that does not may still repeat itself after a lost answer or a time-out, and says so. OpenAI's clients send no key, but
+   ``x-stainless-retry-count`` and ``x-stainless-read-timeout``: from these follows when the call began at the earliest
+   (:func:`retried_for`), and the job of an equal body that was made since then is the same, whichever of the two requests
+   arrives first. A job that has failed or was cancelled is no answer: whoever sends the body again wants one that
+   trains, and a twin of it costs at most what failed before. Nor is any to a body that says ``force``, which means a twin.
 3. One that says nothing gets no twin either: an equal body within a minute is the same job while that has not ended. Whoever wants
    two equal jobs names them by two keys, or says ``force``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -17,13 +21,17 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.jobs import FINAL
+from control_plane.jobs import FINAL, JobState
 from control_plane.service.platform import Platform
 from control_plane.tables import idempotency_keys, jobs
 from ft_assets.errors import Conflict, InvalidRequest
 
-RETRY_WINDOW = timedelta(minutes=10)
-"""OpenAI's client gives up on a call after 600 s, and then sends it again."""
+READ_TIMEOUT_S = 600.0
+"""OpenAI's client gives up on a call after that, unless it says otherwise, and then sends it again."""
+RETRY_DELAY_S = 120.0
+"""Longest wait between two tries: what the client honours of ``retry-after``."""
+MAX_RETRIED_FOR = timedelta(hours=1)
+"""Whatever a client says: an equal body that is older than that is meant."""
 TWIN_WINDOW = timedelta(seconds=60)
 """A person's second click, a script's loop after a time-out of its proxy: later than that an equal body is meant."""
 KEPT = timedelta(days=30)
@@ -39,8 +47,8 @@ class Attempt:
     received_at: datetime
     key: str | None = None
     """The client's own name for the submission."""
-    is_retry: bool = False
-    """The client says that it has sent this before."""
+    retried_for: timedelta | None = None
+    """How long ago the client may have sent this first; None: it does not say that it has sent it before."""
     twin_meant: bool = False
     """An equal job is wanted, though one was made just now."""
     scope: str = "key"
@@ -51,12 +59,32 @@ class Attempt:
             raise InvalidRequest(f"the idempotency key has {len(self.key)} characters; use 1 to {MAX_KEY}", param="idempotency_key")
 
 
+def retried_for(retries: str | None, read_timeout: str | None) -> timedelta | None:
+    """From the headers of OpenAI's clients: how long ago this call began at most; None for one that was not sent before."""
+    count = _number(retries, default=0.0)
+    if count < 1:
+        return None
+    longest = count * (max(0.0, _number(read_timeout, default=READ_TIMEOUT_S)) + RETRY_DELAY_S)
+    return timedelta(seconds=min(longest, MAX_RETRIED_FOR.total_seconds()))
+
+
+def _number(text: str | None, *, default: float) -> float:
+    """What is no number, or none that an interval could be made of, is as if it were not there."""
+    try:
+        value = float(text or default)
+    except ValueError:
+        return default
+    return value if math.isfinite(value) else default
+
+
 def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -> str | None:
     """The job that this request made before, if it did. ``Conflict`` for a known key with another body."""
     if attempt.key is not None:
         return _by_key(conn, tenant, attempt, request_sha256)
-    if attempt.is_retry:
-        return _equal(conn, tenant, request_sha256, since=attempt.received_at - RETRY_WINDOW)
+    if attempt.retried_for is not None:
+        alive = jobs.c.state.not_in([JobState.FAILED.value, JobState.CANCELLED.value])
+        since = attempt.received_at - attempt.retried_for
+        return None if attempt.twin_meant else _equal(conn, tenant, request_sha256, alive, since=since)
     overtaken = _overtaken(conn, tenant, request_sha256, attempt.received_at)
     if overtaken is not None or attempt.twin_meant:
         return overtaken
@@ -66,7 +94,7 @@ def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -
 
 def remember(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt, *, job_id: str, now: datetime) -> None:
     """Store what :func:`find` needs later, in the transaction that makes the job."""
-    if attempt.key is None and not attempt.is_retry:
+    if attempt.key is None and attempt.retried_for is None:
         return
     key = _retry_key(request_sha256) if attempt.key is None else stored_key(attempt)
     values = {"tenant_id": tenant, "key": key, "request_sha256": request_sha256, "job_id": job_id, "created_at": now}

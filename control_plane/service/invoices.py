@@ -14,24 +14,26 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.engine import Connection
 
 from control_plane import invoicing
-from control_plane.billing import Entry
 from control_plane.quotas import Month, month_of
 from control_plane.service import ledger, metering
 from control_plane.service.listing import Page, page
 from control_plane.service.outbox import publish
 from control_plane.service.platform import Platform
+from control_plane.service.rounds import Round
 from control_plane.service.tenants import tenant_of
 from control_plane.service.usage import Unbilled, unbilled
-from control_plane.tables import invoice_entries, invoices, jobs, ledger_entries, meter_events, tenants
+from control_plane.tables import invoice_entries, invoices, jobs, ledger_entries, meter_events, tenants, unbilled_attempts
 from ft_assets.errors import NotFound
 
 MAX_PAGE = 100
 BUDGET_S = 15.0
 """Of one round of issuing: 500 tenants take two minutes with 100,000 jobs, and a sensor's round has one."""
+ENTERED_WITHIN = timedelta(days=1)
+"""Of an invoice: an entry whose time is that much before it may have been committed after it."""
 log = logging.getLogger(__name__)
 
 
@@ -75,30 +77,66 @@ def list_issued(platform: Platform, tenant: str, *, after: str | None = None, li
 def issue_due(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
     """Issue what is due, oldest month first, for as long as the budget lasts; returns the ids. The next round goes on.
 
-    A month that is not settled waits, and so do later ones of its tenant.
+    A month that is not settled waits, and so do later ones of its tenant. One tenant that fails keeps no other waiting; ``FtError`` at
+    the end where one has.
     """
     until = time.monotonic() + budget_s
     present = month_of(platform.clock())
-    last = month_of(present.begins - timedelta(days=1)).name
-    complete = sa.exists().where(invoices.c.tenant_id == ledger_entries.c.tenant_id, invoices.c.month == last)  # what is late waits
     with platform.engine.connect() as conn:
-        open_since = conn.execute(
-            sa.select(ledger_entries.c.tenant_id, sa.func.min(ledger_entries.c.occurred_at))
-            .where(ledger_entries.c.occurred_at < present.begins, ~complete, ~_invoiced())
-            .group_by(ledger_entries.c.tenant_id)
-            .order_by(ledger_entries.c.tenant_id)
-        ).all()
-    issued = []
-    for tenant, since in open_since:
-        if time.monotonic() >= until:
-            break
-        for month in _months(since, before=present.begins):
-            with platform.engine.begin() as conn:
-                made = _issue(conn, tenant, month, now=platform.clock())
-            if made is None:
-                log.info("the invoice of %s for %s waits: an attempt of that month is not settled", tenant, month.name)
+        open_since = conn.execute(_open_since(present)).all()
+    issued: list[str] = []
+    with Round("tenants") as each:
+        for tenant, since in open_since:
+            if time.monotonic() >= until:
                 break
-            issued += made
+            with each(tenant):
+                issued += _issue_until(platform, tenant, since, before=present.begins)
+    return issued
+
+
+def _open_since(present: Month) -> sa.Select[Any]:
+    """Tenants that have no invoice of last month, and entries up to it that are on none; with the time of the first of these.
+
+    Only what can be on no invoice is looked at: what occurred after the month of the tenant's newest one, and what was entered since
+    that one was issued.
+    """
+    last = month_of(present.begins - timedelta(days=1)).name
+    newest = (
+        sa.select(invoices.c.tenant_id, invoices.c.month, invoices.c.issued_at)
+        .ext(distinct_on(invoices.c.tenant_id))
+        .order_by(invoices.c.tenant_id, invoices.c.month.desc())
+        .subquery()
+    )
+    begins = sa.cast(newest.c.month + "-01", sa.Date)
+    ends = sa.func.timezone("UTC", begins + sa.literal_column("interval '1 month'"))
+    new = sa.or_(
+        newest.c.tenant_id.is_(None),
+        ledger_entries.c.occurred_at >= ends,
+        ledger_entries.c.created_at >= newest.c.issued_at - ENTERED_WITHIN,
+    )
+    first = (
+        sa.select(sa.func.min(ledger_entries.c.occurred_at).label("since"))
+        .where(ledger_entries.c.tenant_id == tenants.c.id, ledger_entries.c.occurred_at < present.begins, new, ~_invoiced())
+        .correlate(tenants, newest)
+        .lateral("first")
+    )
+    return (
+        sa.select(tenants.c.id, first.c.since)
+        .select_from(tenants.outerjoin(newest, newest.c.tenant_id == tenants.c.id).join(first, sa.true()))
+        .where(first.c.since.is_not(None), newest.c.month.is_distinct_from(last))  # what is late waits
+        .order_by(tenants.c.id)
+    )
+
+
+def _issue_until(platform: Platform, tenant: str, since: datetime, *, before: datetime) -> list[str]:
+    issued: list[str] = []
+    for month in _months(since, before=before):
+        with platform.engine.begin() as conn:
+            made = _issue(conn, tenant, month, now=platform.clock())
+        if made is None:
+            log.info("the invoice of %s for %s waits: an attempt of that month is not settled", tenant, month.name)
+            break
+        issued += made
     return issued
 
 
@@ -128,18 +166,30 @@ def _issue(conn: Connection, tenant: str, month: Month, *, now: datetime) -> lis
 def _document(conn: Connection, tenant: str, month: Month) -> dict[str, Any]:
     row = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
     of = tenant_of(row)
-    entries = _uninvoiced(conn, tenant, month)
-    named = sa.select(jobs.c.id, jobs.c.model).where(jobs.c.id.in_({e.job_id for e in entries if e.job_id}))
-    models: dict[str, str] = {found.id: found.model for found in conn.execute(named)}
+    rows = conn.execute(_uninvoiced(tenant, month)).mappings().all()
+    models = {row["job_id"]: row["model"] for row in rows if row["model"] is not None}
+    entries = [ledger.entry_of(row) for row in rows]
     return invoicing.document(
         tenant=tenant, name=of.name, tier=of.tier, soft_gpu_hours=of.soft_gpu_hours, month=month, entries=entries, models=models
     )
 
 
-def _uninvoiced(conn: Connection, tenant: str, month: Month) -> list[Entry]:
-    """Entries up to the end of `month` that are on no invoice: those of the month, and earlier ones that came late."""
-    query = sa.select(ledger_entries).where(ledger_entries.c.tenant_id == tenant, ledger_entries.c.occurred_at < month.ends, ~_invoiced())
-    return [ledger.entry_of(row) for row in conn.execute(query).mappings()]
+def _uninvoiced(tenant: str, month: Month) -> sa.Select[Any]:
+    """Entries that belong on the invoice of `month`, with the model of their job.
+
+    They are on none yet, and of the month, or of an earlier one whose invoice was issued before they came: an earlier month that
+    waits for its own invoice has them on that.
+    """
+    issued = sa.exists().where(
+        invoices.c.tenant_id == tenant,
+        invoices.c.month == sa.func.to_char(sa.func.timezone("UTC", ledger_entries.c.occurred_at), "YYYY-MM"),
+    )
+    return (
+        sa.select(ledger_entries, jobs.c.model)
+        .select_from(ledger_entries.outerjoin(jobs, jobs.c.id == ledger_entries.c.job_id))
+        .where(ledger_entries.c.tenant_id == tenant, ledger_entries.c.occurred_at < month.ends, ~_invoiced())
+        .where(sa.or_(ledger_entries.c.occurred_at >= month.begins, issued))
+    )
 
 
 def _invoiced() -> sa.ColumnElement[bool]:
@@ -148,9 +198,10 @@ def _invoiced() -> sa.ColumnElement[bool]:
 
 def _unsettled(conn: Connection, tenant: str, month: Month) -> bool:
     """Whether an attempt that began before the month's end may still be billed in it: it has no entry, and was not heard of since."""
-    query = metering.unsettled().join(jobs, jobs.c.id == meter_events.c.job_id)
+    of = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
+    query = metering.unsettled().join(meter_events, of).join(jobs, jobs.c.id == unbilled_attempts.c.job_id)
     silent = sa.or_(jobs.c.heartbeat_at.is_(None), jobs.c.heartbeat_at < month.ends)
-    this = meter_events.c.tenant_id == tenant, meter_events.c.kind == "started", meter_events.c.at < month.ends
+    this = unbilled_attempts.c.tenant_id == tenant, meter_events.c.kind == "started", meter_events.c.at < month.ends
     return conn.execute(query.where(*this, silent).limit(1)).first() is not None
 
 

@@ -22,7 +22,7 @@ from control_plane.service.job_filters import JobFilter
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
-from control_plane.service.tenants import tenant_of
+from control_plane.service.tenants import refuse_suspended, tenant_of
 from control_plane.service.transition import locked, record, transition
 from control_plane.service.warm_starts import Source
 from control_plane.tables import checkpoints as checkpoints_table
@@ -41,6 +41,15 @@ class Submitted(NamedTuple):
     """False: an earlier submission is being answered again, or an earlier job with the same work is the answer."""
     reused: bool = False
     """The job had succeeded before this submission, and has trained what it asks for."""
+
+
+class JobRefused(QuotaExceeded):
+    """A limit allows no job now."""
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None, left_s: float | None = None) -> None:
+        super().__init__(message, code=code, param=param)
+        self.left_s = left_s
+        """GPU-seconds that the hard cap left, where they were too few."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +91,7 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
         replayed = idempotency.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
+        refuse_suspended(platform, tenant_of(owner))
         refuse_while_deleted(conn, tenant)
         dataset_id = _trainable_files(conn, tenant, request)
         done = reuse.finished_request(conn, tenant, asked.request, model=asked.model, dataset_id=dataset_id, warm_start=asked.warm_start)
@@ -163,13 +173,13 @@ def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str 
 
 
 def without_room(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
-    """Of these tenants, those whose limit of jobs in flight is reached: a submission would be refused."""
+    """Of these tenants, those whose limit of jobs in flight is reached or who are suspended: a submission would be refused."""
     owned = (jobs.c.tenant_id == tenants.c.id) & jobs.c.state.not_in([s.value for s in FINAL])
     in_flight = sa.select(sa.func.count()).where(owned).correlate(tenants).scalar_subquery()
     query = sa.select(tenants, in_flight.label("in_flight")).where(tenants.c.id.in_(tenant_ids))
     with platform.engine.connect() as conn:
         rows = conn.execute(query).mappings().all()
-    return {row["id"] for row in rows if row["in_flight"] >= tenant_of(row).max_jobs_in_flight}
+    return {row["id"] for row in rows if row["suspended_at"] is not None or row["in_flight"] >= tenant_of(row).max_jobs_in_flight}
 
 
 def get(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -225,6 +235,7 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
     """Queue a paused job again; it goes on from its last checkpoint. One that the hard cap paused needs room for the rest of it."""
     with platform.engine.begin() as conn:
         owner = quotas.lock(conn, tenant)
+        refuse_suspended(platform, tenant_of(owner))
         row = locked(conn, job_id, tenant_id=tenant)
         if row["state"] == JobState.PAUSING:
             raise Conflict(
@@ -281,7 +292,7 @@ def _shown(job_id: str) -> sa.ColumnElement[bool]:
 def _refused(refusal: Refusal) -> InvalidRequest:
     """A limit may allow later what it forbids now; a tier does not."""
     if refusal.code == "exceeded_quota":
-        return QuotaExceeded(refusal.detail)
+        return JobRefused(refusal.detail, left_s=refusal.left_s)
     return InvalidRequest(refusal.detail, code=refusal.code, param="tier")
 
 
@@ -313,17 +324,23 @@ def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> 
             cost_micros=costs.get(r["id"], 0),
             sweep_id=sweeps.get(r["id"]),
             result_files=left.get(r["id"], ()),
-            promised_start=promised_start(r["tier"], r["created_at"]),
+            promised_start=_promised(r),
             sla_missed=_sla_missed(r, now),
         )
         for r in rows
     ]
 
 
+def _promised(row: RowMapping) -> datetime | None:
+    """By when the job is promised to start: the promise begins again when the tenant's own cap no longer keeps it from that."""
+    return promised_start(row["tier"], max(row["created_at"], row["capped_at"] or row["created_at"]))
+
+
 def _sla_missed(row: RowMapping, now: datetime) -> bool:
-    """Whether the job has not begun, or began, after its promise; one that is paused before its start misses nothing."""
-    promised = promised_start(row["tier"], row["created_at"])
-    if promised is None or (row["started_at"] is None and row["state"] in (JobState.PAUSING, JobState.PAUSED)):
+    """Whether the job has not begun, or began, after its promise; one that its tenant stops before its start misses nothing."""
+    promised = _promised(row)
+    stopped = (JobState.PAUSING, JobState.PAUSED, JobState.CANCELLED)
+    if promised is None or (row["started_at"] is None and row["state"] in stopped):
         return False
     began: datetime = row["started_at"] or row["finished_at"] or now
     return began > promised

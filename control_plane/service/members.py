@@ -108,7 +108,8 @@ def _present(conn: Connection, tenant: str, member_id: str) -> RowMapping:
 def _check_owners(by_owner: bool, *roles: Role) -> None:
     if Role.OWNER in roles and not by_owner:
         raise Forbidden(
-            "only an owner makes, changes or removes an owner; use an owner's key, or one of the tenant's own", code="owner_required"
+            "only an owner makes, changes or removes an owner; use an owner's key, or one of the tenant's own that an owner made",
+            code="owner_required",
         )
 
 

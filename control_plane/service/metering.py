@@ -7,7 +7,8 @@ these tables and not write them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,18 +17,30 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import prices
-from control_plane.billing import Entry
+from control_plane.billing import Entry, usage_id
 from control_plane.metering import INFERRED, SEEN, MeterEvent, bill, fold
 from control_plane.pools import Pool
 from control_plane.service import ledger
 from control_plane.service.platform import Platform
 from control_plane.service.refunds import open_case
-from control_plane.tables import attempts, checkpoints, job_events, jobs, ledger_entries, meter_events, reservations
+from control_plane.service.rounds import Round
+from control_plane.tables import (
+    attempts,
+    checkpoints,
+    job_events,
+    jobs,
+    ledger_entries,
+    meter_events,
+    reservations,
+    unbilled_attempts,
+)
 from ft_assets.errors import Fault
 
 log = logging.getLogger(__name__)
 
 AT_A_TIME = 500
+BUDGET_S = 20.0
+"""Of one round; the next one goes on."""
 
 
 def report_started(conn: Connection, job: RowMapping, attempt: int, *, pool: Pool, num_gpus: int, at: datetime, now: datetime) -> None:
@@ -82,32 +95,48 @@ def settle(conn: Connection, platform: Platform, tenant: str, job_id: str, attem
     try:
         entries = bill(interval, prices.load(platform.settings.prices_file))
     except ValueError as error:  # no price: the reports are kept, and the attempt is billed once there is one
-        log.error("attempt %s of %s is not billed yet: %s", attempt, job_id, error)
+        log.warning("attempt %s of %s is not billed yet: %s", attempt, job_id, error)
         return []
     now = platform.clock()
     new = [entry for entry in entries if ledger.post(conn, tenant, entry, now=now)]
     if new and interval.fault is Fault.AMBIGUOUS:
         open_case(conn, tenant, entries[0], outcome=interval.outcome, now=now)
+    this = unbilled_attempts.c.job_id == job_id, unbilled_attempts.c.attempt == attempt
+    conn.execute(sa.delete(unbilled_attempts).where(*this))
     return new
 
 
-def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> int:
-    """Bill closed intervals that are not billed: reports that came late, and ends that nobody reported. Returns the attempts billed."""
-    _report_forgotten(platform, at_a_time)
-    with platform.engine.connect() as conn:
-        due = conn.execute(unsettled().where(_has("ended"), _has("started")).limit(at_a_time)).all()
-    billed = 0
-    for row in due:
-        with platform.engine.begin() as conn:
-            billed += bool(settle(conn, platform, row.tenant_id, row.job_id, row.attempt))
+def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME, budget_s: float = BUDGET_S) -> int:
+    """Bill closed intervals that are not billed: reports that came late, and ends that nobody reported. Returns the attempts billed.
+
+    One that cannot be billed keeps no other from it; ``FtError`` at the end where one has failed.
+    """
+    until, billed = time.monotonic() + budget_s, 0
+    with Round("attempts") as each:
+        for row in _pages(platform, _forgotten(), at_a_time, until):
+            with each(f"the end of attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
+                job = conn.execute(sa.select(jobs).where(jobs.c.id == row.job_id)).mappings().one()
+                report_lost(conn, job, row.attempt, outcome="internal", now=platform.clock())
+                log.warning("nobody reported the end of attempt %s of %s; it is billed to its last sign of life", row.attempt, row.job_id)
+        for row in _pages(platform, unsettled().where(has("ended"), has("started")), at_a_time, until):
+            with each(f"attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
+                billed += bool(settle(conn, platform, row.tenant_id, row.job_id, row.attempt))
     return billed
 
 
 def unsettled() -> sa.Select[Any]:
-    """Attempts of which something was reported, and that have no entry; by tenant, job and attempt."""
-    entry = sa.exists().where(ledger_entries.c.id == _usage_id())
-    this = meter_events.c.tenant_id, meter_events.c.job_id, meter_events.c.attempt
-    return sa.select(*this).where(~entry).distinct().order_by(*this)
+    """Attempts of which something was reported, and that are not billed."""
+    return sa.select(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
+
+
+def closed_unbilled(conn: Connection) -> tuple[int, datetime | None]:
+    """How many attempts have a start and an end and no entry, and when the first of their ends was reported."""
+    of = meter_events.alias("end")
+    this = (of.c.job_id == unbilled_attempts.c.job_id) & (of.c.attempt == unbilled_attempts.c.attempt) & (of.c.kind == "ended")
+    since = sa.select(sa.func.min(of.c.received_at)).where(this).scalar_subquery()
+    query = sa.select(since.label("since")).select_from(unbilled_attempts).where(has("started"), has("ended")).subquery()
+    number, oldest = conn.execute(sa.select(sa.func.count(), sa.func.min(query.c.since)).select_from(query)).one()
+    return int(number), oldest
 
 
 def events_of(conn: Connection, job_id: str, attempt: int) -> list[MeterEvent]:
@@ -119,15 +148,15 @@ def event(row: RowMapping) -> MeterEvent:
     return MeterEvent(**{name: row[name] for name in ("id", "job_id", "attempt", "kind", "at", "received_at", "data")})
 
 
-def running(conn: Connection, tenant: str, *, job_id: str | None = None) -> Sequence[MeterEvent]:
-    """Starts of the tenant's attempts that have no end yet, and no entry."""
-    ended = meter_events.alias("ended")
-    over = sa.exists().where(ended.c.job_id == meter_events.c.job_id, ended.c.attempt == meter_events.c.attempt, ended.c.kind == "ended")
-    billed = sa.exists().where(ledger_entries.c.id == _usage_id())
-    query = sa.select(meter_events).where(meter_events.c.tenant_id == tenant, meter_events.c.kind == "started", ~over, ~billed)
+def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) -> Sequence[RowMapping]:
+    """Starts of attempts that have no end yet and are not billed, of one tenant or (None) of all."""
+    this = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
+    query = sa.select(meter_events).join(unbilled_attempts, this).where(meter_events.c.kind == "started", ~has("ended"))
+    if tenant is not None:
+        query = query.where(meter_events.c.tenant_id == tenant)
     if job_id is not None:
         query = query.where(meter_events.c.job_id == job_id)
-    return [event(row) for row in conn.execute(query.order_by(meter_events.c.at, meter_events.c.id)).mappings()]
+    return conn.execute(query.order_by(meter_events.c.at, meter_events.c.id)).mappings().all()
 
 
 def _report(
@@ -137,29 +166,38 @@ def _report(
         "id": f"{job_id}/a{attempt}/{kind}", "tenant_id": tenant, "job_id": job_id, "attempt": attempt, "kind": kind, "data": data,
         "at": at, "received_at": now,
     }  # fmt: skip
-    conn.execute(insert(meter_events).values(values).on_conflict_do_nothing(index_elements=["id"]))
+    new = insert(meter_events).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(meter_events.c.id)
+    if conn.execute(new).scalar() is None:
+        return
+    to_bill = {"tenant_id": tenant, "job_id": job_id, "attempt": attempt}
+    entered = sa.exists().where(ledger_entries.c.id == usage_id(job_id, attempt))
+    if not conn.execute(sa.select(entered)).scalar_one():  # what was billed stays as it is, whatever is reported later
+        conn.execute(insert(unbilled_attempts).values(to_bill).on_conflict_do_nothing())
 
 
-def _usage_id() -> sa.ColumnElement[str]:
-    return meter_events.c.job_id + "/a" + sa.cast(meter_events.c.attempt, sa.Text) + "/usage"
+def has(kind: str) -> sa.ColumnElement[bool]:
+    """Whether a start, or an end, of an attempt of :func:`unsettled` was reported."""
+    of, this = meter_events.alias(kind), unbilled_attempts.c
+    return sa.exists().where(of.c.job_id == this.job_id, of.c.attempt == this.attempt, of.c.kind == kind)
 
 
-def _has(kind: str) -> sa.ColumnElement[bool]:
-    of = meter_events.alias(kind)
-    return sa.exists().where(of.c.job_id == meter_events.c.job_id, of.c.attempt == meter_events.c.attempt, of.c.kind == kind)
+def _forgotten() -> sa.Select[Any]:
+    """Attempts that gave their GPUs back, and of which nobody said when they ended."""
+    this = (reservations.c.job_id == unbilled_attempts.c.job_id) & (reservations.c.attempt == unbilled_attempts.c.attempt)
+    return unsettled().join(reservations, this).where(reservations.c.released_at.is_not(None), has("started"), ~has("ended"))
 
 
-def _report_forgotten(platform: Platform, at_a_time: int) -> None:
-    """Report the end of attempts that gave their GPUs back, and of which nobody said when they ended."""
-    this = (reservations.c.job_id == meter_events.c.job_id) & (reservations.c.attempt == meter_events.c.attempt)
-    query = (
-        unsettled()
-        .join(reservations, this)
-        .where(meter_events.c.kind == "started", reservations.c.released_at.is_not(None), ~_has("ended"))
-        .limit(at_a_time)
-    )
-    with platform.engine.begin() as conn:
-        for row in conn.execute(query).all():
-            job = conn.execute(sa.select(jobs).where(jobs.c.id == row.job_id)).mappings().one()
-            report_lost(conn, job, row.attempt, outcome="internal", now=platform.clock())
-            log.warning("nobody reported the end of attempt %s of %s; it is billed to its last sign of life", row.attempt, row.job_id)
+def _pages(platform: Platform, query: sa.Select[Any], at_a_time: int, until: float) -> Iterator[sa.Row[Any]]:
+    """Rows of `query`, some at a time, each once: what stays as it is keeps nobody behind it from having a turn."""
+    keys = sa.tuple_(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
+    ordered, last = query.order_by(*keys.clauses).limit(at_a_time), None
+    while True:
+        with platform.engine.connect() as conn:
+            rows = conn.execute(ordered if last is None else ordered.where(keys > last)).all()
+        for row in rows:
+            if time.monotonic() >= until:
+                return
+            yield row
+        if len(rows) < at_a_time:
+            return
+        last = sa.tuple_(*rows[-1], types=[key.type for key in keys.clauses])

@@ -29,8 +29,10 @@ def publish(conn: Connection, tenant: str, kind: str, subject: str, data: Mappin
     """Have `tenant` told of `kind` (of :data:`EVENT_TYPES`) about the object with id `subject`; returns the event's id.
 
     It is told if and only if the caller's transaction commits. Events of one subject are delivered in the order of their
-    writing, as long as the caller holds the lock on the subject's row. `data` holds ids, states and amounts, and no text of
-    the tenant: receivers keep it.
+    writing where the transactions that write them come one after the other: callers hold the lock on the subject's row (a job,
+    file, adapter, endpoint, refund case), or have just inserted a row, in the same order each time, that another round would
+    wait for (the notices of a quota, the alerts of a budget), or tell of a subject once (an invoice). `data` holds ids, states
+    and amounts, and no text of the tenant: receivers keep it.
     """
     assert kind in EVENT_TYPES, f"{kind} is no event type"
     event_id = f"evt_{uuid.uuid4().hex}"

@@ -10,10 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.pool import Pool
 
 from control_plane import quotas
 from control_plane.jobs import FINAL, JobState
@@ -25,6 +27,10 @@ from control_plane.tenants import Tenant
 
 METERING_LAG = timedelta(hours=1)
 """How long an attempt that has ended may be missing in the ledger and still counts; one that is never entered is not billed."""
+SEEN_FOR = timedelta(minutes=1)
+"""How long a sum of used time may decide that a cap is far: entries that come late, or are given back, are seen by then."""
+CAPPED_FOR = timedelta(seconds=5)
+"""The same of a cap that is reached: a refund lets jobs start by then; a higher cap does at once."""
 LEAST_REST_S = 60.0
 """What a job that has used more than it held is taken to need still, on each GPU."""
 
@@ -102,6 +108,16 @@ def standings(conn: Connection, tenant_ids: Collection[str], now: datetime, *, w
     for tenant, part, seconds in conn.execute(parts):
         found[tenant][part] = float(seconds or 0.0)
     return {tenant: Standing(**parts) for tenant, parts in found.items()}
+
+
+def left(platform: Platform, tenant_ids: Collection[str]) -> dict[str, float | None]:
+    """GPU-seconds that the hard caps of these tenants leave for further jobs; None without a cap."""
+    if not tenant_ids:
+        return {}
+    with platform.engine.connect() as conn:
+        owners = [tenant_of(r) for r in conn.execute(sa.select(tenants).where(tenants.c.id.in_(tenant_ids))).mappings()]
+        at = standings(conn, tenant_ids, platform.clock())
+    return {owner.id: quotas.left_s(owner, at[owner.id]) for owner in owners}
 
 
 def tenant_quota(platform: Platform, tenant: str) -> TenantQuota:
@@ -186,16 +202,43 @@ def release(conn: Connection, job_id: str, now: datetime) -> None:
     conn.execute(sa.update(quota_holds).where(this).values(released_at=now))
 
 
-def capped(conn: Connection, tenant_ids: Collection[str], now: datetime) -> dict[str, str]:
-    """Of these tenants, those whose hard cap is reached, with the reason in words."""
+def capped(conn: Connection, tenant_ids: Collection[str], now: datetime, *, num_gpus: int) -> dict[str, str]:
+    """Of these tenants, those whose hard cap is reached, with the reason in words.
+
+    It is asked every second. What a tenant has used is summed up again only once it could have reached its cap since, on all
+    `num_gpus` that there are; of one that has reached it every few seconds, and of any other at least once a minute.
+    """
     if not tenant_ids:
         return {}
     rows = [tenant_of(r) for r in conn.execute(sa.select(tenants).where(tenants.c.id.in_(tenant_ids))).mappings()]
     having = [t for t in rows if t.hard_gpu_hours is not None]
-    if not having:
-        return {}
-    where = standings(conn, [t.id for t in having], now)
-    return {t.id: cap_reached(t, where[t.id], now) for t in having if quotas.at_cap(t, where[t.id])}
+    known = _SEEN.setdefault(conn.engine.pool, {})
+    due = [t.id for t in having if t.id not in known or not known[t.id].still_tells(t, now, num_gpus)]
+    if due:
+        known.update({tenant: _Seen(at=now, standing=at) for tenant, at in standings(conn, due, now).items()})
+    return {t.id: cap_reached(t, known[t.id].standing, now) for t in having if quotas.at_cap(t, known[t.id].standing)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """A standing, and when it was summed up."""
+
+    at: datetime
+    standing: Standing
+
+    def still_tells(self, tenant: Tenant, now: datetime, num_gpus: int) -> bool:
+        """Whether the cap is reached, or is not yet, as it was then."""
+        age = now - self.at
+        if age < timedelta(0) or month_of(self.at) != month_of(now):
+            return False
+        if quotas.at_cap(tenant, self.standing):
+            return age < CAPPED_FOR
+        at_most = Standing(settled_s=self.standing.used_s + age.total_seconds() * num_gpus)
+        return age < SEEN_FOR and not quotas.at_cap(tenant, at_most)
+
+
+_SEEN: WeakKeyDictionary[Pool, dict[str, _Seen]] = WeakKeyDictionary()
+"""By database (its connections' pool, which all scopes of an engine share) and tenant."""
 
 
 def cap_reached(tenant: Tenant, at: Standing, now: datetime) -> str:
@@ -212,7 +255,7 @@ def _time_used(tenant_ids: Collection[str], now: datetime, without: str | None) 
     entry = ledger_entries
     others = entry.c.job_id.is_distinct_from(without) if without else sa.true()
     settled = (
-        sa.select(entry.c.tenant_id, sa.literal("settled_s"), sa.func.sum(entry.c.gpu_seconds))
+        sa.select(entry.c.tenant_id, sa.literal("settled_s"), sa.func.sum(entry.c.gpu_seconds * _share_since(entry, month.begins)))
         .where(entry.c.tenant_id.in_(tenant_ids), entry.c.occurred_at >= month.begins, entry.c.occurred_at < month.ends)
         .where(_counts(entry), others)
         .group_by(entry.c.tenant_id)
@@ -254,6 +297,13 @@ def _counts(entry: sa.FromClause) -> sa.ColumnElement[bool]:
     refund = ledger_entries.alias()
     same = (refund.c.job_id == entry.c.job_id) & (refund.c.attempt == entry.c.attempt)
     return (entry.c.kind == "usage") & ~sa.exists().where(same, refund.c.kind == "refund")
+
+
+def _share_since(entry: sa.FromClause, begins: datetime) -> sa.ColumnElement[float]:
+    """How much of an attempt that has ended ran after `begins`; all of what was entered without its times."""
+    started, ended = (sa.cast(entry.c.detail[name].astext, sa.Float) for name in ("started_ms", "ended_ms"))
+    after = (ended - begins.timestamp() * 1000.0) / sa.func.nullif(ended - started, 0.0)
+    return sa.func.coalesce(sa.func.least(1.0, sa.func.greatest(0.0, after)), 1.0)
 
 
 def _open(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:

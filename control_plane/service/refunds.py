@@ -18,6 +18,7 @@ from control_plane.service.listing import Page, page
 from control_plane.service.outbox import publish
 from control_plane.service.platform import Platform
 from control_plane.tables import ledger_entries, refund_cases, tenants
+from control_plane.usage import gpu_ms_of
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
 
 State = Literal["pending", "granted", "refused"]
@@ -29,8 +30,10 @@ MAX_PAGE = 100
 
 
 def open_case(conn: Connection, tenant: str, usage: Entry, *, outcome: str, now: datetime) -> None:
-    """Ask operators whether `usage` is given back, for nobody can tell whose fault its end was. What cost nothing is no case."""
-    if usage.amount_micros <= 0:
+    """Ask operators whether `usage` is given back, for nobody can tell whose fault its end was. A free attempt is a case, too: its time
+    counts against a hard cap until it is given back. What took no time is none.
+    """
+    if gpu_ms_of(usage) <= 0:
         return
     values = {
         "id": f"{usage.job_id}-a{usage.attempt}", "tenant_id": tenant, "job_id": usage.job_id, "attempt": usage.attempt,

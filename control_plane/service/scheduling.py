@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +15,7 @@ from control_plane.pools import Pool, local_pool
 from control_plane.service import metering, quotas
 from control_plane.service.platform import Platform
 from control_plane.service.transition import transition
-from control_plane.tables import attempts, jobs, reservations
+from control_plane.tables import attempts, jobs, reservations, tenants
 
 SCHEDULER_LOCK = 0x66745F73
 """Advisory lock ("ft_s"): one scheduling decision at a time, however many schedulers run."""
@@ -45,7 +46,7 @@ class DueRun:
 
 def pools(platform: Platform) -> list[Pool]:
     """Pools of this installation."""
-    return [local_pool(platform.settings.local_gpus)]
+    return [local_pool(platform.settings.local_gpus, premium=platform.settings.premium_gpus)]
 
 
 def place(platform: Platform) -> list[scheduler.Decision]:
@@ -59,7 +60,7 @@ def place(platform: Platform) -> list[scheduler.Decision]:
             if isinstance(decision, scheduler.Start):
                 _reserve(conn, rows[decision.job_id], decision, now)
             else:
-                _explain(conn, rows[decision.job_id], decision)
+                _explain(conn, rows[decision.job_id], decision, capped=rows[decision.job_id].tenant_id in snapshot.capped, now=now)
     return decisions
 
 
@@ -75,7 +76,7 @@ def _snapshot(
     query = sa.select(jobs).where(jobs.c.state == JobState.QUEUED)
     queued = conn.execute(query.with_for_update(skip_locked=True) if lock else query).all()
     held = conn.execute(
-        sa.select(reservations, jobs.c.expected_s)
+        sa.select(reservations, jobs.c.expected_s, jobs.c.tier)
         .join(jobs, jobs.c.id == reservations.c.job_id)
         .where(reservations.c.released_at.is_(None))
     ).all()
@@ -95,12 +96,25 @@ def _snapshot(
             job_id=r.job_id,
             pool=r.pool,
             num_gpus=r.num_gpus,
+            tier=r.tier,
             expected_end=max(now.timestamp(), r.granted_at.timestamp() + (r.expected_s or 0.0)),
         )
         for r in held
     ]
-    capped = quotas.capped(conn, {w.tenant for w in waiting}, now)
-    return scheduler.Snapshot(pools=available, waiting=waiting, running=running, capped=capped), {r.id: r for r in queued}
+    owners = {w.tenant for w in waiting}
+    capped = quotas.capped(conn, owners, now, num_gpus=sum(p.num_gpus for p in available))
+    suspended = _suspended(conn, owners)
+    snapshot = scheduler.Snapshot(pools=available, waiting=waiting, running=running, capped=capped, suspended=suspended)
+    return snapshot, {r.id: r for r in queued}
+
+
+def _suspended(conn: sa.Connection, tenant_ids: Collection[str]) -> dict[str, str]:
+    """Of these tenants, those who are suspended, with the reason in words."""
+    if not tenant_ids:
+        return {}
+    query = sa.select(tenants).where(tenants.c.id.in_(tenant_ids), tenants.c.suspended_at.is_not(None))
+    told = "the tenant {} is suspended since {:%Y-%m-%d %H:%M} UTC: {}. The job starts once an operator lets the tenant in again"
+    return {r.id: told.format(r.id, r.suspended_at, r.suspended_reason) for r in conn.execute(query)}
 
 
 def _reserve(conn: sa.Connection, job: sa.Row[Any], decision: scheduler.Start, now: datetime) -> None:
@@ -120,14 +134,15 @@ def _reserve(conn: sa.Connection, job: sa.Row[Any], decision: scheduler.Start, n
     )
 
 
-def _explain(conn: sa.Connection, job: sa.Row[Any], wait: scheduler.Wait) -> None:
+def _explain(conn: sa.Connection, job: sa.Row[Any], wait: scheduler.Wait, *, capped: bool, now: datetime) -> None:
     estimate = None
+    since = {"capped_at": now} if capped and job.started_at is None else {}
     if wait.expected_start is not None and job.expected_s is not None:
         estimate = datetime.fromtimestamp(wait.expected_start + job.expected_s, tz=UTC)
     conn.execute(
         sa.update(jobs)
         .where(jobs.c.id == job.id)
-        .values(reason=wait.reason, reason_detail=wait.detail, queue_position=wait.position, estimated_finish_at=estimate)
+        .values(reason=wait.reason, reason_detail=wait.detail, queue_position=wait.position, estimated_finish_at=estimate, **since)
     )
 
 

@@ -1,8 +1,8 @@
 """What tenants store, sampled once a day, and the one entry a day that follows from it.
 
-Sizes come from the database where a row has them (files, exports); checkpoints, adapters, datasets and packs are listed in the
-object store by their prefix, a thousand keys a call, once a day and tenant. What is counted is what lies there at that moment. A
-day without a sample is not billed: that nobody measured is the platform's failure.
+Sizes come from the database where a row has them (files, exports); checkpoints, adapters, datasets, packs and the parts of uploads
+are listed in the object store by their prefix, a thousand keys a call, once a day and tenant. What is counted is what lies there at
+that moment. A day without a sample is not billed: that nobody measured is the platform's failure.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from control_plane.billing import Entry, storage_id
 from control_plane.prices import PriceBook
 from control_plane.service import ledger
 from control_plane.service.platform import Platform
+from control_plane.service.rounds import Round
 from control_plane.tables import exports, files, storage_samples, tenants
 from ft_assets import layout
 from ft_assets.errors import FtError
@@ -28,8 +29,11 @@ from ft_assets.errors import FtError
 BUDGET_S = 20.0
 """Of one round; the next one goes on."""
 CLASSES = ("files", "datasets", "checkpoints", "adapters", "exports")
-LISTED = {"datasets": "datasets", "packs": "datasets", "references": "datasets", "jobs": "checkpoints", "adapters": "adapters"}
-"""By directory of a tenant: the class that its objects count for. What jobs leave is nearly all checkpoints."""
+LISTED = {
+    "uploads": "files", "datasets": "datasets", "packs": "datasets", "references": "datasets", "jobs": "checkpoints",
+    "adapters": "adapters",
+}  # fmt: skip
+"""By directory of a tenant: the class that its objects count for. What jobs leave is nearly all checkpoints; parts of uploads are files."""
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +44,13 @@ def sample_due(platform: Platform, *, budget_s: float = BUDGET_S) -> int:
     seen = sa.exists().where(storage_samples.c.tenant_id == tenants.c.id, storage_samples.c.day == today)
     with platform.engine.connect() as conn:
         due = conn.execute(sa.select(tenants.c.id, tenants.c.tier).where(~seen).order_by(tenants.c.id)).all()
-    done = 0
-    for row in due:
-        if time.monotonic() >= until:
-            break
-        try:
-            found = measured(platform, row.id)
-        except (FtError, OSError) as error:
-            log.warning("what %s stores is not measured yet: %s", row.id, error)
-            continue
-        done += _enter(platform, row.id, row.tier, today, found)
+    done, book = 0, prices.load(platform.settings.prices_file)
+    with Round("tenants") as each:
+        for row in due:
+            if time.monotonic() >= until:
+                break
+            with each(row.id):
+                done += _sample(platform, row.id, row.tier, today, book)
     return done
 
 
@@ -81,11 +82,16 @@ def entry(tenant: str, tier: str, day: date, stored: dict[str, int], book: Price
     return Entry(id=storage_id(tenant, day), kind="storage", amount_micros=amount, list_micros=amount, occurred_at=at, detail=detail)
 
 
-def _enter(platform: Platform, tenant: str, tier: str, day: date, stored: dict[str, int]) -> bool:
+def _sample(platform: Platform, tenant: str, tier: str, day: date, book: PriceBook) -> bool:
+    try:
+        stored = measured(platform, tenant)
+    except (FtError, OSError) as error:
+        log.warning("what %s stores is not measured yet: %s", tenant, error)
+        return False
     now = platform.clock()
     values = {"tenant_id": tenant, "day": day, "bytes": stored, "created_at": now}
     with platform.engine.begin() as conn:
         new = insert(storage_samples).values(values).on_conflict_do_nothing().returning(storage_samples.c.day)
         if conn.execute(new).scalar() is None:
             return False
-        return ledger.post(conn, tenant, entry(tenant, tier, day, stored, prices.load(platform.settings.prices_file)), now=now)
+        return ledger.post(conn, tenant, entry(tenant, tier, day, stored, book), now=now)

@@ -20,14 +20,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.jobs import FINAL, JobState
-from control_plane.service import comparison, idempotency, jobs
+from control_plane.service import comparison, idempotency, jobs, quotas
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.sweeps import Settings, SweepStatus, Trial, best, refusal, status_of
 from control_plane.tables import idempotency_keys, ledger_entries, sweep_trials, sweeps, tenants
 from control_plane.tables import jobs as jobs_table
-from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, Fault, Forbidden, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.storable import check_storable
 from ft_assets.training.spec import canonical_json
 
@@ -35,6 +35,10 @@ MAX_OPEN = 10
 """Sweeps of a tenant with trials that wait: each may hold a hundred."""
 FOLLOWED_FOR = timedelta(hours=1)
 """After a sweep was cancelled, the time in which a submission that was under way may still end."""
+REFUSED_FOR = timedelta(minutes=5)
+"""A trial that was refused for GPU-hours is tried again when there are more of them, or by then: what it needs may have been counted."""
+LEAST_MORE_S = 1.0
+"""GPU-seconds that are more, and no rounding of a sum."""
 TRIAL = "trial"
 """Scope of the idempotency keys of trials."""
 
@@ -85,7 +89,7 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     attempt = idempotency.Attempt(received_at=platform.clock(), key=key, scope="sweep")
     sha256 = hashlib.sha256(canonical_json(dict(body)).encode()).hexdigest()
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
         known = None if key is None else idempotency.find(conn, tenant, sha256, attempt)
         sweep_id = known or _insert(conn, platform, tenant, given, settings, trials)
         idempotency.remember(conn, tenant, sha256, attempt, job_id=sweep_id, now=platform.clock())
@@ -127,7 +131,7 @@ def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
             raise Conflict(f"sweep {sweep_id} has {view.status} already and cannot be cancelled", code="invalid_state", param="status")
         if row["cancelled_at"] is None:
             now = platform.clock()
-            conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now))
+            conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now, waits=sa.null()))
     try:
         _cancel_jobs(platform, tenant, sweep_id)
     except Exception:  # the sweep is cancelled, and the next round ends its jobs
@@ -145,12 +149,13 @@ def advance(platform: Platform) -> list[str]:
             _cancel_jobs(platform, tenant, sweep_id)
         except Exception:
             log.exception("the jobs of %s are not cancelled yet", sweep_id)
-    query = sa.select(sweeps.c.tenant_id, sweeps.c.id).where(sweeps.c.submitted_at.is_(None)).order_by(sweeps.c.created_at, sweeps.c.id)
+    found = sa.select(sweeps.c.tenant_id, sweeps.c.id, sweeps.c.waits).where(sweeps.c.submitted_at.is_(None))
     with platform.engine.connect() as conn:
-        waiting = conn.execute(query).all()
+        waiting = conn.execute(found.order_by(sweeps.c.created_at, sweeps.c.id)).all()
     made: list[str] = []
-    full = jobs.without_room(platform, {tenant for tenant, _ in waiting})
-    for tenant, sweep_id in waiting:
+    full = jobs.without_room(platform, {row.tenant_id for row in waiting})
+    full |= _out_of_hours(platform, [row for row in waiting if row.tenant_id not in full])
+    for tenant, sweep_id, _ in waiting:
         try:
             if tenant in full:
                 continue
@@ -164,7 +169,10 @@ def advance(platform: Platform) -> list[str]:
 
 
 def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[list[str], bool]:
-    """Submit the trials of one sweep in their order, until the tenant's limit says wait; the new jobs, and whether there is room left."""
+    """Submit the trials of one sweep in their order, until the tenant's limit says wait or an operator suspends the tenant.
+
+    Returns the new jobs, and whether there is room left.
+    """
     this = sweep_trials.c.sweep_id == sweep_id
     with platform.engine.begin() as conn:
         row = _row(conn, tenant, sweep_id, lock=True)
@@ -174,7 +182,8 @@ def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[lis
     for trial in trials:
         try:
             values = _submitted(platform, row, trial)
-        except QuotaExceeded:
+        except (QuotaExceeded, Forbidden) as error:
+            _say_why(platform, tenant, sweep_id, error)
             return made, False
         except FtError as error:
             if error.fault is not Fault.USER:
@@ -185,14 +194,36 @@ def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[lis
             row = _row(conn, tenant, sweep_id, lock=True)
             free = (this, sweep_trials.c.number == trial["number"], sweep_trials.c.job_id.is_(None))
             written = conn.execute(sa.update(sweep_trials).where(*free).values(**values)).rowcount
+            if row["waits"] is not None:
+                conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(waits=sa.null()))
         made += [values["job_id"]] if written and "job_id" in values else []
         if row["cancelled_at"] is not None:
             _cancel_jobs(platform, tenant, sweep_id)
             return made, True
     with platform.engine.begin() as conn:  # nothing waits any more, whoever submitted it
         done = sa.update(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.submitted_at.is_(None), ~sa.exists(waits))
-        conn.execute(done.values(submitted_at=platform.clock()))
+        conn.execute(done.values(submitted_at=platform.clock(), waits=sa.null()))
     return made, True
+
+
+def _out_of_hours(platform: Platform, waiting: Sequence[Any]) -> set[str]:
+    """Tenants whose oldest sweep waits for GPU-hours, and who have no more of them left than when it was refused."""
+    oldest: dict[str, Mapping[str, Any]] = {}
+    for row in waiting:
+        oldest.setdefault(row.tenant_id, row.waits or {})
+    since = (platform.clock() - REFUSED_FOR).timestamp()
+    refused = {tenant: w["left_s"] for tenant, w in oldest.items() if w.get("left_s") is not None and w["at"] > since}
+    left = quotas.left(platform, refused)
+    return {tenant for tenant, before in refused.items() if (now := left[tenant]) is not None and now < before + LEAST_MORE_S}
+
+
+def _say_why(platform: Platform, tenant: str, sweep_id: str, error: FtError) -> None:
+    """Write down why the next trial waits."""
+    left_s = error.left_s if isinstance(error, jobs.JobRefused) else None
+    why = {"reason": error.message, "at": platform.clock().timestamp(), "left_s": left_s}
+    this = (sweeps.c.tenant_id == tenant) & (sweeps.c.id == sweep_id) & sweeps.c.submitted_at.is_(None)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(sweeps).where(this).values(waits=why))
 
 
 def _submitted(platform: Platform, sweep: RowMapping, trial: RowMapping) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenan
 
 
 def suspend(platform: Platform, tenant: str, *, reason: str) -> Tenant:
-    """Refuse every call of its keys from now on, with `reason`; jobs that run go on. Again: only the reason changes."""
+    """Refuse every call of its keys from now on, with `reason`; nothing new starts, jobs that run go on. Again: only the reason changes."""
     _check_text("reason", reason, MAX_REASON_CHARS)
     return _set(platform, tenant, suspended_at=sa.func.coalesce(tenants.c.suspended_at, platform.clock()), suspended_reason=reason)
 

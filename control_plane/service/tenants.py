@@ -13,13 +13,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
+from control_plane.service import key_rules
 from control_plane.service.listing import Page, page
 from control_plane.service.people import person_of
 from control_plane.service.platform import Platform
 from control_plane.service.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
 from control_plane.tables import api_keys, members, tenants
 from control_plane.tenants import Principal, Role, Scope, Tenant, tier_named, within
-from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
+from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
 from ft_assets.storable import check_storable
 
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -33,6 +34,8 @@ MAX_OVERLAP_S = 30 * 24 * 3600
 DEFAULT_OVERLAP_S = 24 * 3600
 """While which both secrets of a rotated key open: a day is what a deployment takes."""
 MAX_LIST_LIMIT = 100
+MAX_KEYS = 100
+"""Of a tenant that open something: each has the requests of a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +78,8 @@ def create(
             raise Conflict(f"tenant {tenant!r} exists; make another key for it, or choose another id", code="tenant_exists") from None
         if owner_email is not None:
             conn.execute(sa.insert(members).values(person_of(tenant, owner_email, Role.OWNER, now=now)))
-        return made, _insert_key(conn, {"tenant_id": tenant, "name": "first", "scopes": [Scope.ADMIN.value], "created_at": now})
+        first = {"tenant_id": tenant, "name": "first", "scopes": [Scope.ADMIN.value], "names_owners": True, "created_at": now}
+        return made, _insert_key(conn, first)
 
 
 def get(platform: Platform, tenant: str) -> Tenant:
@@ -128,27 +132,35 @@ def create_key(
     expires_in_s: int | None = None,
     member_id: str | None = None,
     requests_per_minute: int | None = None,
+    by: Principal | None = None,
 ) -> NewKey:
     """Make a further key of `tenant`, or of one of its members; its secret is returned now and never again.
 
     A member's key opens no more than the member's role does, and no key more requests a minute than the tenant's limit.
+    `by` a key of the tenant (None: an operator), it ends no later and has no more requests than that key, and one of
+    the tenant itself names owners only where that key does.
     """
     check_storable({"name": name, "member_id": member_id})
     now, asked = platform.clock(), _scopes(scopes)
     values = {
         "tenant_id": tenant, "name": name, "scopes": [s.value for s in asked], "member_id": member_id,
         "requests_per_minute": requests_per_minute, "created_at": now, "expires_at": _end(now, expires_in_s),
+        "names_owners": member_id is None and Scope.ADMIN in asked and (by is None or by.may_name_owners),
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        owner = tenant_of(row_of(conn, tenant, lock=member_id is not None))
+        owner = tenant_of(row_of(conn, tenant, lock=True))
         if requests_per_minute is not None and not 1 <= requests_per_minute <= owner.requests_per_minute:
             raise InvalidRequest(
                 f"requests_per_minute {requests_per_minute} is outside 1..{owner.requests_per_minute}, the limit of {tenant}; "
                 "leave it out for that limit",
                 param="requests_per_minute",
             )
-        if member_id is not None:
-            _check_role(conn, tenant, member_id, asked)
+        role = None if member_id is None else _check_role(conn, tenant, member_id, asked)
+        if by is not None:
+            if member_id is not None and role is not None:
+                key_rules.check_made_for(by, member_id, role)
+            values["requests_per_minute"] = key_rules.rate_within(by, requests_per_minute)
+            values["expires_at"] = key_rules.end_within(_end(now, expires_in_s), by.expires_at)
         return _insert_key(conn, values)
 
 
@@ -166,26 +178,41 @@ def get_key(platform: Platform, tenant: str, key_id: str) -> RowMapping:
         return _key(conn, tenant, key_id)
 
 
-def revoke_key(platform: Platform, tenant: str, key_id: str) -> RowMapping:
-    """End a key at once; revoking it again changes nothing."""
+def revoke_key(platform: Platform, tenant: str, key_id: str, *, by: Principal | None = None) -> RowMapping:
+    """End a key at once; revoking it again changes nothing. `by` a key of the tenant; None: an operator."""
     with platform.engine.begin() as conn:
+        row_of(conn, tenant, lock=True)
+        old = _key(conn, tenant, key_id)
+        if by is not None:
+            held = conn.execute(sa.select(members.c.role).where(members.c.id == old["member_id"])).scalar()
+            key_rules.check_revocation(by, old, None if held is None else Role(held))
         mine = api_keys.c.id == key_id, api_keys.c.tenant_id == tenant
         conn.execute(sa.update(api_keys).where(*mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=platform.clock()))
         return _key(conn, tenant, key_id)
 
 
 def rotate_key(
-    platform: Platform, tenant: str, key_id: str, *, overlap_s: int = DEFAULT_OVERLAP_S, expires_in_s: int | None = None
+    platform: Platform,
+    tenant: str,
+    key_id: str,
+    *,
+    overlap_s: int = DEFAULT_OVERLAP_S,
+    expires_in_s: int | None = None,
+    by: Principal | None = None,
 ) -> NewKey:
     """A new key with the name, scopes, member and limit of a working one, which itself ends after `overlap_s`.
 
-    The new one lasts `expires_in_s`; where that is not given, as long as the old one was made for.
+    The new one lasts `expires_in_s`; where that is not given, as long as the old one was made for. `by` a key of the
+    tenant (None: an operator): its own may be made to last as long again, another one no longer than itself.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidRequest(f"overlap {overlap_s} is outside 0..{MAX_OVERLAP_S} seconds, 30 days", param="overlap")
     now = platform.clock()
     with platform.engine.begin() as conn:
-        old = _key(conn, tenant, key_id, lock=True)
+        row_of(conn, tenant, lock=True)
+        old = _key(conn, tenant, key_id)
+        if by is not None:
+            key_rules.check_rotation(by, old)
         if old["revoked_at"] is not None or (old["expires_at"] is not None and old["expires_at"] <= now):
             raise Conflict(
                 f"the key {key_id} is {'expired' if old['revoked_at'] is None else 'revoked'}; make a new one with POST /v1/api_keys",
@@ -193,12 +220,15 @@ def rotate_key(
             )
         lifetime = None if old["expires_at"] is None else old["expires_at"] - old["created_at"]
         expires_at = _end(now, expires_in_s) if expires_in_s is not None or lifetime is None else now + lifetime
-        kept = {name: old[name] for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute")}
-        made = _insert_key(conn, {**kept, "created_at": now, "expires_at": expires_at})
+        if by is not None and by.key_id == key_id:
+            expires_at = key_rules.end_within(expires_at, None if lifetime is None else now + lifetime)
+        elif by is not None:
+            key_rules.check_as_wide(by, {**old, "expires_at": expires_at})
         end = now + timedelta(seconds=overlap_s)
         end = end if old["expires_at"] is None else min(end, old["expires_at"])
         conn.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
-    return made
+        kept = {name: old[name] for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute", "names_owners")}
+        return _insert_key(conn, {**kept, "created_at": now, "expires_at": expires_at})
 
 
 def authenticate(platform: Platform, secret: str) -> Principal:
@@ -220,6 +250,9 @@ def authenticate(platform: Platform, secret: str) -> Principal:
             raise Unauthenticated(f"API key {hint_of(secret)} was revoked at {row['key_revoked_at']:%Y-%m-%d %H:%M} UTC; use another one")
         if row["key_expires_at"] is not None and row["key_expires_at"] <= now:
             raise Unauthenticated(f"API key {hint_of(secret)} expired at {row['key_expires_at']:%Y-%m-%d %H:%M} UTC; use another one")
+        if row["member_removed_at"] is not None:
+            gone = f"{row['member_removed_at']:%Y-%m-%d %H:%M} UTC"
+            raise Unauthenticated(f"API key {hint_of(secret)} is of a member who was removed at {gone}; use another one")
         if row["key_last_used_at"] is None or now - row["key_last_used_at"] > LAST_USED_EVERY:
             _note_use(conn, row["key_id"], now)
     tenant, own = tenant_of(row), row["key_requests_per_minute"]
@@ -228,7 +261,7 @@ def authenticate(platform: Platform, secret: str) -> Principal:
     return Principal(
         tenant=tenant, key_id=row["key_id"], scopes=within(scopes, role.scope) if role else scopes,
         requests_per_minute=tenant.requests_per_minute if own is None else min(own, tenant.requests_per_minute),
-        member_id=row["key_member_id"], role=role,
+        member_id=row["key_member_id"], role=role, names_owners=row["key_names_owners"], expires_at=row["key_expires_at"],
     )  # fmt: skip
 
 
@@ -244,7 +277,12 @@ def refuse_suspended(platform: Platform, tenant: Tenant) -> None:
 
 SHOWN = [c for c in api_keys.c if c.name != "sha256"]
 BY_SECRET = (
-    sa.select(tenants, *(c.label(f"key_{c.name}") for c in SHOWN), members.c.role.label("member_role"))
+    sa.select(
+        tenants,
+        *(c.label(f"key_{c.name}") for c in SHOWN),
+        members.c.role.label("member_role"),
+        members.c.removed_at.label("member_removed_at"),
+    )
     .join(api_keys, api_keys.c.tenant_id == tenants.c.id)
     .outerjoin(members, members.c.id == api_keys.c.member_id)
     .where(api_keys.c.sha256 == sa.bindparam("sha256"))
@@ -260,15 +298,16 @@ def _note_use(conn: Connection, key_id: str, now: datetime) -> None:
     conn.commit()
 
 
-def _key(conn: Connection, tenant: str, key_id: str, *, lock: bool = False) -> RowMapping:
+def _key(conn: Connection, tenant: str, key_id: str) -> RowMapping:
     query = sa.select(*SHOWN).where(api_keys.c.id == key_id, api_keys.c.tenant_id == tenant)
-    row = conn.execute(query.with_for_update(key_share=True) if lock else query).mappings().one_or_none()
+    row = conn.execute(query).mappings().one_or_none()
     if row is None:
         raise NotFound(f"no API key {key_id!r}; list yours with GET /v1/api_keys", code="api_key_not_found", param="key_id")
     return row
 
 
-def _check_role(conn: Connection, tenant: str, member_id: str, asked: tuple[Scope, ...]) -> None:
+def _check_role(conn: Connection, tenant: str, member_id: str, asked: tuple[Scope, ...]) -> Role:
+    """The member's role, which is wide enough for the scopes."""
     mine = members.c.id == member_id, members.c.tenant_id == tenant, members.c.removed_at.is_(None)
     held = conn.execute(sa.select(members.c.role).where(*mine)).scalar()
     if held is None:
@@ -280,6 +319,7 @@ def _check_role(conn: Connection, tenant: str, member_id: str, asked: tuple[Scop
             code="scope_beyond_role",
             param="scopes",
         )
+    return Role(held)
 
 
 def _end(now: datetime, expires_in_s: int | None) -> datetime | None:
@@ -293,6 +333,14 @@ def _end(now: datetime, expires_in_s: int | None) -> datetime | None:
 
 
 def _insert_key(conn: Connection, values: Mapping[str, Any]) -> NewKey:
+    """Write a key of a tenant whose row is locked, so that two calls do not both take the last place."""
+    live = api_keys.c.revoked_at.is_(None) & (api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > values["created_at"]))
+    count = conn.execute(sa.select(sa.func.count()).where(api_keys.c.tenant_id == values["tenant_id"], live)).scalar_one()
+    if count >= MAX_KEYS:
+        raise QuotaExceeded(
+            f"the tenant has {count} keys that open something, at most {MAX_KEYS} are allowed; revoke one with DELETE /v1/api_keys/{{id}}",
+            code="too_many_keys",
+        )
     secret, key_id = new_secret(TENANT_PREFIX), f"key_{uuid.uuid4().hex[:24]}"
     row = {**values, "id": key_id, "sha256": sha256_of(secret), "hint": hint_of(secret)}
     made = conn.execute(sa.insert(api_keys).values(row).returning(*SHOWN)).mappings().one()

@@ -2,7 +2,7 @@
 
 A part is its content: sent twice it is one part, so a client that lost an answer sends again what it is not sure of. Parts stay
 until the file's row exists; until then a join that died, was refused or lost a race has changed nothing and may be asked for again.
-Uploads whose time is over, and parts that nobody needs, are removed by :func:`tidy`.
+What is stored is announced before and claimed by its row (see ``loose_objects``): :func:`tidy` removes what nobody needs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import files
+from control_plane.service import files, loose_objects
 from control_plane.service.building import lock_number
 from control_plane.service.deletion_guard import refuse_while_deleted
 from control_plane.service.joining import Part, join
@@ -27,9 +27,9 @@ from control_plane.service.platform import Platform
 from control_plane.service.receiving import receive_up_to, too_large
 from control_plane.service.tenants import get as get_tenant
 from control_plane.tables import files as file_rows
-from control_plane.tables import upload_parts, uploads
-from control_plane.tenants import tier_named
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable
+from control_plane.tables import tenants, upload_parts, uploads
+from control_plane.tenants import GIB, Tier, tier_named
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 from ft_assets.layout import file_key, part_key, safe_filename
 
 PENDING, COMPLETED, CANCELLED, EXPIRED = "pending", "completed", "cancelled", "expired"
@@ -41,6 +41,10 @@ LIVES = timedelta(hours=1)
 """From its creation, and again from each part on: 10 GB over a slow line take longer than an hour, and do not stand still for one."""
 LONGEST = timedelta(hours=24)
 """No upload is open for longer, however often it is sent something."""
+MAX_PENDING = 20
+"""Uploads of a tenant that are open at a time."""
+PENDING_FILES = 2
+"""What they announce together, in files of the largest size that the tier allows: as many bytes of parts lie in the store at most."""
 TURN_S = 40.0
 """Seconds that a second call waits for the join that another makes: clients and proxies give up after a minute without a word."""
 LOOK_S = 0.2
@@ -80,8 +84,28 @@ def create(
         "mime_type": mime_type, "bytes": num_bytes, "settings": settings, "status": PENDING, "created_at": now, "expires_at": now + LIVES,
     }  # fmt: skip
     with platform.engine.begin() as conn:
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # or many count the same room
         refuse_while_deleted(conn, tenant)
+        _check_room(conn, tenant, tier, num_bytes)
         return _view(platform, conn, conn.execute(sa.insert(uploads).values(values).returning(uploads)).mappings().one())
+
+
+def _check_room(conn: Connection, tenant: str, tier: Tier, num_bytes: int) -> None:
+    """Refuse an upload beyond what may be open; one whose time is over counts until its parts are released."""
+    is_open = (uploads.c.tenant_id == tenant) & (uploads.c.status == PENDING)
+    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(uploads.c.bytes), 0)).where(is_open)
+    num, announced = conn.execute(query).one()
+    next_step = "complete or cancel one, or wait until one expires"
+    if num >= MAX_PENDING:
+        raise QuotaExceeded(f"{num} uploads are open, and {MAX_PENDING} may be; {next_step}", code="too_many_uploads")
+    most = PENDING_FILES * tier.max_file_bytes
+    if announced + num_bytes > most:
+        raise QuotaExceeded(
+            f"with these {num_bytes:,} bytes the open uploads would announce {announced + num_bytes:,}, and tier {tier.name} may have "
+            f"{most:,} ({most / GIB:g} GiB) open; {next_step}",
+            code="too_many_uploads",
+            param="bytes",
+        )
 
 
 def get(platform: Platform, tenant: str, upload_id: str) -> View:
@@ -101,20 +125,20 @@ def add_part(platform: Platform, tenant: str, upload_id: str, stream: BinaryIO) 
     upload = open_upload(platform, tenant, upload_id)
     part_id = f"part_{uuid.uuid4().hex}"
     key = part_key(tenant, upload_id, part_id)
-    limit = min(PART_BYTES, upload["bytes"])
-    received = receive_up_to(platform.objects, key, stream, limit, lambda: _part_too_large(upload))
-    values = {
-        "id": part_id, "upload_id": upload_id, "tenant_id": tenant, "bytes": received.num_bytes, "sha256": received.sha256.hexdigest(),
-        "object_key": key, "created_at": platform.clock(),
-    }  # fmt: skip
-    try:
+    with platform.engine.connect() as conn:
+        there = _parts(conn, upload_id)
+    left = upload["bytes"] - sum(part["bytes"] for part in there)
+    limit = min(PART_BYTES, max(left, *(part["bytes"] for part in there), 0))  # one that is there may come again
+    with loose_objects.announced(platform, tenant, key):
+        received = receive_up_to(platform.objects, key, stream, limit, lambda: _part_too_large(upload, limit))
+        values = {
+            "id": part_id, "upload_id": upload_id, "tenant_id": tenant, "bytes": received.num_bytes, "object_key": key,
+            "sha256": received.sha256.hexdigest(), "created_at": platform.clock(),
+        }  # fmt: skip
         with platform.engine.begin() as conn:
             part = _added(platform, conn, tenant, upload_id, values)
-    except FtError:
-        platform.objects.delete(key)
-        raise
     if part["id"] != part_id:
-        platform.objects.delete(key)
+        loose_objects.try_to_remove(platform, [key])
     return part
 
 
@@ -141,6 +165,7 @@ def _added(platform: Platform, conn: Connection, tenant: str, upload_id: str, va
         raise InvalidRequest(message, code="too_many_parts", param="data")
     until = min(platform.clock() + LIVES, upload["created_at"] + LONGEST)
     conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(expires_at=sa.func.greatest(uploads.c.expires_at, until)))
+    loose_objects.claim(conn, values["object_key"])
     return conn.execute(sa.insert(upload_parts).values(values).returning(upload_parts)).mappings().one()
 
 
@@ -161,20 +186,25 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
             chosen = _chosen(_pending(platform, upload), _parts(conn, upload_id), part_ids)
             until = sa.func.greatest(uploads.c.expires_at, platform.clock() + LIVES)  # or its time is over while it is joined
             conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(expires_at=until))
+            loose_objects.announce(conn, tenant, _file_key(upload, chosen), now=platform.clock())
         stored = _joined(platform, upload, chosen, md5)
         try:
-            file = _finished(platform, tenant, upload, stored)
+            file, left = _finished(platform, tenant, upload, stored)
         except Conflict as error:
             if error.code != f"upload_{COMPLETED}":
                 raise
             return get(platform, tenant, upload_id)  # the turn was lost, and another call has finished
-    _remove_parts(platform, upload_id)
+    loose_objects.try_to_remove(platform, left)
     file = files.settled_if_tiny(platform, tenant, file, stored)
     with platform.engine.connect() as conn:
         return _view(platform, conn, _row(conn, tenant, upload_id), file=file)
 
 
 def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[str]) -> list[RowMapping]:
+    """The parts as they are named. One may be named again: where the content of a file repeats, its blocks are one part."""
+    if len(part_ids) > MAX_PARTS:
+        message = f"{len(part_ids):,} parts are named, and a file has {MAX_PARTS:,} at most; send larger ones"
+        raise InvalidRequest(message, code="too_many_parts", param="part_ids")
     by_id = {part["id"]: part for part in parts}
     for part_id in part_ids:
         if part_id not in by_id:
@@ -186,8 +216,8 @@ def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[
     total = sum(part["bytes"] for part in chosen)
     if total != upload["bytes"]:
         raise InvalidRequest(
-            f"the {len(chosen)} parts have {total:,} bytes, and {upload['bytes']:,} were announced; send what is missing, name each part "
-            "once and in order, or begin another upload",
+            f"the {len(chosen)} parts have {total:,} bytes, and {upload['bytes']:,} were announced; send what is missing, name the parts "
+            "in order, or begin another upload",
             code="upload_size_mismatch", param="part_ids",
         )  # fmt: skip
     return chosen
@@ -195,8 +225,7 @@ def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[
 
 def _joined(platform: Platform, upload: RowMapping, chosen: Sequence[RowMapping], md5: str | None) -> files.Stored:
     """The bytes of the file, stored. Their place follows from the parts: a join that died is written over by the next one."""
-    file_id, name = _file_id(upload["id"], chosen), upload["filename"]
-    key = file_key(upload["tenant_id"], file_id, name)
+    key = _file_key(upload, chosen)
     parts = [Part(key=p["object_key"], num_bytes=p["bytes"], sha256=p["sha256"]) for p in chosen]
     try:
         joined = join(platform.objects, key, parts, with_md5=md5 is not None)
@@ -204,9 +233,10 @@ def _joined(platform: Platform, upload: RowMapping, chosen: Sequence[RowMapping]
         with platform.engine.connect() as conn:
             _pending(platform, _row(conn, upload["tenant_id"], upload["id"]))  # it was cancelled, and its parts went
         raise
-    stored = files.Stored(file_id=file_id, filename=name, num_bytes=joined.num_bytes, sha256=joined.sha256, head=joined.head)
+    file_id = _file_id(upload["id"], chosen)
+    stored = files.Stored(file_id=file_id, filename=upload["filename"], num_bytes=joined.num_bytes, sha256=joined.sha256, head=joined.head)
     if md5 is not None and joined.md5 != md5.strip().lower():
-        _discard(platform, upload["tenant_id"], stored)
+        files.discard(platform, upload["tenant_id"], stored)
         raise InvalidRequest(
             f"the parts in this order have the md5 {joined.md5}, and {md5[:64]!r} was given; check the order, and hold the sha256 of each "
             f"part (GET /v1/uploads/{upload['id']}) against yours",
@@ -220,15 +250,12 @@ def _file_id(upload_id: str, chosen: Sequence[RowMapping]) -> str:
     return f"file-{hashlib.sha256(named.encode()).hexdigest()[:24]}"
 
 
-def _discard(platform: Platform, tenant: str, stored: files.Stored) -> None:
-    """Remove joined bytes, unless they are a file: another call may have lost its turn and finished all the same."""
-    with platform.engine.connect() as conn:
-        if conn.execute(sa.select(file_rows.c.id).where(file_rows.c.id == stored.file_id)).first() is None:
-            files.discard(platform, tenant, stored)
+def _file_key(upload: RowMapping, chosen: Sequence[RowMapping]) -> str:
+    return file_key(upload["tenant_id"], _file_id(upload["id"], chosen), upload["filename"])
 
 
-def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: files.Stored) -> RowMapping:
-    """The file's row and the end of its upload, in one transaction; if that is refused the joined bytes are removed."""
+def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: files.Stored) -> tuple[RowMapping, list[str]]:
+    """The file's row and the end of its upload, in one transaction, and the keys of its parts; if it fails the joined bytes are removed."""
     asked = dict(upload["settings"])
     seconds = asked.pop("expires_after_s", None)
     try:
@@ -241,9 +268,9 @@ def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: files
             )  # fmt: skip
             ended = {"status": COMPLETED, "file_id": file["id"], "finished_at": now}
             conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(**ended))
-            return file
-    except FtError:
-        _discard(platform, tenant, stored)
+            return file, _release_parts(conn, tenant, upload["id"], now=now)
+    except Exception:
+        files.discard(platform, tenant, stored)
         raise
 
 
@@ -251,39 +278,35 @@ def cancel(platform: Platform, tenant: str, upload_id: str) -> View:
     """End an upload that is not completed and remove its parts; a second call changes nothing."""
     with platform.engine.begin() as conn:
         upload = _row(conn, tenant, upload_id, lock=True)
-        if upload["status"] != CANCELLED:
-            _pending(platform, upload)
-            ended = {"status": CANCELLED, "finished_at": platform.clock()}
-            upload = conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(**ended).returning(uploads)).mappings().one()
-    _remove_parts(platform, upload_id)
+        if upload["status"] == CANCELLED:
+            return View(row=upload, status=CANCELLED)
+        _pending(platform, upload)
+        ended = {"status": CANCELLED, "finished_at": platform.clock()}
+        upload = conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(**ended).returning(uploads)).mappings().one()
+        left = _release_parts(conn, tenant, upload_id, now=platform.clock())
+    loose_objects.try_to_remove(platform, left)
     return View(row=upload, status=CANCELLED)
 
 
-def tidy(platform: Platform, *, limit: int = 1000) -> tuple[int, int]:
-    """End uploads whose time is over, and remove the parts of ended ones; how many uploads, and how many parts."""
+def tidy(platform: Platform, *, limit: int = 100) -> int:
+    """End uploads whose time is over, and release their parts; how many."""
     now = platform.clock()
     over = (uploads.c.status == PENDING) & (uploads.c.expires_at <= now)
-    due = sa.select(uploads.c.id).where(over).order_by(uploads.c.expires_at).limit(limit).with_for_update(skip_locked=True)
+    due = sa.select(uploads.c.id, uploads.c.tenant_id).where(over).order_by(uploads.c.expires_at).limit(limit)
     with platform.engine.begin() as conn:
-        ids = list(conn.execute(due).scalars())
-        conn.execute(sa.update(uploads).where(uploads.c.id.in_(ids)).values(status=EXPIRED, finished_at=now))
-    left = sa.select(uploads.c.id).where(uploads.c.status != PENDING, sa.exists().where(upload_parts.c.upload_id == uploads.c.id))
-    with platform.engine.connect() as conn:
-        ended = list(conn.execute(left.limit(limit)).scalars())
-    return len(ids), sum(_remove_parts(platform, upload_id) for upload_id in ended)
+        ended = conn.execute(due.with_for_update(skip_locked=True)).all()
+        conn.execute(sa.update(uploads).where(uploads.c.id.in_([u.id for u in ended])).values(status=EXPIRED, finished_at=now))
+        for upload in ended:
+            _release_parts(conn, upload.tenant_id, upload.id, now=now)
+    return len(ended)
 
 
-def _remove_parts(platform: Platform, upload_id: str) -> int:
-    """The objects first: a row that is left is found again by :func:`tidy`."""
-    with platform.engine.connect() as conn:
-        parts = _parts(conn, upload_id)
-    try:
-        for part in parts:
-            platform.objects.delete(part["object_key"])
-    except (Unavailable, OSError):
-        return 0
-    with platform.engine.begin() as conn:
-        return conn.execute(sa.delete(upload_parts).where(upload_parts.c.id.in_([p["id"] for p in parts]))).rowcount
+def _release_parts(conn: Connection, tenant: str, upload_id: str, *, now: datetime) -> list[str]:
+    """Take away the parts of an upload that has ended; the keys of their objects, which are loose from now on."""
+    gone = sa.delete(upload_parts).where(upload_parts.c.upload_id == upload_id).returning(upload_parts.c.object_key)
+    keys = list(conn.execute(gone).scalars())
+    loose_objects.release(conn, tenant, keys, now=now)
+    return keys
 
 
 @contextmanager
@@ -335,10 +358,11 @@ def _view(platform: Platform, conn: Connection, upload: RowMapping, *, file: Row
     return View(row=upload, status=status, file=file, parts=_parts(conn, upload["id"]) if status == PENDING else ())
 
 
-def _part_too_large(upload: RowMapping) -> InvalidRequest:
-    if upload["bytes"] < PART_BYTES:
+def _part_too_large(upload: RowMapping, limit: int) -> InvalidRequest:
+    if limit < PART_BYTES:
         return InvalidRequest(
-            f"the part is larger than the {upload['bytes']:,} bytes that the upload announced; begin another with the right size",
+            f"the part is larger than what is left of the {upload['bytes']:,} bytes that the upload announced; GET "
+            f"/v1/uploads/{upload['id']} lists the parts that are there, or begin another with the right size",
             code="upload_size_exceeded", param="data",
         )  # fmt: skip
     return InvalidRequest(

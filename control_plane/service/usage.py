@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import reduce
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import prices, usage
 from control_plane.billing import Entry
-from control_plane.metering import Interval, MeterEvent, milliseconds, priced
-from control_plane.service import ledger, metering
+from control_plane.metering import Interval, priced
+from control_plane.service import ledger, metering, usage_lines
 from control_plane.service.platform import Platform
-from control_plane.tables import jobs, ledger_entries, storage_samples
+from control_plane.tables import jobs, storage_samples
 from control_plane.usage import Dimension, Grouped, Total, Width
 from ft_assets.errors import InvalidRequest, NotFound
 
-MAX_BUCKETS = 800
-"""A month of hours, two years of days."""
+MAX_BUCKETS: Mapping[Width, int] = {"hour": 31 * 24 + 1, "day": 13 * 31 + 1, "month": 10 * 12 + 1}
+"""A month of hours, thirteen months of days, ten years of months."""
+MAX_RESULTS = 20_000
+"""Sums in one answer, of all buckets together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unbilled:
     """An attempt that runs now: what it would cost if it ended at this moment."""
 
+    tenant: str
     job_id: str
     attempt: int
     model: str
@@ -68,28 +72,38 @@ class JobCost:
     total: Total
 
 
-def used(platform: Platform, tenant: str, *, start: datetime, end: datetime, width: str, by: Sequence[str]) -> Usage:
-    """Usage of `tenant` in every bucket of `width` that holds a moment from `start` on and before `end`."""
-    _check(start, end, width, by)
+def used(
+    platform: Platform,
+    tenant: str | None,
+    *,
+    start: datetime,
+    end: datetime,
+    width: str,
+    by: Sequence[str],
+    allowed: Sequence[Dimension] = usage.DIMENSIONS,
+) -> Usage:
+    """Usage of `tenant` in every bucket of `width` that holds a moment from `start` on and before `end`.
+
+    None: of all tenants, for operators, who may group by them (`allowed`).
+    """
+    _check(start, end, width, by, allowed)
     size, dimensions = cast(Width, width), cast("Sequence[Dimension]", by)
-    edges = list(islice(usage.buckets(start, end, size), MAX_BUCKETS + 1))
-    if len(edges) > MAX_BUCKETS:
+    most = MAX_BUCKETS[size]
+    edges = list(islice(usage.buckets(start, end, size), most + 1))
+    if len(edges) > most:
         raise InvalidRequest(
-            f"from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} are more than {MAX_BUCKETS} buckets of a {width}; ask for less time or a "
+            f"from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} are more than {most} buckets of a {width}; ask for less time or a "
             "wider bucket",
             code="invalid_range",
             param="end",
         )
     begins, ends = edges[0].begins, edges[-1].ends
     with platform.engine.connect() as conn:
-        entries = _entries(conn, tenant, begins, ends)
-        models = _models(conn, {e.job_id for e in entries if e.job_id})
+        lines = usage_lines.of(conn, tenant, begins, ends, size, dimensions)
+        found = usage.grouped(lines, start=begins, end=ends, width=size, by=dimensions, most=MAX_RESULTS)
         running = unbilled(conn, platform, tenant)
-        stored = latest_sample(conn, tenant)
-    found = usage.grouped(entries, start=begins, end=ends, width=size, by=dimensions, models=models)
-    totals = [total for one in found for _, total in one.results]
-    names = Total.__slots__
-    total = Total(**{name: sum(getattr(t, name) for t in totals) for name in names})
+        stored = None if tenant is None else latest_sample(conn, tenant)
+    total = reduce(Total.and_, (total for one in found for _, total in one.results), Total())
     return Usage(start=begins, end=ends, buckets=found, total=total, unbilled=running, stored=stored)
 
 
@@ -107,8 +121,8 @@ def cost_of_job(platform: Platform, tenant: str, job_id: str) -> JobCost:
     return JobCost(job_id=job_id, entries=entries, cases=cases, unbilled=running, total=usage.total_of(entries))
 
 
-def unbilled(conn: Connection, platform: Platform, tenant: str, *, job_id: str | None = None) -> list[Unbilled]:
-    """Attempts of `tenant` that run now, each with its time and price so far."""
+def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id: str | None = None) -> list[Unbilled]:
+    """Attempts of `tenant` (None: of all) that run now, each with its time and price so far."""
     now = platform.clock()
     book = prices.load(platform.settings.prices_file)
     found = []
@@ -120,8 +134,8 @@ def unbilled(conn: Connection, platform: Platform, tenant: str, *, job_id: str |
             gpu_ms, amount = so_far.gpu_ms, 0
         found.append(
             Unbilled(
-                job_id=start.job_id, attempt=start.attempt, model=start.data["model"], gpu_type=so_far.gpu_type, pricing=so_far.pricing,
-                since=start.at, gpu_ms=gpu_ms, amount_micros=amount,
+                tenant=start["tenant_id"], job_id=so_far.job_id, attempt=so_far.attempt, model=start["data"]["model"],
+                gpu_type=so_far.gpu_type, pricing=so_far.pricing, since=so_far.started_at, gpu_ms=gpu_ms, amount_micros=amount,
             )
         )  # fmt: skip
     return found
@@ -133,13 +147,13 @@ def latest_sample(conn: Connection, tenant: str) -> Stored | None:
     return None if row is None else Stored(day=row.day, bytes=row.bytes)
 
 
-def _so_far(start: MeterEvent, now: datetime) -> Interval:
-    facts = {name: start.data[name] for name in ("tier", "gpu_type", "num_gpus", "pricing")}
+def _so_far(start: RowMapping, now: datetime) -> Interval:
+    facts = {name: start["data"][name] for name in ("tier", "gpu_type", "num_gpus", "pricing")}
     return Interval(
-        job_id=start.job_id,
-        attempt=start.attempt,
-        started_at=start.at,
-        ended_at=max(start.at, now),
+        job_id=start["job_id"],
+        attempt=start["attempt"],
+        started_at=start["at"],
+        ended_at=max(start["at"], now),
         outcome="running",
         fault=None,
         source="",
@@ -147,33 +161,17 @@ def _so_far(start: MeterEvent, now: datetime) -> Interval:
     )
 
 
-def _entries(conn: Connection, tenant: str, begins: datetime, ends: datetime) -> list[Entry]:
-    """Entries some part of which lies between two moments: an attempt that ended later may have begun before."""
-    started = sa.cast(ledger_entries.c.detail["started_ms"].astext, sa.BigInteger)
-    of_old = sa.cast(ledger_entries.c.detail["started_at"].astext, sa.Float) * 1000
-    began = sa.func.coalesce(started, of_old, sa.extract("epoch", ledger_entries.c.occurred_at) * 1000)
-    query = sa.select(ledger_entries).where(
-        ledger_entries.c.tenant_id == tenant, ledger_entries.c.occurred_at >= begins, began < milliseconds(ends)
-    )
-    return [ledger.entry_of(row) for row in conn.execute(query.order_by(ledger_entries.c.occurred_at, ledger_entries.c.id)).mappings()]
-
-
-def _models(conn: Connection, job_ids: set[str]) -> dict[str, str]:
-    found: Any = conn.execute(sa.select(jobs.c.id, jobs.c.model).where(jobs.c.id.in_(job_ids)))
-    return {row.id: row.model for row in found}
-
-
-def _check(start: datetime, end: datetime, width: str, by: Sequence[str]) -> None:
+def _check(start: datetime, end: datetime, width: str, by: Sequence[str], dimensions: Sequence[str]) -> None:
     if end <= start:
         raise InvalidRequest("end is not after start", code="invalid_range", param="end")
     if width not in usage.WIDTHS:
         raise InvalidRequest(
             f"bucket_width {width[:40]!r} is unknown; it is {', '.join(usage.WIDTHS)}", code="invalid_bucket_width", param="bucket_width"
         )
-    unknown = [name for name in by if name not in usage.DIMENSIONS]
+    unknown = [name for name in by if name not in dimensions]
     if unknown or len(set(by)) < len(by):
         raise InvalidRequest(
-            f"group_by {', '.join(by)[:80]!r} is not valid; name each at most once of {', '.join(usage.DIMENSIONS)}",
+            f"group_by {', '.join(by)[:80]!r} is not valid; name each at most once of {', '.join(dimensions)}",
             code="invalid_group_by",
             param="group_by",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,12 +29,14 @@ OVERLAP = timedelta(hours=24)
 """How long a replaced secret signs too, where that is asked for: as OpenAI has it."""
 MAX_SECRETS = 5
 """Of an endpoint at once: signatures are one header."""
-AT_ONCE, WAIT_S = 8, 2.0
-"""Calls of the API that wait for somebody's name server or receiver: a few threads of many, whatever they answer."""
+AT_ONCE, AT_ONCE_OF_ONE_TENANT, WAIT_S = 8, 2, 2.0
+"""Calls of the API that wait for somebody's name server or receiver: a few threads of many, and no tenant has them all."""
 ENABLED, DISABLED = "enabled", "disabled"
 BY_TENANT = "it was disabled by its tenant"
 
-_outside = threading.BoundedSemaphore(AT_ONCE)
+_changed = threading.Condition()
+_outside: Counter[str] = Counter()
+"""How many of those calls there are, by tenant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +60,7 @@ class Tried:
 def create(platform: Platform, tenant: str, *, name: str, url: str, event_types: Sequence[str]) -> WithSecret:
     """Make an endpoint; events from now on are sent to it. Its URL is looked up and checked now, and again for each delivery."""
     types = _known(event_types)
-    with _sender(platform) as sender:
+    with _sender(platform, tenant) as sender:
         sender.check(url)
     now, secret = platform.clock(), signing.new_secret()
     values = {
@@ -97,7 +100,8 @@ def update(platform: Platform, tenant: str, endpoint_id: str, changes: Mapping[s
     if "event_types" in wanted:
         wanted["event_types"] = _known(wanted["event_types"])
     if "url" in wanted:
-        with _sender(platform) as sender:
+        get(platform, tenant, endpoint_id)
+        with _sender(platform, tenant) as sender:
             sender.check(wanted["url"])
     with platform.engine.begin() as conn:
         row = locked(conn, tenant, endpoint_id)
@@ -146,7 +150,7 @@ def send_test(platform: Platform, tenant: str, endpoint_id: str, *, event_type: 
     now, event_id = platform.clock(), f"evt_test_{uuid.uuid4().hex}"
     body = dispatch.event_body(event_id, kind, {"id": f"test_{uuid.uuid4().hex[:12]}"}, now)
     headers = signing.headers(event_id=event_id, body=body, live=dispatch.live_secrets(endpoint["secrets"], now), now=now)
-    with _sender(platform) as sender:
+    with _sender(platform, tenant) as sender:
         answer = sender.send(endpoint["url"], headers=headers, body=body)
     if answer.status is None:
         raise InvalidRequest(
@@ -208,12 +212,22 @@ def _unknown_types(unknown: Sequence[str]) -> InvalidRequest:
 
 
 @contextmanager
-def _sender(platform: Platform) -> Iterator[WebhookSender]:
+def _sender(platform: Platform, tenant: str) -> Iterator[WebhookSender]:
+    """What sends, once there is room for a call of this tenant."""
     if platform.webhooks is None:
         raise Unavailable("this platform sends no webhooks; ask its operator", code="webhooks_off")
-    if not _outside.acquire(timeout=WAIT_S):
-        raise Unavailable(f"{AT_ONCE} endpoints are being tried out at this moment; send it again", code="webhooks_busy")
+    with _changed:
+        if not _changed.wait_for(lambda: _outside[tenant] < AT_ONCE_OF_ONE_TENANT and _outside.total() < AT_ONCE, WAIT_S):
+            raise Unavailable(
+                f"too many endpoints are being tried out at this moment, {AT_ONCE_OF_ONE_TENANT} of a tenant at most; send it again",
+                code="webhooks_busy",
+            )
+        _outside[tenant] += 1
     try:
         yield platform.webhooks
     finally:
-        _outside.release()
+        with _changed:
+            _outside.subtract([tenant])
+            if not _outside[tenant]:
+                del _outside[tenant]
+            _changed.notify_all()

@@ -6,6 +6,7 @@ Times are timezone-aware; money is integer micro-units (``_micros``); ids are te
 from control_plane.tables.data import datasets as datasets
 from control_plane.tables.data import eval_suites as eval_suites
 from control_plane.tables.data import files as files
+from control_plane.tables.data import loose_objects as loose_objects
 from control_plane.tables.data import upload_parts as upload_parts
 from control_plane.tables.data import uploads as uploads
 from control_plane.tables.models import adapter_stage_moves as adapter_stage_moves
@@ -25,6 +26,7 @@ from control_plane.tables.money import ledger_postings as ledger_postings
 from control_plane.tables.money import meter_events as meter_events
 from control_plane.tables.money import refund_cases as refund_cases
 from control_plane.tables.money import storage_samples as storage_samples
+from control_plane.tables.money import unbilled_attempts as unbilled_attempts
 from control_plane.tables.notices import deliveries as deliveries
 from control_plane.tables.notices import outbox as outbox
 from control_plane.tables.notices import webhook_endpoints as webhook_endpoints

@@ -90,3 +90,11 @@ upload_parts = sa.Table(
     sa.Column("object_key", sa.Text, nullable=False),
     timestamp("created_at"),
 )  # fmt: skip
+
+loose_objects = sa.Table(
+    "loose_objects", metadata,
+    sa.Column("object_key", sa.Text, primary_key=True),  # stored, or about to be, and named by no row
+    owner(),
+    timestamp("due_at"),  # when it is removed, unless a row has claimed it
+    sa.Index("ix_loose_objects_due_at", "due_at"),
+)  # fmt: skip

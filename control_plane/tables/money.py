@@ -21,6 +21,7 @@ ledger_entries = sa.Table(
     timestamp("occurred_at"),  # end of what is billed: its month is that of the bill
     timestamp("created_at"),
     sa.Index("ix_ledger_entries_tenant_occurred", "tenant_id", "occurred_at"),
+    sa.Index("ix_ledger_entries_tenant_created", "tenant_id", "created_at"),  # what came after an invoice
     sa.Index("ix_ledger_entries_job_id", "job_id"),
 )  # fmt: skip
 """Append-only: a trigger refuses every change."""
@@ -48,6 +49,14 @@ meter_events = sa.Table(
     sa.Index("ix_meter_events_tenant_at", "tenant_id", "at"),
 )  # fmt: skip
 """What is known of when workloads ran; bills are made of it, in whatever order it came."""
+
+unbilled_attempts = sa.Table(
+    "unbilled_attempts", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    owner(),
+)  # fmt: skip
+"""Attempts that meter events tell of and that are not billed: those that run, and those that wait for a report or a price."""
 
 refund_cases = sa.Table(
     "refund_cases", metadata,

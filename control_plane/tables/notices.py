@@ -44,7 +44,8 @@ deliveries = sa.Table(
     sa.Column("event_seq", sa.BigInteger, sa.ForeignKey("outbox.seq"), nullable=False),
     sa.Column("subject", sa.Text, nullable=False),  # of the event
     sa.Column("state", sa.Text, nullable=False),  # pending | delivered | dead
-    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),  # since it was made, or replayed
+    sa.Column("claims", sa.Integer, nullable=False, server_default="0"),  # only ever counted up: whose the attempt under way is
     sa.Column("last_status", sa.Integer), sa.Column("last_error", sa.Text),
     timestamp("created_at"), timestamp("next_attempt_at"), timestamp("claimed_until", nullable=True),
     timestamp("last_attempt_at", nullable=True), timestamp("delivered_at", nullable=True),

@@ -43,6 +43,8 @@ api_keys = sa.Table(
     sa.Column("hint", sa.Text, nullable=False),
     sa.Column("scopes", JSONB, nullable=False),
     sa.Column("requests_per_minute", sa.Integer),  # null: the tenant's
+    # of one without a member: it holds admin, and an operator or an owner made it
+    sa.Column("names_owners", sa.Boolean, nullable=False, server_default=sa.false()),
     timestamp("created_at"), timestamp("expires_at", nullable=True), timestamp("revoked_at", nullable=True),
     timestamp("last_used_at", nullable=True),
 )  # fmt: skip

@@ -37,6 +37,7 @@ jobs = sa.Table(
     sa.Column("reason", sa.Text),  # why it waits: a reason code
     sa.Column("reason_detail", sa.Text),
     sa.Column("queue_position", sa.Integer),
+    timestamp("capped_at", nullable=True),  # until then its tenant's hard cap kept it from its first start
     sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
     sa.Column("tokens_per_s", sa.Float),
     sa.Column("trained_tokens", sa.BigInteger),
@@ -99,6 +100,7 @@ sweeps = sa.Table(
     sa.Column("settings", JSONB, nullable=False),  # "sweep" of the body, with its seed
     timestamp("created_at"), timestamp("cancelled_at", nullable=True),
     timestamp("submitted_at", nullable=True),  # every trial has its job, or the reason why it has none
+    sa.Column("waits", JSONB),  # why its next trial was refused for now: reason, at, left_s (GPU-seconds, where they are the reason)
     sa.Index("ix_sweeps_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_sweeps_open", "created_at", postgresql_where=sa.text("submitted_at IS NULL")),
 )  # fmt: skip

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
-from control_plane.service import tenants
-from control_plane.service.platform import Platform
+from control_plane.service import audit, deliveries, refunds, tenant_changes, tenants, webhooks
+from control_plane.service.platform import Actor, Platform
+from control_plane.tables import deliveries as deliveries_table
+from control_plane.tables import outbox, webhook_endpoints
 from control_plane.tenants import Tenant
 
 Call = Callable[..., httpx.Response]
@@ -67,7 +72,8 @@ def test_filters_narrow_what_is_seen(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("query", "code"),
-    [("limit=0", "invalid_limit"), ("after=aud_1", "invalid_after"), ("after=aud_999999999999999999", "invalid_after"),
+    [("limit=0", "invalid_limit"), ("after=aud_%D9%A1", "invalid_after"),
+     ("after=aud_1", "invalid_after"), ("after=aud_999999999999999999", "invalid_after"),
      ("after=x", "invalid_after"),
      ("created[gte]=-1", "invalid_request"), ("created[lt]=999999999999999999999", "invalid_request"),
      ("created[lt]=noon", "invalid_type")],
@@ -84,3 +90,69 @@ def test_nobody_reads_anothers_log(call: Call, platform: Platform) -> None:
     assert "secret plans" not in call("GET", "audit_log?limit=100", key=stranger.secret).text
     assert call("GET", f"audit_log?after={line}", key=stranger.secret).json()["error"]["code"] == "invalid_after"
     assert call("GET", f"audit_log?object_id={key}", key=stranger.secret).json()["data"] == []
+
+
+def endpoint(platform: Platform, tenant: Tenant, url: str) -> str:
+    made = {"id": f"we_{uuid.uuid4().hex[:24]}", "tenant_id": tenant.id, "name": "h", "url": url, "state": "enabled"}
+    rest = {"event_types": ["*"], "secrets": [{"secret": "whsec_first", "until": None}]}
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(webhook_endpoints).values(**made, **rest, created_at=now, updated_at=now))
+    return made["id"]
+
+
+def test_the_log_of_a_webhook_endpoint_tells_changes_and_no_secret(call: Call, platform: Platform, tenant: Tenant) -> None:
+    made = endpoint(platform, tenant, "https://me:pass@hooks.example.com:8443/services/T0/hidden?token=hidden")
+    scoped = platform.in_scope_of(tenant.id, Actor(kind="key", id="key_1"))
+    new = webhooks.rotate_secret(scoped, tenant.id, made).secret
+    with scoped.engine.begin() as conn:
+        conn.execute(sa.update(webhook_endpoints).values(url="https://hooks.example.com:8443/services/T1/hidden"))
+    webhooks.delete(scoped, tenant.id, made)
+    answer = call("GET", f"audit_log?object_id={made}")
+    for secret in ("hidden", "pass", "token", "whsec_", new):
+        assert secret not in answer.text
+    ended, moved, rotated, first = answer.json()["data"]
+    url = first["changes"]["url"][1]
+    assert re.fullmatch(r"https://hooks\.example\.com:8443 sha256:[0-9a-f]{12}", url)
+    assert list(rotated["changes"]) == ["secrets"] and rotated["changes"]["secrets"][0] != rotated["changes"]["secrets"][1]
+    assert moved["changes"]["url"][0] == url != moved["changes"]["url"][1]
+    assert ended["changes"]["url"][1] is None and ended["changes"]["secrets"][1] is None
+
+
+def test_a_replay_is_one_line_with_its_deliveries(call: Call, platform: Platform, tenant: Tenant) -> None:
+    made, now = endpoint(platform, tenant, "https://example.com/"), platform.clock()
+    ids = [f"dlv_{n}_{uuid.uuid4().hex}" for n in range(3)]
+    common = {"tenant_id": tenant.id, "subject": "inv_1", "created_at": now}
+    with platform.engine.begin() as conn:
+        for id_ in ids:
+            event = {"id": f"evt_{id_}", "type": "invoice.issued", "data": {}, "fanned_out_at": now}
+            seq = conn.execute(sa.insert(outbox).values(**common, **event).returning(outbox.c.seq)).scalar_one()
+            told = {"channel": "webhook", "target": made, "event_seq": seq, "state": "dead", "next_attempt_at": now}
+            conn.execute(sa.insert(deliveries_table).values(id=id_, **common, **told))
+    scoped = platform.in_scope_of(tenant.id, Actor(kind="key", id="key_1"))
+    deliveries.replay(scoped, tenant.id, made, ids[0])
+    deliveries.replay_dead(scoped, tenant.id, made, since=now)
+    one = call("GET", f"audit_log?object_id={made}&action=webhook_endpoint.replayed").json()["data"]
+    assert [line["changes"] for line in one] == [
+        {"count": [None, 2], "deliveries": [None, ids[1:]]}, {"count": [None, 1], "deliveries": [None, [ids[0]]]},
+    ]  # fmt: skip
+
+
+def test_what_an_operator_does_is_told_to_its_tenant_without_saying_who(call: Call, platform: Platform, tenant: Tenant) -> None:
+    operator = Actor(kind="operator", id="cli:ada", ip="203.0.113.7", user_agent="ada/1", request_id="req_1")
+    refunds.adjust(platform.acting_as(operator), tenant.id, amount_micros=-5, reason="goodwill", by="cli:ada")
+    tenant_changes.suspend(platform.acting_as(operator), tenant.id, reason="unpaid")
+    tenant_changes.resume(platform.acting_as(operator), tenant.id)
+    seen = call("GET", "audit_log")
+    assert not any(word in seen.text for word in ("ada", "203.0.113.7"))
+    (line,) = [one for one in seen.json()["data"] if one["object_type"] == "ledger_entry"]
+    assert (line["actor"]["type"], line["actor"]["id"], line["ip"], line["user_agent"]) == ("operator", "cli", None, None)
+    assert line["changes"]["amount_micros"] == [None, -5] and line["changes"]["detail"] == [None, {"reason": "goodwill"}]
+    of_all = audit.read(platform, tenant.id, audit.Wanted(object_type="ledger_entry")).items[0]
+    assert (of_all.who.id, of_all.row["ip"], of_all.row["changes"]["detail"][1]["by"]) == ("cli:ada", "203.0.113.7", "cli:ada")
+    assert "cli:ada" not in call("GET", "ledger/entries").text
+
+
+def test_who_decided_on_a_refund_is_not_told_to_the_tenant() -> None:
+    row = {"changes": {"decided_by": [None, "opk_1"], "state": ["pending", "granted"]}, "actor_kind": "operator", "actor_id": "opk_1"}
+    assert audit._to_tenant(row)["changes"] == {"state": ["pending", "granted"]}

@@ -22,6 +22,7 @@ from control_plane.service import exports, files, jobs, members, operators, tena
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import webhook_endpoints
+from control_plane.tenants import Role
 from tests.registered_adapter import add_adapter
 
 JOB, ADAPTER, HOOK = "/v1/fine_tuning/jobs/{job_id}", "/v1/adapters/{adapter_id:path}", "/v1/webhook_endpoints/{webhook_endpoint_id}"
@@ -76,10 +77,13 @@ NEEDED: Mapping[str, str] = {
         POST /v1/admin/tenants, GET /v1/admin/tenants, GET {TENANT}, POST {TENANT}, POST {TENANT}/suspend, POST {TENANT}/resume,
         GET {TENANT}/api_keys, POST {TENANT}/api_keys, DELETE {TENANT}/api_keys/{{key_id}}, GET /v1/admin/audit_log,
         GET /v1/admin/refunds, POST /v1/admin/refunds/{{case_id}}/grant, POST /v1/admin/refunds/{{case_id}}/refuse,
-        POST /v1/admin/adjustments, GET /v1/admin/ledger, GET /v1/admin/ledger/check""",
+        POST /v1/admin/adjustments, GET /v1/admin/ledger, GET /v1/admin/ledger/check,
+        GET /v1/admin/usage, GET {TENANT}/ledger, GET {TENANT}/invoices, GET {TENANT}/invoices/{{month}}""",
 }
 """By the least that opens it: every route of the API, those of jobs under the first of their three paths."""
 ORDER = ("read", "write", "admin")
+HELD_BY = {f"of-{role}": role.scope.value for role in Role}
+"""By member's key, the widest scope that it opens; what a role may do to keys and members is in test_key_rules.py."""
 TABLE = {route.strip(): need for need, routes in NEEDED.items() for route in routes.split(",")}
 
 NO_OBJECT = {"GET /v1/recipes/{name}", "PUT /v1/model_routes/{name}", "GET /v1/invoices/{month}", "GET /v1/invoices/{month}.csv"}
@@ -131,6 +135,9 @@ def world(platform: Platform, serve: Callable[[ASGIApp], str]) -> Iterator[World
     _, stranger = tenants.create(platform, STRANGER)
     keys = {scope: tenants.create_key(platform, owner.id, name=scope, scopes=[scope]).secret for scope in ORDER}
     keys |= {"stranger": stranger.secret, "operator": operators.create(platform, "matrix").secret}
+    for role in Role:
+        person = members.add(platform, owner.id, email=f"{role}@example.com", role=role)["id"]
+        keys[f"of-{role}"] = tenants.create_key(platform, owner.id, name=role, scopes=[role.scope], member_id=person).secret
     app = create_app(platform)
     url = serve(app)
     with httpx.Client(base_url=url, timeout=60) as client:
@@ -224,14 +231,16 @@ def test_an_unknown_key_opens_nothing(world: World) -> None:
     assert odd(world, found, lambda need: None if need in ("nobody", "scraper") else (401, "invalid_api_key")) == {}
 
 
-@pytest.mark.parametrize("held", ORDER)
-def test_a_key_opens_what_its_scope_says_and_no_operators_route(world: World, held: str) -> None:
+@pytest.mark.parametrize("kind", [*ORDER, *HELD_BY])
+def test_a_key_opens_what_its_scope_or_role_says_and_no_operators_route(world: World, kind: str) -> None:
+    held = HELD_BY.get(kind, kind)
+
     def expected(need: str) -> tuple[int, str] | None:
         if need == "operator":
             return 403, "operator_key_required"
         return (403, "insufficient_scope") if need in ORDER and ORDER.index(need) > ORDER.index(held) else None
 
-    assert odd(world, answered(world, world.keys[held], twice=held == "read"), expected) == {}
+    assert odd(world, answered(world, world.keys[kind], twice=kind == "read"), expected) == {}
 
 
 def test_an_operators_key_opens_operators_routes_alone(world: World) -> None:

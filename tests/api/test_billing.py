@@ -77,6 +77,37 @@ def test_usage_is_grouped_by_what_is_asked_for(api: httpx.Client, job: MeteredJo
     assert api.get("/usage", params={"start_time": 0, "bucket_width": "hour"}).json()["error"]["code"] == "invalid_range"
 
 
+def test_usage_of_too_much_time_for_its_buckets_is_refused(api: httpx.Client) -> None:
+    for width, days in (("hour", 31), ("day", 395), ("month", 3650)):
+        span = {"start_time": RANGE["end_time"] - days * 24 * HOUR, "end_time": RANGE["end_time"], "bucket_width": width}
+        ok(api.get("/usage", params=span))
+        span["start_time"] -= 50 * 24 * HOUR
+        assert api.get("/usage", params=span).json()["error"]["code"] == "invalid_range"
+
+
+def test_operators_see_usage_by_tenant_and_each_tenants_bills_with_who_decided(
+    operator: httpx.Client, api: httpx.Client, platform: Platform, tenant: Tenant, job: MeteredJob
+) -> None:
+    other = metered_job(platform)
+    other.run(1, at=AT)
+    found = ok(operator.get("/usage", params={**RANGE, "bucket_width": "month", "group_by": "tenant"}))
+    by_tenant = {r["tenant"]: r["amount_micros"] for bucket in found["data"] for r in bucket["results"]}
+    assert (by_tenant[tenant.id], by_tenant[other.tenant]) == (10_000_000, 4_000_000)
+    one = ok(operator.get("/usage", params={**RANGE, "tenant": other.tenant}))
+    assert one["total"]["amount_micros"] == 4_000_000
+    assert api.get("/usage", params={**RANGE, "group_by": "tenant"}).json()["error"]["code"] == "invalid_group_by"
+    ok(operator.post(f"/refunds/{job.id}-a3/grant", json={"note": "ours"}))
+    ok(operator.post("/adjustments", json={"tenant": tenant.id, "amount_micros": 5, "reason": "r"}))
+    listed = ok(operator.get(f"/tenants/{tenant.id}/ledger"))["data"]
+    assert {"by", "decided_by"} <= {name for e in listed for name in e["detail"]}
+    theirs = [*ok(api.get("/ledger/entries"))["data"], *ok(api.get(f"/fine_tuning/jobs/{job.id}/cost"))["entries"]]
+    assert not {"by", "decided_by"} & {name for e in theirs for name in e["detail"]}, "a tenant does not learn which operator it was"
+    assert ok(operator.get(f"/tenants/{tenant.id}/invoices"))["data"] == []
+    assert ok(operator.get(f"/tenants/{tenant.id}/invoices/2026-03"))["status"] == "draft"
+    for path in ("/usage?tenant=nobody", "/tenants/nobody/ledger", "/tenants/nobody/invoices", "/tenants/nobody/invoices/2026-03"):
+        assert operator.get(path).json()["error"]["code"] == "tenant_not_found"
+
+
 def test_the_table_of_usage_has_the_sums_of_its_json(api: httpx.Client, job: MeteredJob) -> None:
     answer = api.get("/usage.csv", params={**RANGE, "bucket_width": "hour", "group_by": "job_id"})
     assert answer.headers["content-type"].startswith("text/csv")
@@ -214,6 +245,10 @@ def test_operators_decide_and_check_on_the_machine(platform: Platform, job: Mete
     case = f"{job.id}-a3"
     assert case in admin("refunds", "list")
     assert json.loads(admin("refunds", "refuse", case, "--note", "too large a batch", "--json"))["state"] == "refused"
+    span = ("--start", "2026-03-09", "--end", "2026-03-11")
+    assert job.tenant in admin("usage", *span, "--group", "tenant,kind")
+    of_tenant = json.loads(admin("usage", *span, "--tenant", job.tenant, "--json"))
+    assert [(r["tenant"], r["amount_micros"]) for r in of_tenant["data"]] == [(job.tenant, of_tenant["total"]["amount_micros"])]
     assert json.loads(admin("adjust", job.tenant, "--usd=-0.5", "--reason", "goodwill", "--json"))["amount_micros"] == -500_000
     assert admin("ledger", "balance").splitlines()[0] == "ACCOUNT\tUSD"
     assert json.loads(admin("ledger", "check", "--json"))["differences"] == []

@@ -6,17 +6,21 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
+import anyio
 import httpx
 import openai
 import pytest
+from fastapi import Request
 
+from control_plane.api.multipart import Form, Pace
 from control_plane.service.platform import Platform
 from control_plane.tenants import Tenant
+from ft_assets.errors import InvalidRequest
 
 BOUNDARY = "aBoundary"
 PATIENCE_S = 20.0
@@ -191,3 +195,35 @@ def test_a_list_takes_every_filter_of_the_client(client: openai.OpenAI, write_ch
     assert list(client.files.list(purpose="fine-tune-results")) == []
     with client.files.with_streaming_response.content(made[0]) as streamed:
         assert len(b"".join(streamed.iter_bytes())) == int(streamed.headers["content-length"])
+
+
+class Trickle:
+    """A request whose file comes byte by byte."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+        self._pause_s = pause_s
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        yield file_begins()
+        while True:
+            await anyio.sleep(self._pause_s)
+            yield b"x"
+
+
+@pytest.mark.parametrize(
+    ("pace", "code"),
+    [
+        (Pace(idle_s=60, allowance_s=0.1, bytes_per_s=10_000), "upload_too_slow"),
+        (Pace(idle_s=0.005, allowance_s=60), "upload_interrupted"),
+    ],
+)
+def test_a_sender_that_is_too_slow_does_not_keep_its_thread(pace: Pace, code: str) -> None:
+    async def scenario() -> None:
+        form = Form(cast(Request, Trickle(0.01)), file_field="file", pace=pace)
+        await form.to_file()
+        await form.store(lambda stream: stream.read(), tenant="t")
+
+    with pytest.raises(InvalidRequest) as refused:
+        anyio.run(scenario)
+    assert refused.value.code == code

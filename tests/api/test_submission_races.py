@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 import sqlalchemy as sa
+from openai._models import FinalRequestOptions
 
 from control_plane.service.platform import Platform
 from control_plane.tables import tenants
@@ -126,6 +127,20 @@ def test_a_clients_own_retry_without_a_key_makes_no_twin(http: httpx.Client, tra
     assert retries == [first, first]
     deliberate = http.post(CREATE, json=body | {"force": True}, headers={"x-stainless-retry-count": "0"}).json()["id"]
     assert deliberate != first, "two submissions on purpose are two jobs"
+
+
+def test_a_clients_retry_after_a_cancelled_job_is_a_new_one(http: httpx.Client, client: openai.OpenAI, training_file: str) -> None:
+    sent = client.with_options(timeout=20)._build_request(FinalRequestOptions(method="post", url="/x", json_data={}), retries_taken=1)
+    retry = {name: value for name, value in sent.headers.items() if name in ("x-stainless-retry-count", "x-stainless-read-timeout")}
+    assert retry == {"x-stainless-retry-count": "1", "x-stainless-read-timeout": "20"}, "what the installed client says"
+    assert "idempotency-key" not in sent.headers
+    body = {"model": "tiny-base", "training_file": training_file}
+    first = http.post(CREATE, json=body).json()["id"]
+    assert http.post(CREATE, json=body, headers=retry).json()["id"] == first
+    http.post(f"{CREATE}/{first}/cancel")
+    again = http.post(CREATE, json=body, headers=retry).json()
+    assert again["id"] != first
+    assert again["status"] != "cancelled"
 
 
 def test_an_equal_body_sent_again_at_once_is_the_same_job_also_from_a_client_that_says_nothing(

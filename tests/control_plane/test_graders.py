@@ -149,3 +149,34 @@ def test_gleu_is_that_of_its_library(output: str, reference: str) -> None:
 def test_fuzzy_match_is_the_ratio_of_rapidfuzz(output: str, reference: str, ratio: float) -> None:
     assert text_similarity.fuzzy_match(output, reference) == pytest.approx(ratio)
     assert text_similarity.fuzzy_match(reference, output) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    "formula", ["floor(9)^floor(9)^floor(9)^floor(9)", "floor(7)^floor(1e9)", "ceil(7)^abs(ceil(1e9))", "max(floor(9), 1)^9^9"]
+)
+def test_whole_numbers_do_not_grow_without_end(formula: str) -> None:
+    with pytest.raises(ArithmeticError):
+        formulas.value(formulas.parse(formula, ()), {})
+
+
+def test_a_step_without_a_real_value_is_an_error() -> None:
+    with pytest.raises(ArithmeticError, match="no real value"):
+        formulas.value(formulas.parse("abs((0-8)^0.5)", ()), {})
+
+
+def test_braces_that_are_never_closed_take_no_time() -> None:
+    text = "{" * graders.MAX_TEMPLATE
+    assert graders.run(graders.parse(check(input=text, reference=text)), item={}, sample="").reward == 1.0
+
+
+def test_long_templates_samples_and_items_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="limit is 20000"):
+        graders.parse(check(input="x" * (graders.MAX_TEMPLATE + 1)))
+    for item, sample in (({"a": "x" * graders.MAX_GIVEN}, ""), ({}, "x" * (graders.MAX_GIVEN + 1))):
+        with pytest.raises(InvalidRequest, match="limit is 200000"):
+            graders.run(graders.parse(check()), item=item, sample=sample)
+
+
+def test_texts_too_long_to_compare_are_flagged() -> None:
+    done = grade(similar("fuzzy_match"), "x" * (graders.MAX_COMPARED + 1))
+    assert (done.reward, done.errors) == (0.0, {"truncated_observation_error"})

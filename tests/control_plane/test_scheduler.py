@@ -22,12 +22,13 @@ def waiting(job_id: str, *, gpus: int = 1, tier: str = "standard", waited: float
     return Waiting(job_id=job_id, tenant="t", tier=tier, num_gpus=gpus, queued_at=NOW - waited, expected_s=expected)
 
 
-def running(job_id: str, gpus: int, *, ends_in: float = 60.0) -> Running:
-    return Running(job_id=job_id, pool="p", num_gpus=gpus, expected_end=NOW + ends_in)
+def running(job_id: str, gpus: int, *, ends_in: float = 60.0, tier: str = "standard") -> Running:
+    return Running(job_id=job_id, pool="p", num_gpus=gpus, expected_end=NOW + ends_in, tier=tier)
 
 
-def decide(jobs: list[Waiting], held: list[Running], gpus: int) -> dict[str, Start | Wait]:
-    return {d.job_id: d for d in schedule(Snapshot(pools=[pool(gpus)], waiting=jobs, running=held), now=NOW)}
+def decide(jobs: list[Waiting], held: list[Running], gpus: int, *, reserved: int = 0) -> dict[str, Start | Wait]:
+    pools = [dataclasses.replace(pool(gpus), reserved_gpus=reserved)]
+    return {d.job_id: d for d in schedule(Snapshot(pools=pools, waiting=jobs, running=held), now=NOW)}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,14 @@ def test_a_gang_starts_whole_or_not_at_all() -> None:
     assert isinstance(decisions["wide"], Wait)
     assert decisions["wide"].reason is Reason.WAITING_FOR_QUOTA
     assert "3 of 4 are free" in decisions["wide"].detail
+
+
+def test_jobs_of_a_suspended_tenant_wait_behind_all_others_and_say_why() -> None:
+    jobs = [waiting("theirs", tier="premium"), dataclasses.replace(waiting("mine"), tenant="other")]
+    queue = Snapshot(pools=[pool(2)], waiting=jobs, running=[], suspended={"t": "unpaid"}, capped={"t": "at its cap"})
+    start, wait = schedule(queue, now=NOW)
+    assert isinstance(start, Start) and start.job_id == "mine"
+    assert wait == Wait(job_id="theirs", position=1, reason=Reason.TENANT_SUSPENDED, detail="unpaid", expected_start=None)
 
 
 def test_nothing_overtakes_a_blocked_gang_in_its_pool() -> None:
@@ -79,9 +88,46 @@ def test_the_expected_start_is_when_enough_running_jobs_have_ended() -> None:
     assert expected_start(1, 1, held, now=NOW) == NOW
 
 
-def test_a_pool_without_slots_is_refused() -> None:
+def test_a_pool_without_slots_or_with_none_for_lower_tiers_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         local_pool(0)
+    for premium in (-1, 4):
+        with pytest.raises(ValueError, match=r"0\.\.3 can be reserved"):
+            local_pool(4, premium=premium)
+    assert local_pool(4, premium=3).reserved_gpus == 3
+
+
+def test_lower_tiers_leave_the_reserved_gpus_free_and_a_premium_job_starts_on_them_at_once() -> None:
+    lower = [waiting("a", tier="free"), waiting("b"), waiting("c")]
+    decisions = decide(lower, [running("r", 1, ends_in=50)], gpus=4, reserved=2)
+    assert [j for j, d in decisions.items() if isinstance(d, Start)] == ["b"]
+    kept = decisions["c"]
+    assert isinstance(kept, Wait)
+    assert (kept.reason, kept.expected_start) == (Reason.RESERVED_FOR_PREMIUM, NOW + 50)
+    assert "2 of 4 are free, and 2 of the pool are reserved for premium jobs" in kept.detail
+    assert isinstance(decide([waiting("wide", gpus=2, tier="premium")], [running("r", 2)], gpus=4, reserved=2)["wide"], Start)
+
+
+def test_premium_jobs_on_shared_gpus_do_not_free_reserved_ones_for_lower_tiers() -> None:
+    held = [running("p1", 3, tier="premium", ends_in=30), running("s1", 1, ends_in=90)]
+    assert isinstance(decide([waiting("s2")], held[:1], gpus=4, reserved=2)["s2"], Start)
+    full = decide([waiting("s2")], held, gpus=4, reserved=2)["s2"]
+    assert isinstance(full, Wait)
+    assert (full.reason, full.expected_start) == (Reason.WAITING_FOR_QUOTA, NOW + 30)
+
+
+def test_a_gang_wider_than_what_its_tier_may_ever_take_says_so() -> None:
+    decisions = decide([waiting("s", gpus=3), waiting("p", gpus=3, tier="premium")], [], gpus=4, reserved=2)
+    assert isinstance(decisions["p"], Start)
+    wide = decisions["s"]
+    assert isinstance(wide, Wait)
+    assert wide.reason is Reason.EXCEEDS_MAX_QUOTA
+
+
+def test_a_start_beside_reserved_gpus_is_projected() -> None:
+    pools = [dataclasses.replace(pool(2), reserved_gpus=1)]
+    queue = Snapshot(pools=pools, waiting=[waiting("a", expected=100), waiting("mine", expected=300)], running=[])
+    assert projected_start(queue, "mine", now=NOW) == NOW + 100
 
 
 jobs_strategy = st.lists(
@@ -99,12 +145,19 @@ jobs_strategy = st.lists(
 )
 
 
-@given(jobs_strategy, st.integers(1, 8), st.integers(0, 8))
-def test_no_pool_is_ever_overbooked_and_every_job_gets_one_decision(jobs: list[Waiting], gpus: int, used: int) -> None:
-    held = [running("r", min(used, gpus))] if used else []
-    decisions = schedule(Snapshot(pools=[pool(gpus)], waiting=jobs, running=held), now=NOW)
-    started = sum(d.num_gpus for d in decisions if isinstance(d, Start))
-    assert started + sum(r.num_gpus for r in held) <= gpus
+@given(jobs_strategy, st.integers(1, 8), st.integers(0, 8), st.integers(0, 7), st.sampled_from(["premium", "free"]))
+def test_no_pool_is_ever_overbooked_and_every_job_gets_one_decision(
+    jobs: list[Waiting], gpus: int, used: int, reserved: int, tier: str
+) -> None:
+    reserved = min(reserved, gpus - 1)
+    used = min(used, gpus if tier == "premium" else gpus - reserved)
+    held = [running("r", used, tier=tier)] if used else []
+    pools = [dataclasses.replace(pool(gpus), reserved_gpus=reserved)]
+    decisions = schedule(Snapshot(pools=pools, waiting=jobs, running=held), now=NOW)
+    tiers = {j.job_id: j.tier for j in jobs} | {"r": tier}
+    holding = [(d.job_id, d.num_gpus) for d in decisions if isinstance(d, Start)] + [(r.job_id, r.num_gpus) for r in held]
+    assert sum(n for _, n in holding) <= gpus
+    assert sum(n for job, n in holding if tiers[job] != "premium") <= gpus - reserved
     assert sorted(d.job_id for d in decisions) == sorted(j.job_id for j in jobs)
 
 

@@ -45,10 +45,12 @@ def test_a_role_narrows_a_scope_and_never_widens_it(role: Role, scope: Scope) ->
 
 
 def test_only_owners_and_the_tenants_own_keys_name_owners() -> None:
-    def named(role: Role | None) -> bool:
-        return Principal(tenant=ACME, key_id="key_1", scopes=frozenset({Scope.ADMIN}), role=role).may_name_owners
+    def named(role: Role | None, names_owners: bool) -> bool:
+        held = frozenset({Scope.ADMIN})
+        return Principal(tenant=ACME, key_id="key_1", scopes=held, role=role, names_owners=names_owners).may_name_owners
 
-    assert {role for role in (None, *Role) if named(role)} == {None, Role.OWNER}
+    assert {role for role in (None, *Role) if named(role, True)} == {None, Role.OWNER}
+    assert {role for role in (None, *Role) if named(role, False)} == {Role.OWNER}, "nor one that an admin made"
 
 
 def test_an_unknown_role_is_told_the_roles() -> None:

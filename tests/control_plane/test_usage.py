@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from control_plane import usage
 from control_plane.billing import Entry
 from control_plane.metering import milliseconds
 from control_plane.usage import Width
+from ft_assets.errors import InvalidRequest
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be busy with something else."""
@@ -70,7 +72,7 @@ def test_buckets_are_those_of_the_calendar_and_empty_ones_are_there() -> None:
     found = list(usage.buckets(AT, datetime(2026, 3, 1, tzinfo=UTC), "month"))
     assert [b.begins.month for b in found] == [1, 2]
     assert found[1].ends == datetime(2026, 3, 1, tzinfo=UTC)
-    hours = usage.grouped([], start=AT, end=AT + timedelta(hours=2), width="hour", by=(), models={})
+    hours = usage.grouped([], start=AT, end=AT + timedelta(hours=2), width="hour", by=())
     assert [len(h.results) for h in hours] == [0, 0, 0]
 
 
@@ -80,7 +82,9 @@ def test_groups_are_summed_apart_and_refunds_have_their_own_columns() -> None:
         entry(AT, 1000, -60, list_micros=-100, kind="refund", job="a"),
         entry(AT, 1000, 30, list_micros=50, job="b"),
     ]
-    (only,) = usage.grouped(entries, start=AT, end=AT + timedelta(seconds=1), width="day", by=("model",), models={"a": "m1", "b": "m2"})
+    models = {"a": "m1", "b": "m2"}
+    lines = [usage.Line((models[e.job_id or ""],), e.kind, part) for e in entries for part in usage.split(e, "day")]
+    (only,) = usage.grouped(lines, start=AT, end=AT + timedelta(seconds=1), width="day", by=("model",))
     (first, a), (second, b) = only.results
     assert (first, second) == ({"model": "m1"}, {"model": "m2"})
     assert (a.amount_micros, a.usage_micros, a.refund_micros, a.gpu_ms, a.refunded_gpu_ms, a.spot_savings_micros) == (
@@ -92,6 +96,14 @@ def test_groups_are_summed_apart_and_refunds_have_their_own_columns() -> None:
         0,
     )
     assert (b.amount_micros, b.spot_savings_micros) == (30, 20)
+
+
+def test_more_results_than_the_most_are_refused() -> None:
+    lines = [usage.Line((job,), "usage", part) for job in "abc" for part in usage.split(entry(AT, 1000, 60, job=job), "day")]
+    range_: dict[str, Any] = {"start": AT, "end": AT + timedelta(seconds=1), "width": "day", "by": ("job_id",)}
+    assert len(usage.grouped(lines, **range_, most=3)[0].results) == 3
+    with pytest.raises(InvalidRequest, match="more than 2 results"):
+        usage.grouped(lines, **range_, most=2)
 
 
 def test_entries_of_the_first_format_are_split_by_their_times_too() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_assets.redaction import without_credentials
+from ft_assets.redaction import without_credentials, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,39 @@ from ft_assets.redaction import without_credentials
         ("connection failed: user=x password=hunter2 host=db", "connection failed: user=x password=*** host=db"),
         ("https://host/?token=abc&x=1", "https://host/?token=***&x=1"),
         ("mail a@b.c about https://host/a@b", "mail a@b.c about https://host/a@b"),
+        ("smtp://u:pa/ss@h and http://host:8080/a@b", "smtp://h and http://host:8080/a@b"),
+        ("AWS_SECRET_ACCESS_KEY=abcd1234 OPENAI_API_KEY=abc123", "AWS_SECRET_ACCESS_KEY=*** OPENAI_API_KEY=***"),
+        ('{"password": "hunt er\\"22", "n": 1}', '{"password": "***", "n": 1}'),
+        (r'"{\"secret\": \"hunter\", \"n\": 5}"', r'"{\"secret\": \"***\", \"n\": 5}"'),
+        ("token: abcdefgh, password = abcd", "token: *** password = ***"),
+        ("HF_TOKEN=abc; DB_PASSWORD='a b' PGPASSWORD=x", "HF_TOKEN=***; DB_PASSWORD='***' PGPASSWORD=***"),
     ],
 )
 def test_users_and_passwords_are_cut_out(text: str, left: str) -> None:
     assert without_credentials(text) == left
+
+
+@pytest.mark.parametrize("key", ["github_pat_11ABCDEFG0_abcdefgh", "ghp_abcdefgh1234", "gsk_abcdefgh12345678", "ASIA0123456789ABCDEF"])
+def test_what_has_the_form_of_a_key_is_cut_out(key: str) -> None:
+    assert key[-8:] not in without_secrets(f"using {key} now")
+
+
+def test_a_key_of_a_tracker_is_cut_out_but_no_commit() -> None:
+    digest = "0123456789abcdef0123456789abcdef01234567"
+    assert without_secrets(f"wandb login {digest} at commit {digest}") == f"wandb login *** at commit {digest}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "num_tokens: 20480 max_token: 5 tokens_per_s=10240 token: 7, token=None", "token accuracy 0.8 mean_token_accuracy=0.9",
+        "pad_token: <|pad|> eos_token='</s>' tokenizer: demo", "std::token::x keys: 3 key=value secretary: bob password reset",
+    ],
+)  # fmt: skip
+def test_ordinary_lines_stay(line: str) -> None:
+    assert without_secrets(line) == line
+
+
+@pytest.mark.parametrize("piece", ["://a:", "password=", "password='\\", "token: 1", '\\"', "secret_"])
+def test_a_long_line_takes_a_time_in_proportion(piece: str) -> None:
+    without_secrets(piece * 100_000)  # with a pattern that is quadratic: hours

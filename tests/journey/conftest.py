@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
@@ -31,6 +31,7 @@ class Stack:
     home: Path
     env: dict[str, str]
     endpoints: dict[str, str]
+    clients: dict[str, openai.OpenAI] = field(default_factory=dict)
 
     def ft(self, *args: str, key: str = "", ok: bool = True) -> subprocess.CompletedProcess[str]:
         env = {**self.env, **({"FT_API_KEY": key} if key else {})}
@@ -39,7 +40,10 @@ class Stack:
         return done
 
     def client(self, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.endpoints['api']}/v1", api_key=key, max_retries=0)
+        """A client for the owner of `key`, closed with the stack."""
+        if key not in self.clients:
+            self.clients[key] = openai.OpenAI(base_url=f"{self.endpoints['api']}/v1", api_key=key, max_retries=0)
+        return self.clients[key]
 
     def dagster_env(self) -> dict[str, str]:
         """The environment that `eval "$(ft env)"` makes."""
@@ -58,7 +62,10 @@ def stack() -> Iterator[Stack]:
     up = subprocess.run([str(FT), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
     logs = "".join(f"\n== {p.name}\n{p.read_text()[-3000:]}" for p in sorted((home / "logs").glob("*.log"))) if up.returncode else ""
     assert up.returncode == 0, up.stdout + up.stderr + logs
-    yield Stack(home=home, env=env, endpoints=json.loads((home / "endpoints.json").read_text()))
+    running = Stack(home=home, env=env, endpoints=json.loads((home / "endpoints.json").read_text()))
+    yield running
+    for client in running.clients.values():
+        client.close()
     down = subprocess.run([str(FT), "down"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert down.returncode == 0, down.stdout + down.stderr
     shutil.rmtree(home, ignore_errors=True)

@@ -66,6 +66,45 @@ def test_a_migration_can_be_undone(empty_database: str) -> None:
     engine.dispose()
 
 
+def test_open_jobs_hold_their_time_after_the_upgrade_and_what_the_older_schema_cannot_hold_keeps_it_from_being_undone(
+    empty_database: str,
+) -> None:
+    from alembic import command
+
+    engine = make_engine(empty_database)
+    with engine.connect() as conn:
+        command.upgrade(migrate._config(conn), "0010")
+        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
+        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
+        for job, state, expected in (("open", "running", 100.0), ("new", "validating", None), ("over", "succeeded", 100.0)):
+            conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": job, "state": state, "expected": expected})
+        conn.commit()
+        command.upgrade(migrate._config(conn), "0011")
+        conn.commit()
+        assert conn.execute(sa.text("SELECT job_id, gpu_seconds, released_at FROM quota_holds")).all() == [("open", 200.0, None)]
+        conn.execute(sa.text("INSERT INTO ledger_entries " + STORAGE))
+        conn.commit()
+        with pytest.raises(RuntimeError, match=r"1 ledger entries \(storage\) are of no job"):
+            command.downgrade(migrate._config(conn), "0010")
+        conn.rollback()
+        conn.execute(sa.text("DELETE FROM ledger_entries"))
+        conn.commit()
+        command.downgrade(migrate._config(conn), "0010")
+        conn.commit()
+    engine.dispose()
+
+
+FILE = "VALUES ('f', 't', 'f', 'fine-tune', 1, 's', 'k', 'processed', now())"
+JOB = (
+    "(id, tenant_id, state, tier, model, base_digest, method, training_file, seed, request, request_sha256, hyperparameters, num_gpus, "
+    "expected_s, created_at) VALUES (:id, 't', :state, 'free', 'm', 'd', 'sft', 'f', 1, '{}', 's', '{}', 2, :expected, now())"
+)
+STORAGE = (
+    "(id, tenant_id, kind, amount_micros, list_micros, detail, occurred_at, created_at) "
+    "VALUES ('t/storage', 't', 'storage', 1, 1, '{}', now(), now())"
+)
+
+
 def test_starting_a_running_server_again_adopts_it(postgres_dir: Path) -> None:
     before = (postgres_dir / "postmaster.pid").read_text().splitlines()[0]
     embedded.start(postgres_dir, databases=("ft_template",))

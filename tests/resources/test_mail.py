@@ -5,7 +5,9 @@ from __future__ import annotations
 import smtplib
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
@@ -28,6 +30,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.taken: list[tuple[list[str], Message]] = []
         self.tls: list[bool] = []
+        self.farewell = "221 Bye"
 
     async def handle_RCPT(self, server: Any, session: Session, envelope: Envelope, address: str, options: list[str]) -> str:  # noqa: N802
         if address.startswith("nobody"):
@@ -40,8 +43,13 @@ class Mailbox:
     async def handle_DATA(self, server: Any, session: Session, envelope: Envelope) -> str:  # noqa: N802
         assert isinstance(envelope.content, bytes)
         self.tls.append(session.ssl is not None)
+        if envelope.rcpt_tos[0].startswith("strict"):
+            return "554 5.7.1 no such messages"
         self.taken.append((list(envelope.rcpt_tos), message_from_bytes(envelope.content)))
         return "250 OK"
+
+    async def handle_QUIT(self, server: Any, session: Session, envelope: Envelope) -> str:  # noqa: N802
+        return self.farewell
 
 
 class Listening(Controller):
@@ -110,7 +118,56 @@ def test_a_password_is_sent_over_nothing_less_than_tls(start: Start) -> None:
     assert box.taken == []
 
 
-@pytest.mark.parametrize(("to", "error"), [("nobody@example.com", Conflict), ("full@example.com", Unavailable)])
+@pytest.mark.parametrize("farewell", ["554 not so fast", "250 OK", "what?"])
+def test_a_message_that_was_taken_is_sent_however_the_server_takes_its_leave(start: Start, farewell: str) -> None:
+    box, port = start()
+    box.farewell = farewell
+    send(SmtpMailer(url=f"smtp://127.0.0.1:{port}", sender=SENDER))
+    assert len(box.taken) == 1
+
+
+@contextmanager
+def scripted(greeting: str, answers: Mapping[str, str]) -> Iterator[int]:
+    """A server that says `greeting`, and of `answers` what fits a command, on one connection; an answer without an end goes on."""
+    ended = threading.Event()
+
+    def talk() -> None:
+        connection, _ = listening.accept()
+        with connection, connection.makefile("rwb", buffering=0) as stream, suppress(OSError):
+            stream.write(greeting.encode())
+            while line := stream.readline():
+                answer = answers.get(line[:4].decode().strip().upper(), "250 OK\r\n").encode()
+                stream.write(answer)
+                while answer.startswith(b"250-") and not ended.wait(0.02):
+                    stream.write(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            ended.set()
+            thread.join(timeout=5)
+
+
+NO = "554 5.7.1 go away\r\n"
+
+
+@pytest.mark.parametrize(("greeting", "answers"), [(NO, {}), ("220 here\r\n", {"EHLO": NO, "HELO": NO}), ("220 here\r\n", {"MAIL": NO})])
+def test_a_server_that_refuses_us_is_tried_again(greeting: str, answers: dict[str, str]) -> None:
+    with scripted(greeting, answers) as port, pytest.raises(Unavailable):
+        send(SmtpMailer(url=f"smtp://127.0.0.1:{port}", sender=SENDER))
+
+
+def test_a_server_that_always_has_more_to_say_is_left_in_time() -> None:
+    with scripted("220 here\r\n", {"EHLO": "250-MORE\r\n"}) as port, pytest.raises(Unavailable):
+        send(SmtpMailer(url=f"smtp://127.0.0.1:{port}", sender=SENDER, whole_timeout_s=0.2))
+
+
+@pytest.mark.parametrize(
+    ("to", "error"), [("nobody@example.com", Conflict), ("strict@example.com", Conflict), ("full@example.com", Unavailable)]
+)
 def test_a_mailbox_that_is_full_is_tried_again_and_one_that_is_none_is_not(start: Start, to: str, error: type[Exception]) -> None:
     _, port = start()
     with pytest.raises(error):
@@ -161,6 +218,8 @@ def test_an_address_of_a_server_that_is_none_is_refused_at_once() -> None:
     for url in ("http://mail", "smtp://", "mail.example.com:25"):
         with pytest.raises(ValueError, match="FT_SMTP_URL"):
             SmtpMailer(url=url, sender=SENDER)
+    with pytest.raises(ValueError, match="ASCII"):
+        SmtpMailer(url="smtp://ft:gr%C3%BCn@mail", sender=SENDER)
 
 
 def test_tls_at_once_is_spoken_where_the_url_says_so(start: Start, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import dagster as dg
 import pytest
+from sqlalchemy.engine import RowMapping
 
 from control_plane.service import budgets, invoices, ledger
 from control_plane.service.platform import Platform
@@ -40,8 +43,6 @@ def test_the_sensor_runs_over_the_platform_of_its_environment(fresh_platform: Pl
 
 
 def test_prices_that_cannot_be_read_keep_no_other_work_from_going(fresh_platform: Platform) -> None:
-    from dataclasses import replace
-
     broken = fresh_platform.settings.home / "prices.yaml"
     broken.parent.mkdir(exist_ok=True)
     broken.write_text("lists: 5")
@@ -49,3 +50,15 @@ def test_prices_that_cannot_be_read_keep_no_other_work_from_going(fresh_platform
     told = one_round(replace(fresh_platform, settings=replace(fresh_platform.settings, prices_file=broken)))
     assert "storage was sampled: failed, ValueError: " in told
     assert told.endswith("invoices issued: 0")
+
+
+def test_one_attempt_that_cannot_be_billed_is_told_and_keeps_nothing_else_from_going(fresh_platform: Platform) -> None:
+    odd, sound = metered_job(fresh_platform), metered_job(fresh_platform)
+    with fresh_platform.engine.begin() as conn:
+        for job in (replace(odd, row=cast(RowMapping, {**odd.row, "tier": "gold"})), sound):
+            job.started(conn, 1, AT)
+            job.ended(conn, 1, AT + timedelta(hours=1))
+    told = one_round(at_time(fresh_platform, AT + timedelta(hours=2)))
+    assert "attempts billed late: failed, FtError: 1 of 2 attempts failed" in told
+    assert told.endswith("invoices issued: 0")
+    assert sound.owes() == 4_000_000

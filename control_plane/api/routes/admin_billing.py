@@ -1,16 +1,71 @@
-"""``/v1/admin/refunds``, ``/v1/admin/adjustments`` and ``/v1/admin/ledger``: what operators decide, and whether the books are right."""
+"""``/v1/admin/usage``, bills of each tenant, refunds, adjustments and the ledger: what operators see and decide of money."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from control_plane.api import render_money as render
 from control_plane.api import schemas
 from control_plane.api.deps import Operator, OperatorPlatform
-from control_plane.service import ledger, ledger_check, refunds
+from control_plane.api.routes.usage import BucketWidth, End, Start, usage_of
+from control_plane.service import invoices, ledger, ledger_check, refunds, tenants
+from control_plane.usage import OF_OPERATORS
 from ft_assets.storable import check_storable
 
 router = APIRouter(prefix="/v1/admin", tags=["operators"])
+
+GroupBy = Annotated[
+    list[str] | None, Query(max_length=10, description="Of tenant, job_id, model, gpu_type, pricing, kind; repeated, or with commas.")
+]
+
+
+@router.get("/usage")
+def retrieve_usage(
+    platform: OperatorPlatform,
+    tenant: str | None = None,
+    start_time: Start = None,
+    end_time: End = None,
+    bucket_width: BucketWidth = "day",
+    group_by: GroupBy = None,
+) -> schemas.Usage:
+    """Usage of all tenants, or of one, by hour, day or month; `group_by` knows `tenant`, too."""
+    if tenant is not None:
+        tenants.get(platform, tenant)
+    return usage_of(platform, tenant, start_time, end_time, bucket_width, group_by, allowed=OF_OPERATORS)
+
+
+@router.get("/tenants/{tenant}/ledger")
+def list_entries(
+    platform: OperatorPlatform,
+    tenant: str,
+    kind: str | None = None,
+    job_id: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+) -> schemas.ListOf[schemas.LedgerEntry]:
+    """Entries of a tenant, newest first, with who decided on them."""
+    tenants.get(platform, tenant)
+    found = ledger.list_entries(platform, tenant, kind=kind, job_id=job_id, after=after, limit=limit)
+    return schemas.ListOf(data=[render.entry(ledger.entry_of(row)) for row in found.items], has_more=found.has_more)
+
+
+@router.get("/tenants/{tenant}/invoices")
+def list_invoices(
+    platform: OperatorPlatform, tenant: str, after: str | None = None, limit: int = 20
+) -> schemas.ListOf[schemas.InvoiceSummary]:
+    """Invoices of a tenant that were issued, newest month first."""
+    tenants.get(platform, tenant)
+    found = invoices.list_issued(platform, tenant, after=after, limit=limit)
+    return schemas.ListOf(data=[render.invoice_summary(row) for row in found.items], has_more=found.has_more)
+
+
+@router.get("/tenants/{tenant}/invoices/{month}")
+def retrieve_invoice(platform: OperatorPlatform, tenant: str, month: str) -> schemas.Invoice:
+    """A tenant's invoice of a month, or its draft."""
+    tenants.get(platform, tenant)
+    return render.invoice(invoices.get(platform, tenant, month))
 
 
 @router.get("/refunds")

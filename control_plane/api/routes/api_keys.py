@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from control_plane.api import render_tenancy as render
 from control_plane.api import schemas
-from control_plane.api.deps import Admin, PlatformDep, ReaderPrincipal
+from control_plane.api.deps import Admin, AdminPrincipal, PlatformDep, ReaderPrincipal
 from control_plane.service import members, tenants
 
 router = APIRouter(prefix="/v1", tags=["api_keys"])
@@ -21,16 +21,17 @@ def me(platform: PlatformDep, principal: ReaderPrincipal) -> schemas.Me:
 
 
 @router.post("/api_keys")
-def create(platform: PlatformDep, tenant: Admin, body: schemas.CreateKey) -> schemas.NewApiKey:
+def create(platform: PlatformDep, principal: AdminPrincipal, body: schemas.CreateKey) -> schemas.NewApiKey:
     """Make a key, of the tenant or of a member; its secret is in this answer and nowhere else."""
     made = tenants.create_key(
         platform,
-        tenant,
+        principal.tenant.id,
         name=body.name,
         scopes=body.scopes,
         expires_in_s=body.expires_in,
         member_id=body.member_id,
         requests_per_minute=body.requests_per_minute,
+        by=principal,
     )
     return render.new_api_key(made)
 
@@ -49,13 +50,14 @@ def retrieve(platform: PlatformDep, tenant: Admin, key_id: str) -> schemas.ApiKe
 
 
 @router.post("/api_keys/{key_id}/rotate")
-def rotate(platform: PlatformDep, tenant: Admin, key_id: str, body: schemas.RotateKey | None = None) -> schemas.NewApiKey:
+def rotate(platform: PlatformDep, principal: AdminPrincipal, key_id: str, body: schemas.RotateKey | None = None) -> schemas.NewApiKey:
     """Make a key in the place of this one, which still opens for `overlap` seconds: a day, unless you say otherwise."""
     asked = body or schemas.RotateKey()
-    return render.new_api_key(tenants.rotate_key(platform, tenant, key_id, overlap_s=asked.overlap, expires_in_s=asked.expires_in))
+    made = tenants.rotate_key(platform, principal.tenant.id, key_id, overlap_s=asked.overlap, expires_in_s=asked.expires_in, by=principal)
+    return render.new_api_key(made)
 
 
 @router.delete("/api_keys/{key_id}")
-def revoke(platform: PlatformDep, tenant: Admin, key_id: str) -> schemas.ApiKey:
+def revoke(platform: PlatformDep, principal: AdminPrincipal, key_id: str) -> schemas.ApiKey:
     """End a key at once."""
-    return render.api_key(tenants.revoke_key(platform, tenant, key_id))
+    return render.api_key(tenants.revoke_key(platform, principal.tenant.id, key_id, by=principal))

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.api import forms, multipart, render, schemas
-from control_plane.api.deps import PlatformDep, Reader, Writer
+from control_plane.api.deps import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.api.streams import server_sent
 from control_plane.service import files
 from control_plane.service.platform import Platform
@@ -53,7 +53,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> sch
     if form.fields.get("purpose"):
         await run_in_threadpool(files.check_request, platform, **_checked(_asked(form.fields)))
     name = form.filename or "upload.jsonl"
-    stored = await form.store(lambda stream: files.store(platform, tenant, stream, filename=name))
+    stored = await form.store(lambda stream: files.store(platform, tenant, stream, filename=name), tenant=tenant)
     try:
         await form.rest()
         asked = _asked(form.fields)
@@ -104,10 +104,10 @@ def retrieve(platform: PlatformDep, tenant: Reader, file_id: str) -> schemas.Fil
 
 
 @router.get("/{file_id}/events", response_class=StreamingResponse)
-def events(platform: PlatformDep, tenant: Reader, file_id: str) -> StreamingResponse:
+def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id: str) -> StreamingResponse:
     """Server-sent events of a validation: one for each change of its progress, at most one a second, until it has ended."""
     files.get(platform, tenant, file_id)  # a stream that cannot begin is an error, not an empty stream
-    return server_sent(_Changes(platform, tenant, file_id))
+    return server_sent(_Changes(platform, tenant, file_id), follower)
 
 
 @router.post("/{file_id}/validate")

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from control_plane.api import experiments, parameters, render, schemas
-from control_plane.api.deps import PlatformDep, Reader, Writer
+from control_plane.api.deps import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.api.streams import last_seen, server_sent, text_as_it_comes
 from control_plane.service import comparison, jobs, logs, quotas, results
 from control_plane.service import estimate as estimates
-from control_plane.service.idempotency import Attempt
+from control_plane.service.idempotency import Attempt, retried_for
 from control_plane.service.job_filters import JobFilter
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -37,12 +37,13 @@ def create(
     body: schemas.CreateJob,
     idempotency_key: Annotated[str | None, Header()] = None,
     x_stainless_retry_count: Annotated[str | None, Header(include_in_schema=False)] = None,
+    x_stainless_read_timeout: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> schemas.Job:
     """Submit a job. The same `Idempotency-Key` is the same job; so is an equal body within a minute, unless it says `force`."""
     asked = body.model_dump(exclude_unset=True)
     key = _one_key(idempotency_key, body.idempotency_key)
-    is_retry = (x_stainless_retry_count or "0") != "0"
-    attempt = Attempt(received_at=platform.clock(), key=key, is_retry=is_retry, twin_meant=bool(body.force))
+    since = retried_for(x_stainless_retry_count, x_stainless_read_timeout)
+    attempt = Attempt(received_at=platform.clock(), key=key, retried_for=since, twin_meant=bool(body.force))
     submitted = jobs.submit(platform, tenant, JobRequest.from_body(asked), attempt)
     if not (submitted.created or submitted.reused):
         response.headers["idempotent-replayed"] = "true"
@@ -130,6 +131,7 @@ def resume(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
 def events(
     platform: PlatformDep,
     tenant: Reader,
+    follower: FollowerDep,
     job_id: str,
     after: parameters.After = None,
     limit: Annotated[int, parameters.limit(1000)] = 20,
@@ -141,7 +143,7 @@ def events(
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
         return schemas.ListOf(data=[render.event(r) for r in found.items], has_more=found.has_more)
     jobs.get(platform, tenant, job_id)  # a stream that cannot begin is an error, not an empty stream
-    return server_sent(lambda since: _events_since(platform, tenant, job_id, since), last_seen(last_event_id))
+    return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id))
 
 
 @router.get("/{job_id}/checkpoints")
@@ -176,6 +178,7 @@ def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: str) -> Streaming
 def read_logs(
     platform: PlatformDep,
     tenant: Reader,
+    follower: FollowerDep,
     job_id: str,
     attempt: Annotated[int | None, Query(description="Default: the last one.")] = None,
     offset: Annotated[int, Query(ge=0, description="Bytes that you have: what follows them is answered.")] = 0,
@@ -190,7 +193,7 @@ def read_logs(
         found = logs.read(platform, tenant, job_id, attempt=attempt, offset=offset)
         return PlainTextResponse(found.data, headers=_log_headers(found))
     began = logs.since(platform, tenant, job_id, attempt=attempt, offset=offset)
-    stream = text_as_it_comes(_Growing(platform, tenant, job_id, attempt=attempt, offset=offset, first=began))
+    stream = text_as_it_comes(_Growing(platform, tenant, job_id, attempt=attempt, offset=offset, first=began), follower)
     stream.headers.update(_log_headers(began) if began else {})
     return stream
 

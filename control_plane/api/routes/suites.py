@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
 
-from fastapi import APIRouter, Form, UploadFile
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
 
-from control_plane.api import forms, render, schemas
+from control_plane.api import forms, multipart, render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
 from control_plane.service import suites
 
 router = APIRouter(prefix="/v1/suites", tags=["suites"])
 
+FORM = {
+    "type": "object",
+    "required": ["file", "name", "field"],
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "name": {"type": "string"},
+        "field": {"type": "string", "description": "Field of a row that holds the question; several with commas between."},
+        "column_map": {"type": "string", "description": "For CSV and Parquet: JSON, theirs to ours."},
+    },
+}
 
-@router.post("")
-def add(
-    platform: PlatformDep,
-    tenant: Writer,
-    file: UploadFile,
-    fields: forms.Fields,
-    name: Annotated[str, Form()],
-    field: Annotated[str, Form(description="Field of a row that holds the question; several with commas between.")],
-    column_map: Annotated[str | None, Form(description="For CSV and Parquet: JSON, theirs to ours.")] = None,
-) -> schemas.Suite:
+
+@router.post("", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}})
+async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
     """Register a suite of your own: uploads from now on are searched for its items."""
-    mapping = forms.column_map(column_map, fields)
-    made = suites.add(platform, tenant, file.file, name=name, filename=file.filename or "suite.jsonl", field=field, column_map=mapping)
+    async with request.form(max_files=1) as form:  # here, and not as a parameter: the key has been looked at before
+        fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise multipart.missing("file")
+        name, field = (_required(fields, wanted) for wanted in ("name", "field"))
+        mapping = forms.column_map(fields.get("column_map"), fields)
+        filename, stream = file.filename or "suite.jsonl", file.file
+        made = await run_in_threadpool(
+            lambda: suites.add(platform, tenant, stream, name=name, filename=filename, field=field, column_map=mapping)
+        )
     return render.suite(made)
+
+
+def _required(fields: Mapping[str, str], name: str) -> str:
+    if name not in fields:
+        raise multipart.missing(name)
+    return fields[name]
 
 
 @router.get("")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Request
 from sqlalchemy.engine import RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.api import forms, multipart, render, schemas
 from control_plane.api.deps import PlatformDep, Reader, Writer
+from control_plane.api.turns import Joins
 from control_plane.service import uploads
 from ft_assets.storable import check_storable
 
+MAX_JOINING = 16
+"""Calls that join, or wait for the join that another makes, each in a thread that answers no requests."""
+MAX_JOINS_EACH = 2
+
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+_joining: RunVar[Joins] = RunVar("_joining")
 
 PART = {
     "type": "object",
@@ -44,18 +52,21 @@ async def add_part(request: Request, platform: PlatformDep, tenant: Writer, uplo
     await run_in_threadpool(uploads.open_upload, platform, tenant, upload_id)  # before the body is read
     form = multipart.Form(request, file_field="data")
     await form.to_file()
-    return _part(await form.store(lambda stream: uploads.add_part(platform, tenant, upload_id, stream)))
+    return _part(await form.store(lambda stream: uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant))
 
 
 @router.post("/{upload_id}/complete")
-def complete(
+async def complete(
     request: Request, platform: PlatformDep, tenant: Writer, upload_id: str, body: schemas.CompleteUpload
 ) -> schemas.Upload:  # fmt: skip
     """Join the parts, in the order of `part_ids`, into a file that is validated like any other. A second call gives the same answer."""
-    view = uploads.complete(platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
+    view = await run_in_threadpool(uploads.get, platform, tenant, upload_id)
+    if view.status != uploads.COMPLETED:
+        asked = functools.partial(uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
+        view = await _joins().run(tenant, upload_id, asked)
     file = view.file
     if file is not None and file["status"] == "uploaded" and file["deleted_at"] is None:
-        file = request.app.state.validation.take(file)
+        file = await run_in_threadpool(request.app.state.validation.take, file)
     return _upload(view, file=file)
 
 
@@ -80,6 +91,14 @@ def _fields(view: uploads.View, *, file: RowMapping | None = None) -> dict[str, 
         "received_bytes": row["bytes"] if is_done else sum(part["bytes"] for part in view.parts),
         "file": None if made is None else render.file(made),
     }
+
+
+def _joins() -> Joins:
+    try:
+        return _joining.get()
+    except LookupError:
+        _joining.set(made := Joins(total=MAX_JOINING, each=MAX_JOINS_EACH))
+        return made
 
 
 def _part(row: RowMapping) -> schemas.UploadPart:

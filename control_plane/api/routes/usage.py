@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from control_plane.api.deps import PlatformDep, Reader
 from control_plane.quotas import month_of
 from control_plane.service import ledger, usage
 from control_plane.service.platform import Platform
+from control_plane.usage import DIMENSIONS, Dimension
 
 CSV = "text/csv; charset=utf-8"
 LAST_S = 4_102_444_800
@@ -41,7 +43,7 @@ def retrieve(
     group_by: GroupBy = None,
 ) -> schemas.Usage:
     """GPU time, storage and money by hour, day or month: what ended by when it ran, what runs now as `unbilled`."""
-    return _usage(platform, tenant, start_time, end_time, bucket_width, group_by)
+    return usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
 
 
 @router.get("/v1/usage.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
@@ -54,7 +56,7 @@ def retrieve_csv(
     group_by: GroupBy = None,
 ) -> Response:
     """The same as a table: a line for each bucket and group."""
-    found = _usage(platform, tenant, start_time, end_time, bucket_width, group_by)
+    found = usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
     return Response(sheets.usage(found.model_dump()), media_type=CSV)
 
 
@@ -84,9 +86,20 @@ def cost(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.JobCost:
     return render.job_cost(usage.cost_of_job(platform, tenant, job_id))
 
 
-def _usage(platform: Platform, tenant: str, start: int | None, end: int | None, width: str, by: list[str] | None) -> schemas.Usage:
+def usage_of(
+    platform: Platform,
+    tenant: str | None,
+    start: int | None,
+    end: int | None,
+    width: str,
+    by: list[str] | None,
+    *,
+    allowed: Sequence[Dimension] = DIMENSIONS,
+) -> schemas.Usage:
+    """Usage of a tenant, or (None) of all, between Unix times; of this month until now where they are absent."""
     now = platform.clock()
     begins = month_of(now).begins if start is None else datetime.fromtimestamp(start, UTC)
     ends = now if end is None else datetime.fromtimestamp(end, UTC)
     names = [name for part in by or () for name in part.split(",") if name]
-    return render.usage_of(usage.used(platform, tenant, start=begins, end=ends, width=width, by=names), width=width, by=names)
+    found = usage.used(platform, tenant, start=begins, end=ends, width=width, by=names, allowed=allowed)
+    return render.usage_of(found, width=width, by=names)

@@ -111,7 +111,7 @@ class Job(BaseModel):
     suffix: str | None
     tier: str
     promised_start: int | None = Field(description="By then the tier promises a start. Null: best effort, the wait has no bound.")
-    sla_missed: bool = Field(description="It had not begun by then. A job that is paused before its start misses nothing.")
+    sla_missed: bool = Field(description="It had not begun by then. A job that is paused or cancelled before its start misses nothing.")
     spot: bool
     recipe: str | None
     auto_promote: bool
@@ -127,6 +127,7 @@ class Job(BaseModel):
     reused: bool = Field(description="The result is that of an earlier job, which trained the same; nothing was trained or billed.")
     reused_job_id: str | None = Field(description="That job, where it is another one than this.")
     report_url: str = Field(description="The validation report of the training data.")
+    trace_id: str | None = Field(description="Of the OpenTelemetry trace that the job belongs to, where traces are recorded.")
     quota: JobQuota | None = Field(None, description="In the answer to a submission: what the job takes of the month.")
 
 

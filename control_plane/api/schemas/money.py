@@ -29,6 +29,7 @@ class UsageResult(UsageTotal):
     gpu_type: str | None = None
     pricing: str | None = None
     kind: str | None = None
+    tenant: str | None = Field(None, description="Where an operator grouped by this.")
 
 
 class UsageBucket(BaseModel):
@@ -41,6 +42,7 @@ class UsageBucket(BaseModel):
 class UnbilledAttempt(BaseModel):
     """An attempt that runs now: what it would cost if it ended at this moment."""
 
+    tenant: str
     job_id: str
     attempt: int
     model: str
@@ -65,7 +67,7 @@ class Usage(BaseModel):
     data: list[UsageBucket]
     total: UsageTotal
     unbilled: list[UnbilledAttempt]
-    stored: StoredBytes | None
+    stored: StoredBytes | None = Field(description="Of one tenant; null before its first sample.")
 
 
 class LedgerEntry(BaseModel):

@@ -34,7 +34,9 @@ class CreateUpload(BaseModel):
 class CompleteUpload(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    part_ids: list[str] = Field(description="In the order in which the parts make the file.")
+    part_ids: list[str] = Field(
+        max_length=10_000, description="In the order in which the parts make the file; where its content repeats, one is named again."
+    )
     md5: str | None = Field(None, description="Of the whole file, in hexadecimal; it is verified.")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
+from control_plane.client.asynchronous.billing import Width
 from control_plane.client.asynchronous.connection import AsyncConnection
 from control_plane.client.asynchronous.pages import AsyncPages
 from control_plane.client.asynchronous.resource import AsyncResource
@@ -14,6 +16,8 @@ from control_plane.client.types import (
     CreateKey,
     CreateTenant,
     DecideRefund,
+    Invoice,
+    InvoiceSummary,
     LedgerCheck,
     LedgerEntry,
     NewApiKey,
@@ -23,6 +27,7 @@ from control_plane.client.types import (
     Tenant,
     TrialBalance,
     UpdateTenant,
+    Usage,
 )
 from control_plane.client.wire import at, given
 
@@ -65,6 +70,43 @@ class AsyncTenants(AsyncResource):
     async def revoke_api_key(self, tenant: str, key_id: str) -> ApiKey:
         """End a key of a tenant at once."""
         return await self._api.call(ApiKey, "DELETE", at("/v1/admin/tenants/{tenant}/api_keys/{key_id}", tenant=tenant, key_id=key_id))
+
+    def ledger(
+        self, tenant: str, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None
+    ) -> AsyncPages[LedgerEntry]:
+        """Entries of a tenant, newest first, with who decided on them."""
+        asked = given(kind=kind, job_id=job_id, limit=limit, after=after)
+        return self._api.pages(LedgerEntry, at("/v1/admin/tenants/{tenant}/ledger", tenant=tenant), asked)
+
+    def invoices(self, tenant: str, *, limit: int = 24, after: str | None = None) -> AsyncPages[InvoiceSummary]:
+        """Invoices of a tenant that were issued, newest month first."""
+        return self._api.pages(InvoiceSummary, at("/v1/admin/tenants/{tenant}/invoices", tenant=tenant), given(limit=limit, after=after))
+
+    async def invoice(self, tenant: str, month: str) -> Invoice:
+        """A tenant's invoice of a month (``yyyy-mm``), or its draft."""
+        return await self._api.call(Invoice, "GET", at("/v1/admin/tenants/{tenant}/invoices/{month}", tenant=tenant, month=month))
+
+
+class AsyncPlatformUsage(AsyncResource):
+    """Usage of all tenants."""
+
+    async def retrieve(
+        self,
+        *,
+        tenant: str | None = None,
+        start_time: int | None = None,
+        end_time: int | None = None,
+        bucket_width: Width | None = None,
+        group_by: Sequence[str] | None = None,
+    ) -> Usage:
+        """Usage of this month, or from `start_time` to `end_time`, of all tenants or of one.
+
+        `group_by`: of ``tenant``, ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
+        """
+        asked = given(
+            tenant=tenant, start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by)
+        )
+        return await self._api.call(Usage, "GET", at("/v1/admin/usage"), params=asked)
 
 
 class AsyncRefunds(AsyncResource):
@@ -131,6 +173,7 @@ class AsyncAdmin(AsyncResource):
     def __init__(self, connection: AsyncConnection) -> None:
         super().__init__(connection)
         self.tenants = AsyncTenants(connection)
+        self.usage = AsyncPlatformUsage(connection)
         self.refunds = AsyncRefunds(connection)
         self.ledger = AsyncBooks(connection)
         self.audit_log = AsyncPlatformAuditLog(connection)

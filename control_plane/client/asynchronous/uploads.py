@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
+import httpx
+
 from control_plane.client.asynchronous.resource import AsyncResource
+from control_plane.client.retries import async_pause
 from control_plane.client.types import CompleteUpload, CreateUpload, Upload, UploadPart, UploadWithParts
 from control_plane.client.wire import at
-from ft_assets.errors import IntegrityError, InvalidRequest
+from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
 
 PART_BYTES = 16 << 20
 """What is sent, and held in memory, at a time; the API takes up to 64 MiB."""
+JOIN_TIMEOUT_S = 600.0
+"""For one answer about a join: 10 GB take minutes even in a slow store."""
+GIVE_UP_S = 1800.0
+"""On a join that takes longer than a connection lives, or that waits for others."""
+LOOK_S = 1.0
 
 
 class AsyncUploads(AsyncResource):
@@ -33,9 +42,18 @@ class AsyncUploads(AsyncResource):
         return await self._api.call(UploadPart, "POST", path, files=files, repeatable=True)
 
     async def complete(self, upload_id: str, **body: Unpack[CompleteUpload]) -> Upload:
-        """Join the parts, in the order of ``part_ids``, into a file; a second call gives the same answer."""
-        path = at("/v1/uploads/{upload_id}/complete", upload_id=upload_id)
-        return await self._api.call(Upload, "POST", path, json=body, repeatable=True)
+        """Join the parts, in the order of ``part_ids``, into a file; a second call gives the same answer.
+
+        A join that takes longer than a connection lives is asked for until it is done, for half an hour at most.
+        """
+        path, deadline = at("/v1/uploads/{upload_id}/complete", upload_id=upload_id), time.monotonic() + GIVE_UP_S
+        while True:
+            try:
+                return await self._api.call(Upload, "POST", path, json=body, repeatable=True, timeout=JOIN_TIMEOUT_S)
+            except (httpx.ReadTimeout, httpx.RemoteProtocolError, Unavailable) as error:
+                if time.monotonic() >= deadline or (isinstance(error, Unavailable) and error.code != "upload_completing"):
+                    raise
+            await async_pause(LOOK_S)
 
     async def cancel(self, upload_id: str) -> Upload:
         """End an upload that is not completed; its parts are removed."""

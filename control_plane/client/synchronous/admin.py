@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
+from control_plane.client.synchronous.billing import Width
 from control_plane.client.synchronous.connection import Connection
 from control_plane.client.synchronous.pages import Pages
 from control_plane.client.synchronous.resource import Resource
@@ -15,6 +17,8 @@ from control_plane.client.types import (
     CreateKey,
     CreateTenant,
     DecideRefund,
+    Invoice,
+    InvoiceSummary,
     LedgerCheck,
     LedgerEntry,
     NewApiKey,
@@ -24,6 +28,7 @@ from control_plane.client.types import (
     Tenant,
     TrialBalance,
     UpdateTenant,
+    Usage,
 )
 from control_plane.client.wire import at, given
 
@@ -66,6 +71,43 @@ class Tenants(Resource):
     def revoke_api_key(self, tenant: str, key_id: str) -> ApiKey:
         """End a key of a tenant at once."""
         return self._api.call(ApiKey, "DELETE", at("/v1/admin/tenants/{tenant}/api_keys/{key_id}", tenant=tenant, key_id=key_id))
+
+    def ledger(
+        self, tenant: str, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None
+    ) -> Pages[LedgerEntry]:
+        """Entries of a tenant, newest first, with who decided on them."""
+        asked = given(kind=kind, job_id=job_id, limit=limit, after=after)
+        return self._api.pages(LedgerEntry, at("/v1/admin/tenants/{tenant}/ledger", tenant=tenant), asked)
+
+    def invoices(self, tenant: str, *, limit: int = 24, after: str | None = None) -> Pages[InvoiceSummary]:
+        """Invoices of a tenant that were issued, newest month first."""
+        return self._api.pages(InvoiceSummary, at("/v1/admin/tenants/{tenant}/invoices", tenant=tenant), given(limit=limit, after=after))
+
+    def invoice(self, tenant: str, month: str) -> Invoice:
+        """A tenant's invoice of a month (``yyyy-mm``), or its draft."""
+        return self._api.call(Invoice, "GET", at("/v1/admin/tenants/{tenant}/invoices/{month}", tenant=tenant, month=month))
+
+
+class PlatformUsage(Resource):
+    """Usage of all tenants."""
+
+    def retrieve(
+        self,
+        *,
+        tenant: str | None = None,
+        start_time: int | None = None,
+        end_time: int | None = None,
+        bucket_width: Width | None = None,
+        group_by: Sequence[str] | None = None,
+    ) -> Usage:
+        """Usage of this month, or from `start_time` to `end_time`, of all tenants or of one.
+
+        `group_by`: of ``tenant``, ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
+        """
+        asked = given(
+            tenant=tenant, start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by)
+        )
+        return self._api.call(Usage, "GET", at("/v1/admin/usage"), params=asked)
 
 
 class Refunds(Resource):
@@ -132,6 +174,7 @@ class Admin(Resource):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.tenants = Tenants(connection)
+        self.usage = PlatformUsage(connection)
         self.refunds = Refunds(connection)
         self.ledger = Books(connection)
         self.audit_log = PlatformAuditLog(connection)

@@ -128,17 +128,21 @@ class Connection:
         heard_at: float | None = None
         text = codecs.getincrementaldecoder("utf-8")("replace")
         while True:
+            has_begun = False
             options = {"params": {**asked, "offset": offset}, "timeout": wire.STREAM_TIMEOUT, "max_retries": 0}
             try:
                 with self.stream("GET", path, **options) as answer:
                     offset, retry, heard_at = int(answer.headers.get("x-log-offset", offset)), 0, time.monotonic()
+                    has_begun = True
                     if "x-log-attempt" in answer.headers:
                         asked["attempt"] = answer.headers["x-log-attempt"]
                     for chunk in answer.iter_bytes():
                         offset, heard_at = offset + len(chunk), time.monotonic()
                         yield text.decode(chunk)
                 return
-            except PASSING:
+            except PASSING as failure:
+                if has_begun and isinstance(failure, httpx.ReadTimeout):
+                    continue  # nothing was written: it is asked for again from here on, lest the server is gone
                 if not self._worth_another(retry, heard_at):
                     raise
             pause(min(self._backoff_s * 2**retry, 8.0))
@@ -158,6 +162,7 @@ class Connection:
         del kind
         decoder, retry = wire.EventDecoder(), 0
         heard_at: float | None = None
+        failure: Exception
         while True:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": decoder.last_id} if decoder.last_id else {})
             options = {"params": params, "headers": headers, "timeout": wire.STREAM_TIMEOUT, "max_retries": 0}
@@ -168,9 +173,11 @@ class Connection:
                             return
                         retry, heard_at = 0, time.monotonic()
                         yield cast(T, json.loads(data))
-            except PASSING:
-                if not self._worth_another(retry, heard_at):
-                    raise
+                failure = Unavailable(f"{path} ended before it said that no event can follow; does a proxy answer in the API's place?")
+            except PASSING as error:
+                failure = error
+            if not self._worth_another(retry, heard_at):
+                raise failure
             pause(min(self._backoff_s * 2**retry, 8.0))
             retry += 1
 

@@ -91,6 +91,8 @@ class Sweep(TypedDict):
     goal: str
     trials: list[SweepTrial]
     counts: SweepCounts
+    waiting_reason: str | None
+    """Why the next trial waits, as its submission was told; null when none was refused."""
     best: SweepTrial | None
     """Of the trials that have succeeded so far, by the metric."""
     cost_micros: int

@@ -178,7 +178,7 @@ class Job(TypedDict):
     promised_start: int | None
     """By then the tier promises a start. Null: best effort, the wait has no bound."""
     sla_missed: bool
-    """It had not begun by then. A job that is paused before its start misses nothing."""
+    """It had not begun by then. A job that is paused or cancelled before its start misses nothing."""
     spot: bool
     recipe: str | None
     auto_promote: bool
@@ -203,6 +203,8 @@ class Job(TypedDict):
     """That job, where it is another one than this."""
     report_url: str
     """The validation report of the training data."""
+    trace_id: str | None
+    """Of the OpenTelemetry trace that the job belongs to, where traces are recorded."""
     quota: NotRequired[JobQuota | None]
     """In the answer to a submission: what the job takes of the month."""
 

@@ -208,6 +208,7 @@ class TrialBalance(TypedDict):
 class UnbilledAttempt(TypedDict):
     """An attempt that runs now: what it would cost if it ended at this moment."""
 
+    tenant: str
     job_id: str
     attempt: int
     model: str
@@ -235,6 +236,7 @@ class Usage(TypedDict):
     total: UsageTotal
     unbilled: list[UnbilledAttempt]
     stored: StoredBytes | None
+    """Of one tenant; null before its first sample."""
 
 
 class UsageBucket(TypedDict):
@@ -263,6 +265,8 @@ class UsageResult(TypedDict):
     gpu_type: NotRequired[str | None]
     pricing: NotRequired[str | None]
     kind: NotRequired[str | None]
+    tenant: NotRequired[str | None]
+    """Where an operator grouped by this."""
 
 
 class UsageTotal(TypedDict):

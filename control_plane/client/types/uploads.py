@@ -10,7 +10,7 @@ from control_plane.client.types.data import File
 
 class CompleteUpload(TypedDict):
     part_ids: list[str]
-    """In the order in which the parts make the file."""
+    """In the order in which the parts make the file; where its content repeats, one is named again."""
     md5: NotRequired[str | None]
     """Of the whole file, in hexadecimal; it is verified."""
 

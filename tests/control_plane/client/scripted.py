@@ -51,12 +51,12 @@ def error(status: int, code: str | None, **headers: str) -> httpx.Response:
 class BreaksOff(httpx.SyncByteStream, httpx.AsyncByteStream):
     """A stream whose connection is lost after `data`."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes, how: httpx.TransportError | None = None) -> None:
+        self._data, self._how = data, how or httpx.ReadError("lost")
 
     def __iter__(self) -> Iterator[bytes]:
         yield self._data
-        raise httpx.ReadError("lost")
+        raise self._how
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for part in self:

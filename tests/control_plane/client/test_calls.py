@@ -129,6 +129,7 @@ RESPONSES: list[tuple[str, Any, bool, float | None]] = [
     ("a broken connection, and it may have been done", httpx.ReadError("lost"), False, None),
     ("never connected", httpx.ConnectTimeout("no"), False, 2.0),
     ("words that nobody knows", httpx.Response(503, headers={"retry-after": "soon"}), True, 2.0),
+    ("a date of no calendar", httpx.Response(503, headers={"retry-after": "Mon, 01 Jan 2024 00:00:00 +9999999999999"}), True, 2.0),
 ]
 
 
@@ -184,6 +185,21 @@ def test_a_log_goes_on_at_the_byte_and_in_the_attempt_where_it_broke_off() -> No
     )
     assert "".join(ft.jobs.follow_logs("j")) == "schr\u00e4g\nend\n", "a letter was cut in two"
     assert [(r.url.params["offset"], r.url.params.get("attempt")) for r in seen] == [("0", None), ("105", "2"), ("105", "2")]
+
+
+def test_a_log_that_is_silent_is_asked_for_again_where_it_was() -> None:
+    silent = httpx.Response(200, headers={"x-log-offset": "0", "x-log-attempt": "1"}, stream=BreaksOff(b"ab", httpx.ReadTimeout("silent")))
+    ft, seen = client(silent, httpx.Response(200, headers={"x-log-offset": "2"}, content=b"cd"), max_retries=0)
+    with ft:
+        assert "".join(ft.jobs.follow_logs("j")) == "abcd"
+    assert seen[1].url.params["offset"] == "2"
+
+
+def test_a_stream_that_says_nothing_and_ends_is_not_asked_for_for_ever() -> None:
+    ft, seen = client(*(httpx.Response(200, content=b"") for _ in range(9)), max_retries=2)
+    with ft, pytest.raises(Unavailable, match="proxy"):
+        list(ft.jobs.follow("j"))
+    assert len(seen) == 3
 
 
 def test_an_api_that_is_not_there_ends_a_stream_that_never_began() -> None:
@@ -251,3 +267,15 @@ def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("FT_API_KEY")
     with pytest.raises(InvalidRequest, match="set FT_API_KEY"):
         FtClient()
+
+
+def test_a_join_that_outlives_a_connection_is_asked_for_until_it_is_done() -> None:
+    busy = error(503, "upload_completing")
+    api, seen = client(httpx.ReadTimeout("no answer"), busy, busy, ok(id="upload_1", status="completed"))
+    assert api.uploads.complete("upload_1", part_ids=["part_1"])["status"] == "completed"
+    assert len(seen) == 4  # three tries of one call, and the next call
+    assert {r.extensions["timeout"]["read"] for r in seen} == {600.0}
+    api, seen = client(*[error(503, "database_unavailable")] * 3)
+    with pytest.raises(Unavailable):
+        api.uploads.complete("upload_1", part_ids=["part_1"])
+    assert len(seen) == 3

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
 
 from control_plane.service import budgets
 from control_plane.service.platform import Actor, Platform
 from control_plane.tables import outbox
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from tests.metered_job import AT, at_time, metered_job
 
 DOLLAR = 1_000_000
@@ -88,9 +92,31 @@ def test_a_budget_that_means_nothing_is_refused(platform: Platform, wrong: dict[
         budgets.create(platform, job.tenant, **values)  # type: ignore[arg-type]
 
 
+def test_a_budget_is_made_while_others_write_rows_of_the_tenant(platform: Platform) -> None:
+    job = metered_job(platform)
+    referred = sa.text("SELECT 1 FROM tenants WHERE id = :id FOR KEY SHARE")  # what each row that names the tenant takes
+    with ThreadPoolExecutor(1) as pool, platform.engine.connect() as conn:
+        conn.execute(referred, {"id": job.tenant})
+        made = pool.submit(budgets.create, platform, job.tenant, name="b", limit_micros=DOLLAR)
+        assert made.result(20).spent_micros == 0
+
+
 def test_there_are_twenty_budgets_at_most(platform: Platform) -> None:
     job = metered_job(platform)
     for i in range(20):
         budgets.create(platform, job.tenant, name=f"b{i}", limit_micros=5)
     with pytest.raises(QuotaExceeded, match="20 are the limit"):
         budgets.create(platform, job.tenant, name="more", limit_micros=5)
+
+
+def test_a_tenant_whose_budget_fails_keeps_no_other_from_being_told(fresh_platform: Platform) -> None:
+    now = at_time(fresh_platform, AT + timedelta(hours=1))
+    broken, sound = sorted((metered_job(fresh_platform) for _ in range(2)), key=lambda job: job.tenant)
+    for job, tier in ((broken, "gold"), (sound, "standard")):
+        budgets.create(now, job.tenant, name="b", limit_micros=4 * DOLLAR, thresholds=[50])
+        odd = replace(job, row=cast(RowMapping, {**job.row, "tier": tier}))
+        with fresh_platform.engine.begin() as conn:
+            odd.started(conn, 1, AT)
+    with pytest.raises(FtError, match=f"1 of 2 tenants failed, .* {broken.tenant}: KeyError"):
+        budgets.alert_due(now)
+    assert told(fresh_platform, sound.tenant) == [("2026-03", 50)]

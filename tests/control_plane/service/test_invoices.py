@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import io
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
 
 from control_plane import invoicing, sheets
-from control_plane.service import invoices, ledger_check, refunds, tenant_changes
+from control_plane.billing import Entry
+from control_plane.service import invoices, ledger, ledger_check, refunds, tenant_changes
 from control_plane.service.platform import Platform
 from control_plane.tables import invoice_entries, jobs, ledger_entries, outbox
 from control_plane.tables import invoices as table
-from ft_assets.errors import Fault, InvalidRequest, NotFound
+from ft_assets.errors import Fault, FtError, InvalidRequest, NotFound
 from tests.metered_job import POOL, MeteredJob, at_time, metered_job
 
 MARCH = datetime(2026, 3, 20, tzinfo=UTC)
@@ -117,6 +119,45 @@ def test_the_draft_of_the_open_month_shows_what_is_known_and_what_runs(platform:
     assert invoices.list_issued(platform, job.tenant).items == []
 
 
+def test_a_draft_has_nothing_of_a_month_that_waits_for_its_own_invoice_and_what_came_after_that(platform: Platform) -> None:
+    job = metered_job(platform)
+    job.run(1, at=MARCH)
+    april = at_time(platform, APRIL)
+    assert invoices.get(april, job.tenant, "2026-04").document["lines"] == []
+    issued(platform, job.tenant, now=APRIL)
+    job.run(2, at=MARCH)
+    (late,) = invoices.get(april, job.tenant, "2026-04").document["lines"]
+    assert (late["entry_id"], late["late"], late["model"]) == (f"{job.id}/a2/usage", True, "tiny-base")
+
+
+def test_a_month_that_was_settled_after_the_next_one_had_begun_hides_nothing_of_that(fresh_platform: Platform) -> None:
+    job = metered_job(fresh_platform)
+    with fresh_platform.engine.begin() as conn:
+        job.started(conn, 1, MARCH)
+        job.started(conn, 2, datetime(2026, 4, 10, tzinfo=UTC))
+    then = at_time(fresh_platform, datetime(2026, 4, 12, tzinfo=UTC))
+    replace(job, platform=then).run(3, at=datetime(2026, 4, 11, tzinfo=UTC))
+    may = at_time(fresh_platform, MAY)
+    assert invoices.issue_due(may) == []
+    replace(job, platform=may).run(1, at=MARCH)
+    assert invoices.issue_due(may) == [f"inv_{job.tenant}_2026-03"], "April waits for its own attempt"
+    replace(job, platform=may).run(2, at=datetime(2026, 4, 10, tzinfo=UTC))
+    assert invoices.issue_due(at_time(fresh_platform, MAY + timedelta(days=9))) == [f"inv_{job.tenant}_2026-04"]
+    assert invoices.get(may, job.tenant, "2026-04").document["total_micros"] == ledger_sum(fresh_platform, job.tenant, 4)
+
+
+def test_a_tenant_whose_invoice_fails_keeps_no_other_waiting(fresh_platform: Platform) -> None:
+    broken, sound = sorted((metered_job(fresh_platform) for _ in range(2)), key=lambda job: job.tenant)
+    for job in (broken, sound):
+        job.run(1, at=MARCH)
+    with fresh_platform.engine.begin() as conn:
+        odd = Entry(id=f"storage/{broken.tenant}", kind="storage", amount_micros=1, list_micros=1, occurred_at=MARCH, detail={})
+        ledger.post(conn, broken.tenant, odd, now=MARCH)
+    with pytest.raises(FtError, match=f"1 of 2 tenants failed, .* {broken.tenant}: KeyError"):
+        invoices.issue_due(at_time(fresh_platform, APRIL))
+    assert len(invoices.list_issued(fresh_platform, sound.tenant).items) == 1
+
+
 def test_time_beyond_the_soft_limit_is_shown_with_its_price_and_not_added(platform: Platform) -> None:
     job = metered_job(platform)
     tenant_changes.update(platform, job.tenant, {"soft_gpu_hours": 4.0, "hard_gpu_hours": 100.0})
@@ -132,7 +173,7 @@ def test_time_beyond_the_soft_limit_is_shown_with_its_price_and_not_added(platfo
 def test_a_month_that_is_none_that_is_to_come_or_of_nothing_is_refused(platform: Platform) -> None:
     job = metered_job(platform)
     now = at_time(platform, APRIL)
-    for month in ("2026-13", "26-03", "x", "2026-05"):
+    for month in ("2026-13", "26-03", "x", "2026-05", "20\u0662\u0665-01"):
         with pytest.raises(InvalidRequest, match="month"):
             invoices.get(now, job.tenant, month)
     with pytest.raises(NotFound, match="nothing was billed"):

@@ -78,7 +78,7 @@ def test_a_form_is_stored_as_it_comes(bucket: ObjectStore) -> None:
     async def store(max_bytes: int) -> Any:
         form = Form(cast(Request, Body(data)), file_field="data")
         await form.to_file()
-        received = await form.store(lambda stream: receive_up_to(bucket, "form", stream, max_bytes, too_large))
+        received = await form.store(lambda stream: receive_up_to(bucket, "form", stream, max_bytes, too_large), tenant="t")
         await form.rest()
         return received
 

@@ -7,20 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.engine import RowMapping
 
 from control_plane import prices
 from control_plane.pools import Pool
-from control_plane.service import ledger, ledger_check, metering
+from control_plane.service import ledger, ledger_check, metering, quotas, refunds
 from control_plane.service.platform import Platform
-from control_plane.tables import attempts, checkpoints, meter_events, refund_cases, reservations
-from ft_assets.errors import Fault
+from control_plane.tables import attempts, checkpoints, meter_events, reservations, unbilled_attempts
+from ft_assets.errors import Fault, FtError
 from ft_assets.training.failures import FailureClass
 from tests.failure_classes import CLASSES
 from tests.metered_job import AT, POOL, MeteredJob, at_time, metered_job
@@ -139,12 +140,60 @@ def test_hours_cost_what_their_pool_is_whatever_the_job_asked_for(platform: Plat
     assert (usage.amount_micros, usage.list_micros, usage.pricing) == (owed, 4_000_000, pricing)
 
 
-def test_a_free_attempt_is_entered_with_its_time_and_is_no_case(platform: Platform) -> None:
+def test_a_free_attempt_that_nobody_can_be_blamed_for_is_a_case_and_a_refund_of_nothing_gives_its_hours_back(platform: Platform) -> None:
     job = metered_job(platform, tier="free")
     (usage,) = job.run(outcome="oom", fault=Fault.AMBIGUOUS)
     assert (usage.gpu_seconds, usage.amount_micros) == (3600, 0)
+    now = AT + timedelta(hours=2)
     with platform.engine.connect() as conn:
-        assert conn.execute(sa.select(refund_cases).where(refund_cases.c.job_id == job.id)).all() == []
+        (case,) = ledger.cases_of_job(conn, job.tenant, job.id)
+        assert quotas.standing(conn, job.tenant, now).settled_s == 3600
+    refunds.grant(platform, case["id"], by="opk_1", note="ours")
+    with platform.engine.connect() as conn:
+        assert quotas.standing(conn, job.tenant, now).settled_s == 0
+    assert (case["amount_micros"], job.owes()) == (0, 0)
+
+
+def test_attempts_without_a_price_keep_none_behind_them_from_being_billed(fresh_platform: Platform) -> None:
+    jobs = [metered_job(fresh_platform) for _ in range(4)]
+    first, *others = sorted(jobs, key=lambda job: job.tenant)
+    for attempt in range(1, 6):
+        first.run(attempt, pool=replace(POOL, gpu_type="b300-288gb"))
+    for job in others:
+        _reported(job)
+    assert metering.settle_due(fresh_platform, at_a_time=2) == 3
+    assert [job.owes() for job in others] == [4_000_000] * 3
+    with fresh_platform.engine.connect() as conn:
+        number, oldest = metering.closed_unbilled(conn)
+    assert number == 5 and oldest is not None, "and operators see those that wait"
+
+
+def test_an_attempt_whose_billing_fails_is_told_and_keeps_no_other_from_being_billed(fresh_platform: Platform) -> None:
+    broken, sound = sorted((metered_job(fresh_platform) for _ in range(2)), key=lambda job: job.tenant)
+    odd = replace(broken, row=cast(RowMapping, {**broken.row, "tier": "gold"}))
+    for job in (odd, sound):
+        _reported(job)
+    with pytest.raises(FtError, match=f"1 of 2 attempts failed, .* attempt 1 of {broken.id}: KeyError"):
+        metering.settle_due(fresh_platform)
+    assert (broken.entries(), sound.owes()) == ([], 4_000_000)
+
+
+def test_a_round_looks_at_what_is_not_billed_alone(fresh_platform: Platform) -> None:
+    job = metered_job(fresh_platform)
+    job.run(1)
+    with fresh_platform.engine.begin() as conn:
+        job.started(conn, 2, AT)
+        job.started(conn, 1, AT + timedelta(hours=9))
+    listed = sa.select(unbilled_attempts.c.attempt).where(unbilled_attempts.c.job_id == job.id)
+    with fresh_platform.engine.connect() as conn:
+        assert conn.execute(listed).scalars().all() == [2]
+
+
+def _reported(job: MeteredJob) -> None:
+    """An hour that is reported and not billed."""
+    with job.platform.engine.begin() as conn:
+        job.started(conn, 1, AT)
+        job.ended(conn, 1, AT + timedelta(hours=1))
 
 
 def test_the_first_report_of_an_id_stays(platform: Platform) -> None:

@@ -15,13 +15,13 @@ import sqlalchemy as sa
 
 from control_plane.jobs import JobState
 from control_plane.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, capping, files, jobs, quotas, scheduling, tenants
+from control_plane.service import attempts, capping, files, jobs, quotas, scheduling, tenant_changes, tenants
 from control_plane.service.attempts import Ending
-from control_plane.service.platform import Platform
+from control_plane.service.platform import Actor, Platform
 from control_plane.service.preparation import mark_packed
 from control_plane.service.submission import JobRequest
+from control_plane.tables import audit_log, job_events, outbox, quota_holds, reservations
 from control_plane.tables import files as files_table
-from control_plane.tables import job_events, outbox, quota_holds, reservations
 from control_plane.tables import tenants as tenants_table
 from ft_assets.errors import Fault, QuotaExceeded
 from ft_assets.training.failures import FailureClass, Retry
@@ -204,7 +204,20 @@ def test_an_attempt_counts_in_the_months_in_which_it_ran(account: Account) -> No
     with account.platform.engine.begin() as conn:
         enter(conn, account.tenant, "old", amount_micros=1, gpu_seconds=7200.0)  # today's, by the wall clock
     assert account.hours()[0] == 0
-    assert held.attempt == 1
+    account.end(held, None)
+    assert account.hours() == (1, 0, 0), "the two hours of May are not used again in June"
+
+
+def test_a_job_that_the_cap_pauses_at_the_end_of_a_month_leaves_the_next_one_its_hours(account: Account) -> None:
+    account.limit(hard_gpu_hours=10)
+    account.now[0] = datetime(2026, 5, 31, 13, 59, 50, tzinfo=UTC)
+    held = account.running(hours=10)
+    account.wait(hours=10, seconds=5)
+    assert capping.enforce(account.platform).paused == [held.job_id]
+    account.wait(seconds=15)
+    account.end(held, PAUSED)
+    assert account.hours()[0] == pytest.approx(0.003, abs=0.001)
+    assert capping.enforce(account.platform).resumed == [held.job_id]
 
 
 def test_a_job_in_overage_says_so_with_the_numbers(account: Account) -> None:
@@ -266,6 +279,49 @@ def test_at_the_hard_cap_running_jobs_are_paused_queued_ones_wait_and_all_go_on_
     assert account.row(by_tenant)["state"] == "paused", "the tenant's own pause is the tenant's to end"
 
 
+def test_what_far_tenants_have_used_is_not_summed_up_each_second_and_no_cap_is_passed(account: Account) -> None:
+    seen: list[str] = []
+    sa.event.listen(account.platform.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
+
+    def sums() -> int:
+        seen.clear()
+        scheduling.queue_snapshot(account.platform)
+        return sum("settled_s" in statement or "ledger_entries" in statement for statement in seen)
+
+    account.limit(hard_gpu_hours=1)
+    account.running(hours=0.5)
+    account.pack(account.submit(suffix="waiting"), hours=0.1)
+    found = []
+    for _ in range(5):
+        account.wait(seconds=1)
+        found.append(sums())
+    assert found == [0] * 5, "it was when the first job was placed"
+    account.wait(minutes=2)
+    assert sums() == 1
+    account.wait(minutes=58)
+    assert scheduling.queue_snapshot(account.platform).capped
+    account.limit(hard_gpu_hours=2)
+    assert not scheduling.queue_snapshot(account.platform).capped, "another cap counts at once"
+
+
+def test_a_wait_at_the_tenants_own_cap_and_a_cancelled_job_miss_no_promise(account: Account) -> None:
+    account.limit(hard_gpu_hours=10)
+    held = account.running(hours=6)
+    cancelled = account.submit(suffix="cancelled")
+    account.wait(hours=10)
+    waiting = _submitted_before_the_cap(account)
+    for _ in range(3):
+        account.wait(minutes=40)
+        scheduling.place(account.platform)
+    account.wait(minutes=59)
+    jobs.cancel(account.platform, account.tenant, cancelled)
+    assert not any(jobs.get(account.platform, account.tenant, j).sla_missed for j in (waiting, cancelled))
+    account.limit(hard_gpu_hours=100)
+    account.wait(minutes=2)
+    assert jobs.get(account.platform, account.tenant, waiting).sla_missed, "an hour without the cap"
+    assert held.attempt == 1
+
+
 def _submitted_before_the_cap(account: Account) -> str:
     """A packed job; its hold was there before the cap came down to what is used."""
     account.limit(hard_gpu_hours=100)
@@ -287,6 +343,28 @@ def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -
     assert account.hours()[2] > 0, "the rest of it is held again"
 
 
+def test_a_suspended_tenants_capped_and_queued_jobs_wait_until_it_is_let_in_again(account: Account) -> None:
+    account.limit(hard_gpu_hours=10)
+    held = account.running(hours=6)
+    account.wait(hours=11)
+    capping.enforce(account.platform)
+    account.end(held, PAUSED)
+    account.limit(hard_gpu_hours=100)
+    queued = account.submit(suffix="queued")
+    account.pack(queued, hours=1)
+    tenant_changes.suspend(account.platform, account.tenant, reason="invoice 7 is unpaid")
+    assert capping.enforce(account.platform).resumed == []
+    assert not capping._resume(account.platform, account.tenant, held.job_id, account.now[0]), "also where the round had begun before"
+    scheduling.place(account.platform)
+    assert account.row(held.job_id)["state"] == "paused"
+    row = account.row(queued)
+    assert (row["state"], row["reason"]) == ("queued", "TenantSuspended") and "invoice 7 is unpaid" in row["reason_detail"]
+    tenant_changes.resume(account.platform, account.tenant)
+    assert capping.enforce(account.platform).resumed == [held.job_id]
+    scheduling.place(account.platform)
+    assert account.row(queued)["state"] == "provisioning"
+
+
 def test_a_capped_job_that_its_tenant_pauses_stays_paused_until_the_tenant_resumes_it(account: Account) -> None:
     account.limit(hard_gpu_hours=10)
     held = account.running(hours=6)
@@ -295,7 +373,11 @@ def test_a_capped_job_that_its_tenant_pauses_stays_paused_until_the_tenant_resum
     account.end(held, PAUSED)
     with pytest.raises(QuotaExceeded, match="GPU-hours"):
         jobs.resume(account.platform, account.tenant, held.job_id)
-    jobs.pause(account.platform, account.tenant, held.job_id)
+    key = Actor(kind="key", id="key_1")
+    jobs.pause(account.platform.in_scope_of(account.tenant, key), account.tenant, held.job_id)
+    with account.platform.engine.connect() as conn:
+        (line,) = conn.execute(sa.select(audit_log).where(audit_log.c.object_id == held.job_id, audit_log.c.actor_id == "key_1")).all()
+    assert line.changes == {"reason": ["hard_cap_reached", None]}
     account.limit(hard_gpu_hours=100)
     assert capping.enforce(account.platform).resumed == []
     jobs.resume(account.platform, account.tenant, held.job_id)

@@ -38,12 +38,13 @@ def test_every_class_is_measured_where_it_lies(priced: Platform) -> None:
     root = layout.tenant_prefix(tenant)
     for key, size in (
         ("datasets/ds_1/rows.parquet", 10), ("packs/p/shard-00000.parquet", 20), ("references/r/ref.parquet", 5),
+        ("uploads/upload_1/part_1", 7),
         ("jobs/ftjob-1/checkpoints/a1/step-00000001/optimizer.pt", 300), ("adapters/adp-1/adapter_model.safetensors", 40),
     ):  # fmt: skip
         priced.objects.put_bytes(f"{root}/{key}", b"x" * size)
     with priced.engine.begin() as conn:
         conn.execute(sa.update(files).where(files.c.tenant_id == tenant).values(bytes=1000))
-    assert storage.measured(priced, tenant) == {"files": 1000, "datasets": 35, "checkpoints": 300, "adapters": 40, "exports": 0}
+    assert storage.measured(priced, tenant) == {"files": 1007, "datasets": 35, "checkpoints": 300, "adapters": 40, "exports": 0}
 
 
 def test_a_day_is_sampled_and_billed_once_and_each_day_has_its_own_entry(priced: Platform) -> None:

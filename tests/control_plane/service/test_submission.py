@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from control_plane.jobs import JobState
 from control_plane.service import files, idempotency, jobs, tenants
 from control_plane.service.idempotency import Attempt
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest, adapter_of
+from control_plane.service.transition import transition
 from control_plane.tenants import Tenant
 from ft_assets.errors import InvalidDataset, InvalidRequest
 
+RETRIED_ONCE = idempotency.retried_for("1", None)
 BODY: dict[str, Any] = {"model": "tiny-base", "training_file": "file-1"}
 
 
@@ -146,7 +149,7 @@ def submit(platform: Platform, tenant: Tenant, training_file: str, **attempt: An
 
 def test_a_retry_that_overtakes_its_original_leaves_one_job(platform: Platform, tenant: Tenant, training_file: str) -> None:
     original_received_at = platform.clock()
-    retry = submit(platform, tenant, training_file, is_retry=True)
+    retry = submit(platform, tenant, training_file, retried_for=RETRIED_ONCE)
     original = submit(platform, tenant, training_file, received_at=original_received_at)
     assert (retry.created, original.created) == (True, False)
     assert original.job["id"] == retry.job["id"]
@@ -154,12 +157,44 @@ def test_a_retry_that_overtakes_its_original_leaves_one_job(platform: Platform, 
     assert later.created, "a submission that began after the retry, and is meant, is another one"
 
 
-def test_a_retry_finds_its_job_for_ten_minutes(platform: Platform, tenant: Tenant, training_file: str) -> None:
+def test_a_retry_finds_the_job_that_its_call_can_have_made(platform: Platform, tenant: Tenant, training_file: str) -> None:
     first = submit(platform, tenant, training_file)
-    within = submit(platform, tenant, training_file, is_retry=True, received_at=platform.clock() + timedelta(minutes=9))
-    beyond = submit(platform, tenant, training_file, is_retry=True, received_at=platform.clock() + timedelta(minutes=11))
+    after = [platform.clock() + timedelta(minutes=m) for m in (11, 13)]
+    within, beyond = (submit(platform, tenant, training_file, retried_for=RETRIED_ONCE, received_at=at) for at in after)
     assert (within.created, beyond.created) == (False, True)
     assert within.job["id"] == first.job["id"]
+
+
+def test_a_retry_is_not_answered_with_a_job_that_is_dead(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    first = submit(platform, tenant, training_file)
+    jobs.cancel(platform, tenant.id, first.job["id"])
+    second = submit(platform, tenant, training_file, retried_for=RETRIED_ONCE)
+    assert second.created
+    with platform.engine.begin() as conn:
+        transition(conn, second.job["id"], JobState.FAILED, message="")
+    third = submit(platform, tenant, training_file, retried_for=RETRIED_ONCE)
+    assert third.created
+    assert submit(platform, tenant, training_file, retried_for=RETRIED_ONCE).job["id"] == third.job["id"]
+
+
+def test_a_retry_that_means_a_twin_gets_it(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    first = submit(platform, tenant, training_file, twin_meant=True)
+    second = submit(platform, tenant, training_file, twin_meant=True, retried_for=RETRIED_ONCE)
+    assert second.created
+    assert second.job["id"] != first.job["id"]
+
+
+@pytest.mark.parametrize(
+    ("retries", "timeout", "seconds"),
+    [
+        (None, None, None), ("0", "600", None), ("x", "600", None), ("-1", "600", None), ("nan", "600", None),
+        ("1", None, 720), ("1", "600", 720), ("1", "20.5", 140.5), ("2", "20", 280), ("1", "-5", 120), ("1", "inf", 720),
+        ("99", "600", 3600),
+    ],
+)  # fmt: skip
+def test_how_long_ago_a_call_began_follows_from_the_headers(retries: str | None, timeout: str | None, seconds: float | None) -> None:
+    found = idempotency.retried_for(retries, timeout)
+    assert (found and found.total_seconds()) == seconds
 
 
 def test_an_equal_body_within_a_minute_is_the_same_job_until_that_has_ended(platform: Platform, tenant: Tenant, training_file: str) -> None:

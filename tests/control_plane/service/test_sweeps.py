@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.jobs import FINAL, JobState
-from control_plane.service import files, jobs, sweeps, tenants
+from control_plane.service import files, jobs, quotas, sweeps, tenant_changes, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.service.transition import transition
@@ -22,9 +22,10 @@ from control_plane.sweeps import SweepStatus
 from control_plane.tables import idempotency_keys, sweep_trials
 from control_plane.tables import jobs as jobs_table
 from control_plane.tables import sweeps as sweeps_table
+from control_plane.tables import tenants as tenants_table
 from control_plane.tenants import Tenant
 from ft_assets import provenance
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded
 from resources.database.engine import make_engine
 from tests.finished_job import COMMIT, finish
 
@@ -117,6 +118,21 @@ def test_what_exceeds_the_jobs_in_flight_waits_and_none_is_lost(platform: Platfo
     assert asked == RATES
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(sweeps_table.c.submitted_at).where(sweeps_table.c.id == sweep_id)).scalar_one() is not None
+
+
+def test_the_trials_of_a_suspended_tenant_wait_and_none_is_refused(platform: Platform, tenant: Tenant, create: Create) -> None:
+    sweep_id = create().row["id"]
+    for job in jobs_of(platform, tenant):
+        fail(platform, job.id)
+    tenant_changes.suspend(platform, tenant.id, reason="unpaid")
+    assert sweeps.advance(platform) == []
+    assert sweeps._submit_waiting(platform, tenant.id, sweep_id) == ([], False), "also where the tick had begun before"
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": jobs_of(platform, tenant)[0].training_file})
+    with pytest.raises(Forbidden, match="unpaid"):
+        jobs.submit(platform, tenant.id, request)
+    assert [t.row["error"] for t in sweeps.get(platform, tenant.id, sweep_id).trials] == [None] * len(RATES)
+    tenant_changes.resume(platform, tenant.id)
+    assert len(sweeps.advance(platform)) == len(RATES) - ROOM
 
 
 def test_ticks_at_the_same_time_submit_each_trial_once(platform: Platform, tenant: Tenant, create: Create) -> None:
@@ -339,6 +355,43 @@ def test_sweeps_of_a_tenant_without_room_cost_a_round_nothing(platform: Platform
     for _ in range(3):
         create()
     assert statements() == one < 6
+
+
+def test_a_sweep_that_waits_for_gpu_hours_says_so_and_is_tried_again_when_there_are_more(
+    platform: Platform, tenant: Tenant, create: Create
+) -> None:
+    one = quotas.of_job(platform, tenant.id, create(parameters={"learning_rate": RATES[:1]}).trials[0].row["job_id"]).gpu_seconds / 3600
+
+    def cap(hours: float) -> None:
+        with platform.engine.begin() as conn:
+            conn.execute(sa.update(tenants_table).where(tenants_table.c.id == tenant.id).values(hard_gpu_hours=hours))
+
+    def tried() -> bool:
+        seen: list[str] = []
+        listen = lambda *given: seen.append(given[2])  # noqa: E731
+        sa.event.listen(platform.engine, "before_cursor_execute", listen)
+        sweeps.advance(platform)
+        sa.event.remove(platform.engine, "before_cursor_execute", listen)
+        return any("UPDATE sweep" in statement for statement in seen)
+
+    cap(1000)
+    sweep_id = create(parameters={"learning_rate": RATES[:8]}).row["id"]
+    assert "jobs are in flight" in sweeps.get(platform, tenant.id, sweep_id).row["waits"]["reason"]
+    cap(one * 5.5)
+    for job in jobs_of(platform, tenant)[:2]:
+        fail(platform, job.id)
+    cap(one * 3.5)
+    assert tried()
+    assert "GPU-hours" in sweeps.get(platform, tenant.id, sweep_id).row["waits"]["reason"]
+    assert not tried(), "nothing has changed"
+    cap(one * 4.5)
+    assert tried()
+    assert len([t for t in sweeps.get(platform, tenant.id, sweep_id).trials if t.row["job_id"]]) == 5
+    later = replace(platform, clock=lambda: platform.clock() + timedelta(minutes=6))
+    assert not tried()
+    assert sweeps.advance(later) == []
+    sweeps.cancel(platform, tenant.id, sweep_id)
+    assert sweeps.get(platform, tenant.id, sweep_id).row["waits"] is None
 
 
 @pytest.mark.parametrize("num", [0, 1])

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import BinaryIO
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import files, jobs, tenants, uploads
+from control_plane.service import files, jobs, loose_objects, tenants, uploads
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import files as file_rows
+from control_plane.tables import loose_objects as loose_rows
 from control_plane.tables import outbox
-from control_plane.tenants import Tenant
-from ft_assets.errors import Conflict, IntegrityError, Unavailable
+from control_plane.tenants import Tenant, tier_named
+from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, QuotaExceeded, Unavailable
 from resources.object_store import LocalObjectStore
 from sensors.uploads import one_round
 from tests.followed_jobs import until
@@ -114,7 +116,7 @@ def test_an_upload_that_is_over_takes_nothing_and_loses_its_parts(platform: Plat
         assert refused.value.code == "upload_expired"
     one_round(soon)
     assert len(keys(platform, tenant.id, "uploads")) == len(parts)
-    assert "parts removed" in one_round(over)
+    assert "failed" not in one_round(over)
     assert keys(platform, tenant.id, "uploads") == []
     assert uploads.get(platform, tenant.id, upload).status == "expired"
 
@@ -141,7 +143,7 @@ def test_parts_of_a_completed_upload_that_were_left_are_removed_later(platform: 
     made = uploads.complete(replace(platform, objects=Undeletable(platform.objects.root)), tenant.id, upload, part_ids=parts)
     assert made.status == "completed"
     assert len(keys(platform, tenant.id, "uploads")) == len(parts)
-    uploads.tidy(platform)
+    one_round(platform)
     assert keys(platform, tenant.id, "uploads") == []
     assert made.file is not None
     assert platform.objects.get_bytes(made.file["object_key"]) == rows
@@ -206,6 +208,113 @@ def test_one_that_lost_its_turn_takes_nothing_from_the_one_that_finished(platfor
     assert file is not None and view.file is not None
     assert view.file["id"] == file["id"]
     assert platform.objects.get_bytes(file["object_key"]) == rows
+
+
+def announce(platform: Platform, tenant: str, num_bytes: int) -> str:
+    usual = {"filename": "rows.jsonl", "purpose": "fine-tune", "mime_type": "application/jsonl"}
+    return str(uploads.create(platform, tenant, num_bytes=num_bytes, **usual).row["id"])
+
+
+def test_no_more_uploads_are_open_than_may_be_however_many_are_announced_at_once(platform: Platform, tenant: Tenant) -> None:
+    def one(_: int) -> str:
+        try:
+            return announce(platform, tenant.id, 1)
+        except QuotaExceeded as refused:
+            return refused.code
+
+    with ThreadPoolExecutor(8) as pool:
+        made = sorted(pool.map(one, range(uploads.MAX_PENDING + 8)))
+    assert made[:8] == ["too_many_uploads"] * 8
+    assert all(id_.startswith("upload_") for id_ in made[8:])
+    uploads.cancel(platform, tenant.id, made[8])
+    announce(platform, tenant.id, 1)
+
+
+def test_open_uploads_announce_no_more_than_two_of_the_largest_files(platform: Platform, tenant: Tenant) -> None:
+    largest = tier_named("standard").max_file_bytes
+    first = announce(platform, tenant.id, largest)
+    announce(platform, tenant.id, largest)
+    with pytest.raises(QuotaExceeded, match="20 GiB"):
+        announce(platform, tenant.id, 1)
+    uploads.cancel(platform, tenant.id, first)
+    announce(platform, tenant.id, largest)
+
+
+def test_a_file_whose_content_repeats_names_one_part_again_but_not_without_end(platform: Platform, tenant: Tenant, rows: bytes) -> None:
+    upload, parts = send(platform, tenant.id, rows * 3, size=len(rows))
+    assert (len(parts), len(set(parts)), len(keys(platform, tenant.id, "uploads"))) == (3, 1, 1)
+    with pytest.raises(InvalidRequest) as refused:
+        uploads.complete(platform, tenant.id, upload, part_ids=parts[:1] * (uploads.MAX_PARTS + 1))
+    assert (refused.value.code, refused.value.param) == ("too_many_parts", "part_ids")
+    file = uploads.complete(platform, tenant.id, upload, part_ids=parts).file
+    assert file is not None
+    assert platform.objects.get_bytes(file["object_key"]) == rows * 3
+
+
+def loose(platform: Platform, tenant: str) -> list[str]:
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(loose_rows.c.object_key).where(loose_rows.c.tenant_id == tenant)).scalars())
+
+
+def test_what_a_killed_process_stored_is_removed_when_nobody_can_claim_it_any_more(platform: Platform, tenant: Tenant, rows: bytes) -> None:
+    upload, parts = send(platform, tenant.id, rows)
+    assert isinstance(platform.objects, LocalObjectStore)
+    dying = replace(platform, objects=DiesBehindThePut(platform.objects.root))
+    for killed in (
+        lambda: uploads.add_part(dying, tenant.id, upload, io.BytesIO(rows[:5000])),
+        lambda: uploads.complete(dying, tenant.id, upload, part_ids=parts),
+        lambda: files.create(dying, tenant.id, io.BytesIO(rows), filename="good.jsonl", purpose="fine-tune"),
+    ):
+        with pytest.raises(Dying):
+            killed()
+    kept = files.create(platform, tenant.id, io.BytesIO(rows), filename="kept.jsonl", purpose="fine-tune")
+    lie = {*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")}
+    assert (len(lie), len(loose(platform, tenant.id))) == (len(parts) + 1 + 3, 3)
+    one_round(later(platform, hours=1.5))
+    assert len(loose(platform, tenant.id)) == 3
+    one_round(later(platform, hours=49))
+    assert [*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")] == [kept["object_key"]]
+    assert loose(platform, tenant.id) == []
+
+
+def test_bytes_that_nobody_claimed_in_time_become_no_file(platform: Platform, tenant: Tenant, rows: bytes) -> None:
+    stored = files.store(platform, tenant.id, io.BytesIO(rows), filename="late.jsonl")
+    one_round(later(platform, hours=49))
+    with pytest.raises(Unavailable, match="send the call again"):
+        files.register(platform, tenant.id, stored, purpose="fine-tune")
+    assert files.list_files(platform, tenant.id).items == []
+
+
+class Sticky(LocalObjectStore):
+    """It does not remove some objects."""
+
+    stuck: frozenset[str] = frozenset()
+
+    def delete(self, key: str) -> None:
+        if key in self.stuck:
+            raise Unavailable("the object store is away", code="object_store_unavailable")
+        super().delete(key)
+
+
+def test_a_file_that_is_deleted_while_the_store_is_away_is_removed_later_and_hides_no_other(
+    platform: Platform, tenant: Tenant, rows: bytes
+) -> None:
+    assert isinstance(platform.objects, LocalObjectStore)
+    store = Sticky(platform.objects.root)
+    sticky = replace(platform, objects=store)
+    made = [files.create(platform, tenant.id, io.BytesIO(rows), filename="a.jsonl", purpose="fine-tune") for _ in range(2)]
+    store.stuck = frozenset(file["object_key"] for file in made)
+    for file in made:
+        files.delete(sticky, tenant.id, file["id"])
+    assert files.list_files(platform, tenant.id).items == []
+    assert len(keys(platform, tenant.id, "files")) == 2
+    one_round(sticky)
+    store.stuck = frozenset([made[0]["object_key"]])
+    assert loose_objects.remove_due(sticky) == 0  # both were tried a moment ago
+    one_round(later(sticky, minutes=11))
+    assert keys(platform, tenant.id, "files") == loose(platform, tenant.id) == [made[0]["object_key"]]
+    one_round(later(platform, minutes=30))
+    assert keys(platform, tenant.id, "files") == loose(platform, tenant.id) == []
 
 
 COMPLETER = """

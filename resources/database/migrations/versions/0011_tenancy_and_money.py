@@ -13,6 +13,14 @@ branch_labels = None
 depends_on = None
 
 
+TABLES = (
+    "checkpoint_permissions", "loose_objects", "upload_parts", "refund_cases", "quota_notices", "quota_holds", "unbilled_attempts",
+    "meter_events", "uploads", "invoice_entries", "ledger_postings", "deliveries", "budget_alerts", "webhook_endpoints",
+    "storage_samples", "outbox", "members", "invoices", "budgets", "operator_keys", "audit_log",
+)  # fmt: skip
+"""New ones, each before those that it refers to."""
+
+
 def _time(name: str, *, nullable: bool = False) -> sa.Column[object]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
@@ -26,12 +34,15 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-
+    _check_undoable()
+    op.drop_column("sweeps", "waits")
+    op.drop_column("jobs", "capped_at")
     op.drop_column("tenants", "suspended_reason")
     op.drop_column("tenants", "suspended_at")
     op.drop_column("tenants", "requests_per_minute")
     op.drop_column("tenants", "hard_gpu_hours")
     op.drop_column("tenants", "soft_gpu_hours")
+    op.drop_index("ix_ledger_entries_tenant_created", table_name="ledger_entries")
     op.drop_index("ix_ledger_entries_tenant_occurred", table_name="ledger_entries")
     op.drop_index("ix_ledger_entries_job_id", table_name="ledger_entries")
     op.create_index(op.f("ix_ledger_entries_tenant_id"), "ledger_entries", ["tenant_id"])
@@ -49,32 +60,32 @@ def downgrade() -> None:
     op.drop_index("ix_files_expiring", table_name="files")
     op.drop_column("files", "expires_at")
     op.drop_constraint(op.f("fk_api_keys_member_id"), "api_keys", type_="foreignkey")
+    op.drop_column("api_keys", "names_owners")
     op.drop_column("api_keys", "requests_per_minute")
     op.drop_column("api_keys", "member_id")
-    op.drop_table("checkpoint_permissions")
-    op.drop_table("upload_parts")
-    op.drop_table("refund_cases")
-    op.drop_table("quota_notices")
-    op.drop_table("quota_holds")
-    op.drop_table("meter_events")
-    op.drop_table("uploads")
-    op.drop_table("invoice_entries")
-    op.drop_table("ledger_postings")
-    op.drop_table("deliveries")
-    op.drop_table("budget_alerts")
-    op.drop_table("webhook_endpoints")
-    op.drop_table("storage_samples")
-    op.drop_table("outbox")
-    op.drop_table("members")
-    op.drop_table("invoices")
-    op.drop_table("budgets")
-    op.drop_table("operator_keys")
-    op.drop_table("audit_log")
+    for table in TABLES:
+        op.drop_table(table)
+
+
+def _check_undoable() -> None:
+    """Before this revision every entry was of a job's attempt: bills of storage and adjustments have no place there."""
+    found = (
+        op.get_bind().execute(sa.text("SELECT count(*), string_agg(DISTINCT kind, ', ') FROM ledger_entries WHERE job_id IS NULL")).one()
+    )
+    if found[0]:
+        raise RuntimeError(
+            f"revision 0011 cannot be undone: {found[0]} ledger entries ({found[1]}) are of no job, and the older schema cannot hold them. "
+            "Upgrade again and stay, or restore a backup from before the upgrade"
+        )
 
 
 def _columns() -> None:
+    op.add_column("jobs", _time("capped_at", nullable=True))
+    op.add_column("sweeps", sa.Column("waits", JSONB))
     op.add_column("api_keys", sa.Column("member_id", sa.Text))
     op.add_column("api_keys", sa.Column("requests_per_minute", sa.Integer))
+    op.add_column("api_keys", sa.Column("names_owners", sa.Boolean, nullable=False, server_default=sa.false()))
+    op.execute("UPDATE api_keys SET names_owners = scopes @> '[\"admin\"]'")  # until now every key was the tenant's own
     op.create_foreign_key(op.f("fk_api_keys_member_id"), "api_keys", "members", ["member_id"], ["id"])
     op.add_column("jobs", sa.Column("trace_parent", sa.Text))
     is_open = sa.text("state NOT IN ('succeeded', 'failed', 'cancelled')")
@@ -94,6 +105,7 @@ def _columns() -> None:
     op.drop_index(op.f("ix_ledger_entries_tenant_id"), table_name="ledger_entries")
     op.create_index("ix_ledger_entries_job_id", "ledger_entries", ["job_id"])
     op.create_index("ix_ledger_entries_tenant_occurred", "ledger_entries", ["tenant_id", "occurred_at"])
+    op.create_index("ix_ledger_entries_tenant_created", "ledger_entries", ["tenant_id", "created_at"])
     op.add_column("tenants", sa.Column("soft_gpu_hours", sa.Float))
     op.add_column("tenants", sa.Column("hard_gpu_hours", sa.Float))
     op.add_column("tenants", sa.Column("requests_per_minute", sa.Integer))
@@ -102,7 +114,7 @@ def _columns() -> None:
 
 
 def _carry_over() -> None:
-    """Entries of before: on demand, at the time at which they were written, and with their other side."""
+    """Entries of before: on demand, at the time at which they were written, and with their other side; and the holds of open jobs."""
     op.execute("UPDATE ledger_entries SET list_micros = amount_micros, occurred_at = created_at, pricing = 'on_demand'")
     op.alter_column("ledger_entries", "list_micros", nullable=False)
     op.alter_column("ledger_entries", "occurred_at", nullable=False)
@@ -110,6 +122,11 @@ def _carry_over() -> None:
         "INSERT INTO ledger_postings (entry_id, account, tenant_id, amount_micros) "
         "SELECT id, 'receivable/' || tenant_id, tenant_id, amount_micros FROM ledger_entries UNION ALL "
         "SELECT id, CASE kind WHEN 'refund' THEN 'refunds' ELSE 'revenue/gpu' END, tenant_id, -amount_micros FROM ledger_entries"
+    )
+    op.execute(  # what open jobs were expected to take; those that are not prepared yet get theirs when they are
+        "INSERT INTO quota_holds (job_id, tenant_id, gpu_seconds, counted, created_at) "
+        "SELECT id, tenant_id, expected_s * num_gpus, true, created_at FROM jobs "
+        "WHERE expected_s IS NOT NULL AND state NOT IN ('succeeded', 'failed', 'cancelled', 'evaluating')"
     )
 
 
@@ -204,6 +221,15 @@ def _data() -> None:
     )
     op.create_index(op.f("ix_upload_parts_upload_id"), "upload_parts", ["upload_id"])
     op.create_table(
+        "loose_objects",
+        sa.Column("object_key", sa.Text, nullable=False),
+        sa.Column("tenant_id", sa.Text, nullable=False),
+        _time("due_at"),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_loose_objects_tenant_id")),
+        sa.PrimaryKeyConstraint("object_key", name=op.f("pk_loose_objects")),
+    )
+    op.create_index("ix_loose_objects_due_at", "loose_objects", ["due_at"])
+    op.create_table(
         "checkpoint_permissions",
         sa.Column("id", sa.Text, nullable=False),
         sa.Column("tenant_id", sa.Text, nullable=False),
@@ -262,6 +288,7 @@ def _notices() -> None:
         sa.Column("subject", sa.Text, nullable=False),
         sa.Column("state", sa.Text, nullable=False),
         sa.Column("attempts", sa.Integer, server_default="0", nullable=False),
+        sa.Column("claims", sa.Integer, server_default="0", nullable=False),
         sa.Column("last_status", sa.Integer),
         sa.Column("last_error", sa.Text),
         _time("created_at"),
@@ -369,6 +396,15 @@ def _money() -> None:
     )
     op.create_index("ix_meter_events_attempt", "meter_events", ["job_id", "attempt"])
     op.create_index("ix_meter_events_tenant_at", "meter_events", ["tenant_id", "at"])
+    op.create_table(
+        "unbilled_attempts",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("tenant_id", sa.Text, nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_unbilled_attempts_job_id")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_unbilled_attempts_tenant_id")),
+        sa.PrimaryKeyConstraint("job_id", "attempt", name=op.f("pk_unbilled_attempts")),
+    )
     op.create_table(
         "quota_holds",
         sa.Column("job_id", sa.Text, nullable=False),
