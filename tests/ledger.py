@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy.engine import Connection
 
@@ -19,11 +21,13 @@ def enter(
     kind: str = "usage",
     gpu_type: str = "local",
     gpu_seconds: float = 1.0,
+    occurred_at: datetime | None = None,
+    detail: Mapping[str, Any] | None = None,
 ) -> None:
     """What the first attempt of a job cost."""
     now = datetime.now(UTC)
     entry = Entry(
-        id=f"{job_id}/a1/{kind}", kind=kind, amount_micros=amount_micros, list_micros=amount_micros, occurred_at=now, job_id=job_id,
-        attempt=1, gpu_type=gpu_type, pricing="on_demand", gpu_seconds=gpu_seconds, detail={},
+        id=f"{job_id}/a1/{kind}", kind=kind, amount_micros=amount_micros, list_micros=amount_micros, occurred_at=occurred_at or now,
+        job_id=job_id, attempt=1, gpu_type=gpu_type, pricing="on_demand", gpu_seconds=gpu_seconds, detail=detail or {},
     )  # fmt: skip
     assert ledger.post(conn, tenant, entry, now=now)

@@ -252,6 +252,9 @@ def _writing(conn: Connection, tenant: str, now: datetime) -> str | None:
     for what, query in writers.items():
         if (id_ := conn.execute(query.limit(1)).scalar()) is not None:
             return f"{what.format(id_)} less than {QUIET.total_seconds():g} s ago, and may still write"
+    announced = sa.select(t.loose_objects.c.object_key).where(t.loose_objects.c.tenant_id == tenant, t.loose_objects.c.due_at > now)
+    if (key := conn.execute(announced.order_by(t.loose_objects.c.due_at).limit(1)).scalar()) is not None:
+        return f"an upload may still store {key}"
     return None
 
 
@@ -326,7 +329,6 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         "sweep_trials": sa.update(t.sweep_trials).where(t.sweep_trials.c.sweep_id.in_(my_sweeps)).values(error=sa.null()),
         "eval_scores": sa.delete(t.eval_scores).where(t.eval_scores.c.tenant_id == tenant),
         "upload_parts": sa.delete(t.upload_parts).where(t.upload_parts.c.tenant_id == tenant),
-        "loose_objects": sa.update(t.loose_objects).where(t.loose_objects.c.tenant_id == tenant).values(due_at=now),
         "uploads": sa.update(t.uploads).where(t.uploads.c.tenant_id == tenant).values(filename=ERASED, settings={}),
         "outbox": sa.update(t.outbox).where(t.outbox.c.tenant_id == tenant).values(data={}),
         "audit_log": sa.update(t.audit_log).where(t.audit_log.c.tenant_id == tenant, t.audit_log.c.redacted_at.is_(None)).values(

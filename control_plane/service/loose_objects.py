@@ -97,7 +97,7 @@ def remove_due(platform: Platform, *, budget_s: float = BUDGET_S) -> int:
 
 
 def _removed(platform: Platform, conn: Connection, held: Sequence[str], *, until: float, again: timedelta) -> int:
-    """Remove objects whose rows this transaction holds."""
+    """Remove objects whose rows this transaction holds; `again`: when one that fails is tried next, none where a caller waits."""
     gone, failed = [], []
     for key in held:
         if time.monotonic() >= until:
@@ -108,6 +108,8 @@ def _removed(platform: Platform, conn: Connection, held: Sequence[str], *, until
         except (FtError, OSError) as error:
             log.warning("object %s cannot be removed: %s", key, error)
             failed.append(key)
+            if not again:
+                break  # somebody waits for the answer: the rounds ask the store again
     conn.execute(sa.delete(loose).where(loose.c.object_key.in_(gone)))
     conn.execute(sa.update(loose).where(loose.c.object_key.in_(failed)).values(due_at=platform.clock() + again))
     return len(gone)

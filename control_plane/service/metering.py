@@ -167,7 +167,7 @@ def _report(
         "at": at, "received_at": now,
     }  # fmt: skip
     new = insert(meter_events).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(meter_events.c.id)
-    if conn.execute(new).scalar() is None:
+    if conn.execute(new).scalar() is None or kind != "started":
         return
     to_bill = {"tenant_id": tenant, "job_id": job_id, "attempt": attempt}
     entered = sa.exists().where(ledger_entries.c.id == usage_id(job_id, attempt))

@@ -301,9 +301,15 @@ def _counts(entry: sa.FromClause) -> sa.ColumnElement[bool]:
 
 def _share_since(entry: sa.FromClause, begins: datetime) -> sa.ColumnElement[float]:
     """How much of an attempt that has ended ran after `begins`; all of what was entered without its times."""
-    started, ended = (sa.cast(entry.c.detail[name].astext, sa.Float) for name in ("started_ms", "ended_ms"))
+    started, ended = (_time_ms(entry, name) for name in ("started", "ended"))
     after = (ended - begins.timestamp() * 1000.0) / sa.func.nullif(ended - started, 0.0)
-    return sa.func.coalesce(sa.func.least(1.0, sa.func.greatest(0.0, after)), 1.0)
+    return sa.case((after.is_(None), 1.0), else_=sa.func.least(1.0, sa.func.greatest(0.0, after)))  # both of which pass over nulls
+
+
+def _time_ms(entry: sa.FromClause, name: str) -> sa.ColumnElement[float]:
+    """A time of an entry's detail; entries of the first format have it in seconds."""
+    ms, s = (sa.cast(entry.c.detail[f"{name}_{unit}"].astext, sa.Float) for unit in ("ms", "at"))
+    return sa.func.coalesce(ms, s * 1000.0)
 
 
 def _open(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:

@@ -24,10 +24,11 @@ from control_plane.service import comparison, idempotency, jobs, quotas
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
+from control_plane.service.tenants import SUSPENDED
 from control_plane.sweeps import Settings, SweepStatus, Trial, best, refusal, status_of
 from control_plane.tables import idempotency_keys, ledger_entries, sweep_trials, sweeps, tenants
 from control_plane.tables import jobs as jobs_table
-from ft_assets.errors import Conflict, Fault, Forbidden, FtError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.storable import check_storable
 from ft_assets.training.spec import canonical_json
 
@@ -182,10 +183,10 @@ def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[lis
     for trial in trials:
         try:
             values = _submitted(platform, row, trial)
-        except (QuotaExceeded, Forbidden) as error:
-            _say_why(platform, tenant, sweep_id, error)
-            return made, False
         except FtError as error:
+            if isinstance(error, QuotaExceeded) or error.code == SUSPENDED:
+                _say_why(platform, tenant, sweep_id, error)
+                return made, False
             if error.fault is not Fault.USER:
                 log.warning("trial %s of %s waits: %s", trial["number"], sweep_id, error.message)
                 return made, True

@@ -34,6 +34,7 @@ MAX_OVERLAP_S = 30 * 24 * 3600
 DEFAULT_OVERLAP_S = 24 * 3600
 """While which both secrets of a rotated key open: a day is what a deployment takes."""
 MAX_LIST_LIMIT = 100
+SUSPENDED = "tenant_suspended"
 MAX_KEYS = 100
 """Of a tenant that open something: each has the requests of a minute."""
 
@@ -155,6 +156,7 @@ def create_key(
                 "leave it out for that limit",
                 param="requests_per_minute",
             )
+        _check_room(conn, tenant, now)
         role = None if member_id is None else _check_role(conn, tenant, member_id, asked)
         if by is not None:
             if member_id is not None and role is not None:
@@ -228,6 +230,7 @@ def rotate_key(
         end = end if old["expires_at"] is None else min(end, old["expires_at"])
         conn.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
         kept = {name: old[name] for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute", "names_owners")}
+        _check_room(conn, tenant, now, at_most=2 * MAX_KEYS)  # with each, the one that it takes the place of
         return _insert_key(conn, {**kept, "created_at": now, "expires_at": expires_at})
 
 
@@ -271,7 +274,7 @@ def refuse_suspended(platform: Platform, tenant: Tenant) -> None:
         raise Forbidden(
             f"the tenant {tenant.id} is suspended since {tenant.suspended_at:%Y-%m-%d %H:%M} UTC: {tenant.suspended_reason}. "
             f"Ask {platform.settings.operator_contact}",
-            code="tenant_suspended",
+            code=SUSPENDED,
         )
 
 
@@ -333,18 +336,22 @@ def _end(now: datetime, expires_in_s: int | None) -> datetime | None:
 
 
 def _insert_key(conn: Connection, values: Mapping[str, Any]) -> NewKey:
-    """Write a key of a tenant whose row is locked, so that two calls do not both take the last place."""
-    live = api_keys.c.revoked_at.is_(None) & (api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > values["created_at"]))
-    count = conn.execute(sa.select(sa.func.count()).where(api_keys.c.tenant_id == values["tenant_id"], live)).scalar_one()
-    if count >= MAX_KEYS:
-        raise QuotaExceeded(
-            f"the tenant has {count} keys that open something, at most {MAX_KEYS} are allowed; revoke one with DELETE /v1/api_keys/{{id}}",
-            code="too_many_keys",
-        )
+    """Write a key of a tenant whose row is locked."""
     secret, key_id = new_secret(TENANT_PREFIX), f"key_{uuid.uuid4().hex[:24]}"
     row = {**values, "id": key_id, "sha256": sha256_of(secret), "hint": hint_of(secret)}
     made = conn.execute(sa.insert(api_keys).values(row).returning(*SHOWN)).mappings().one()
     return NewKey(id=key_id, secret=secret, row=made)
+
+
+def _check_room(conn: Connection, tenant: str, now: datetime, *, at_most: int = MAX_KEYS) -> None:
+    """Refuse one key too many; the tenant's row is locked, so that two calls do not both take the last place."""
+    live = api_keys.c.revoked_at.is_(None) & (api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > now))
+    count = conn.execute(sa.select(sa.func.count()).where(api_keys.c.tenant_id == tenant, live)).scalar_one()
+    if count >= at_most:
+        raise QuotaExceeded(
+            f"the tenant has {count} keys that open something, at most {at_most} are allowed; revoke one with DELETE /v1/api_keys/{{id}}",
+            code="too_many_keys",
+        )
 
 
 def _scopes(names: Collection[str]) -> tuple[Scope, ...]:

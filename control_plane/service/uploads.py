@@ -289,16 +289,18 @@ def cancel(platform: Platform, tenant: str, upload_id: str) -> View:
 
 
 def tidy(platform: Platform, *, limit: int = 100) -> int:
-    """End uploads whose time is over, and release their parts; how many."""
+    """End uploads whose time is over, one transaction each, and release their parts; how many."""
     now = platform.clock()
     over = (uploads.c.status == PENDING) & (uploads.c.expires_at <= now)
-    due = sa.select(uploads.c.id, uploads.c.tenant_id).where(over).order_by(uploads.c.expires_at).limit(limit)
-    with platform.engine.begin() as conn:
-        ended = conn.execute(due.with_for_update(skip_locked=True)).all()
-        conn.execute(sa.update(uploads).where(uploads.c.id.in_([u.id for u in ended])).values(status=EXPIRED, finished_at=now))
-        for upload in ended:
-            _release_parts(conn, upload.tenant_id, upload.id, now=now)
-    return len(ended)
+    due = sa.select(uploads).where(over).order_by(uploads.c.expires_at).limit(1)
+    for done in range(limit):
+        with platform.engine.begin() as conn:
+            upload = conn.execute(due.with_for_update(skip_locked=True)).mappings().one_or_none()
+            if upload is None:
+                return done
+            conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(status=EXPIRED, finished_at=now))
+            _release_parts(conn, upload["tenant_id"], upload["id"], now=now)
+    return limit
 
 
 def _release_parts(conn: Connection, tenant: str, upload_id: str, *, now: datetime) -> list[str]:

@@ -208,6 +208,18 @@ def test_an_attempt_counts_in_the_months_in_which_it_ran(account: Account) -> No
     assert account.hours() == (1, 0, 0), "the two hours of May are not used again in June"
 
 
+def test_entries_of_before_count_by_their_seconds_or_as_a_whole(account: Account) -> None:
+    account.now[0] = datetime(2026, 6, 2, tzinfo=UTC)
+    june, ended = datetime(2026, 6, 1, tzinfo=UTC).timestamp(), datetime(2026, 6, 1, 1, tzinfo=UTC)
+    first_format = {"started_at": june - 3600, "ended_at": june + 3600}
+    with account.platform.engine.begin() as conn:
+        enter(conn, account.tenant, "first", amount_micros=1, gpu_seconds=7200.0, occurred_at=ended, detail=first_format)
+    assert account.hours()[0] == 1
+    with account.platform.engine.begin() as conn:
+        enter(conn, account.tenant, "timeless", amount_micros=1, gpu_seconds=7200.0, occurred_at=ended)
+    assert account.hours()[0] == 3
+
+
 def test_a_job_that_the_cap_pauses_at_the_end_of_a_month_leaves_the_next_one_its_hours(account: Account) -> None:
     account.limit(hard_gpu_hours=10)
     account.now[0] = datetime(2026, 5, 31, 13, 59, 50, tzinfo=UTC)
