@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 import signal
@@ -104,7 +103,6 @@ def idle_connections(platforms: list[Platform]) -> Iterator[None]:
     yield
     for platform in platforms:
         platform.engine.dispose()
-    gc.collect()  # what a test of this module left open fails here, and not some other module
 
 
 @pytest.fixture(scope="session")
