@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel="Models")(command)
     group = typer.Typer(help="List adapters; trace, approve, or judge one again.", invoke_without_command=True)
     group.callback()(adapters)
+    group.command("list")(adapters)
     group.command("evaluate")(evaluate)
     group.command("evaluations")(evaluations)
     registry.register_adapters(group)

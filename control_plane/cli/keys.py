@@ -19,6 +19,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 def register(app: typer.Typer) -> None:
     keys = typer.Typer(help="List your tenant's API keys, make and end them.", invoke_without_command=True)
     keys.callback()(list_keys)
+    keys.command("list")(list_keys)
     for command in (create, show, rotate, revoke):
         keys.command()(command)
     app.add_typer(keys, name="keys", rich_help_panel="Account")

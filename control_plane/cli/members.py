@@ -16,6 +16,7 @@ Role = Annotated[str | None, typer.Option("--role", help="owner, admin, member o
 def register(app: typer.Typer) -> None:
     members = typer.Typer(help="List the people of your tenant, add and remove them.", invoke_without_command=True)
     members.callback()(list_members)
+    members.command("list")(list_members)
     for command in (add, update, remove):
         members.command()(command)
     app.add_typer(members, name="members", rich_help_panel="Account")

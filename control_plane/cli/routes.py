@@ -19,6 +19,7 @@ Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT...", help="A
 def register(app: typer.Typer) -> None:
     routes = typer.Typer(help="List your routes: names of your own for models, with weights between versions.", invoke_without_command=True)
     routes.callback()(list_routes)
+    routes.command("list")(list_routes)
     for name, command in (("set", set_route), ("show", show), ("delete", delete)):
         routes.command(name)(command)
     app.add_typer(routes, name="routes", rich_help_panel="Models")

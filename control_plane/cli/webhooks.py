@@ -24,6 +24,7 @@ DEFAULT_SINCE_S = 7 * 86400
 def register(app: typer.Typer) -> None:
     webhooks = typer.Typer(help="List your webhook endpoints, make and mend them.", invoke_without_command=True)
     webhooks.callback()(list_endpoints)
+    webhooks.command("list")(list_endpoints)
     for command in (create, show, update, enable, disable, delete, deliveries, replay, types):
         webhooks.command()(command)
     webhooks.command("test")(try_out)
