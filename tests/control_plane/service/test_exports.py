@@ -91,6 +91,7 @@ def register(platform: Platform, tenant: str, base: Path, scratch: Path, *, seed
     return str(made["id"])
 
 
+@pytest.mark.slow
 def test_an_export_is_asked_for_made_and_downloaded_and_the_second_is_free(
     operated: Platform, url: str, base: Path, owner: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -250,6 +250,7 @@ def without_times(result: dict[str, Any]) -> dict[str, Any]:
     return dict(stripped(result))
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_leaves_the_result_of_a_run_that_was_not(place: Path) -> None:
     run = slow_run(place, "killed")
     process = start(run)
