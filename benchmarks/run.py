@@ -1,5 +1,6 @@
 """All benchmarks, one after the other: ``make bench``. Small sizes; each benchmark's own command runs the whole and writes its results."""
 
+from benchmarks.api import load
 from benchmarks.datasets import __main__ as datasets
 from benchmarks.evals import harness
 from benchmarks.serving import swap, throughput
@@ -19,3 +20,5 @@ if __name__ == "__main__":
     throughput.main(["--quick"])
     print("\nswaps of adapters under load", flush=True)
     swap.main(["--quick"])
+    print("\nthe jobs API over a long history", flush=True)
+    load.main(["--quick"])

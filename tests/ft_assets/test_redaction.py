@@ -50,4 +50,5 @@ def test_ordinary_lines_stay(line: str) -> None:
 
 @pytest.mark.parametrize("piece", ["://a:", "password=", "password='\\", "token: 1", '\\"', "secret_"])
 def test_a_long_line_takes_a_time_in_proportion(piece: str) -> None:
-    without_secrets(piece * 100_000)  # with a pattern that is quadratic: hours
+    line = piece * 100_000
+    assert 0 < len(without_secrets(line)) <= len(line)  # with a pattern that is quadratic: after hours

@@ -30,6 +30,7 @@ def upgrade() -> None:
     _data()
     _notices()
     _money()
+    _metering()
     _columns()
 
 
@@ -37,11 +38,8 @@ def downgrade() -> None:
     _check_undoable()
     op.drop_column("sweeps", "waits")
     op.drop_column("jobs", "capped_at")
-    op.drop_column("tenants", "suspended_reason")
-    op.drop_column("tenants", "suspended_at")
-    op.drop_column("tenants", "requests_per_minute")
-    op.drop_column("tenants", "hard_gpu_hours")
-    op.drop_column("tenants", "soft_gpu_hours")
+    for column in ("suspended_reason", "suspended_at", "requests_per_minute", "hard_gpu_hours", "soft_gpu_hours"):
+        op.drop_column("tenants", column)
     op.drop_index("ix_ledger_entries_tenant_created", table_name="ledger_entries")
     op.drop_index("ix_ledger_entries_tenant_occurred", table_name="ledger_entries")
     op.drop_index("ix_ledger_entries_job_id", table_name="ledger_entries")
@@ -52,9 +50,8 @@ def downgrade() -> None:
     op.alter_column("ledger_entries", "gpu_type", existing_type=sa.TEXT(), nullable=False)
     op.alter_column("ledger_entries", "attempt", existing_type=sa.INTEGER(), nullable=False)
     op.alter_column("ledger_entries", "job_id", existing_type=sa.TEXT(), nullable=False)
-    op.drop_column("ledger_entries", "occurred_at")
-    op.drop_column("ledger_entries", "list_micros")
-    op.drop_column("ledger_entries", "pricing")
+    for column in ("occurred_at", "list_micros", "pricing"):
+        op.drop_column("ledger_entries", column)
     op.drop_index("ix_jobs_open", "jobs")
     op.drop_column("jobs", "trace_parent")
     op.drop_index("ix_files_expiring", table_name="files")
@@ -380,6 +377,9 @@ def _money() -> None:
         sa.PrimaryKeyConstraint("entry_id", name=op.f("pk_invoice_entries")),
     )
     op.create_index(op.f("ix_invoice_entries_invoice_id"), "invoice_entries", ["invoice_id"])
+
+
+def _metering() -> None:
     op.create_table(
         "meter_events",
         sa.Column("id", sa.Text, nullable=False),
