@@ -4,8 +4,9 @@ from datetime import datetime, timedelta
 
 import dagster as dg
 
+from control_plane.service.due_runs import DueRun, due_runs, replace_run, run_replacements
 from control_plane.service.preparation import fail
-from control_plane.service.scheduling import DueRun, due_runs, release, replace_run, run_replacements
+from control_plane.service.scheduling import release
 from control_plane.service.training import STOP_GRACE_S
 from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource

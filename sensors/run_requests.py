@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from control_plane.service.scheduling import DueRun
+from control_plane.service.due_runs import DueRun
 from ft_assets import context, tracing
 from ft_assets.partitions import partition_key
 from resources.dagster_platform import TRACE_TAG

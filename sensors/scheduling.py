@@ -2,7 +2,8 @@
 
 import dagster as dg
 
-from control_plane.service.scheduling import due_runs, place
+from control_plane.service.due_runs import due_runs
+from control_plane.service.scheduling import place
 from ft_assets.stages import EVALUATE, TRAIN
 from resources.dagster_platform import PlatformResource
 from sensors.run_requests import missing, run_request

@@ -11,14 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.billing import Entry
-from control_plane.pools import Pool
+from control_plane.pools import Pool, nodes
 from control_plane.service import ledger, metering, tenants
 from control_plane.service.platform import Platform
 from control_plane.tables import files, jobs, ledger_entries
 from ft_assets.errors import Fault
 
 AT = datetime(2026, 3, 10, 12, tzinfo=UTC)
-POOL = Pool(name="h100", num_gpus=8, gpu_type="h100-80gb", max_gpus_per_job=8)
+POOL = Pool(name="h100", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=8)
 
 
 def at_time(platform: Platform, now: datetime) -> Platform:

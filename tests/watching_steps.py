@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from control_plane.service.scheduling import due_runs, place
+from control_plane.service.due_runs import due_runs
+from control_plane.service.scheduling import place
 from control_plane.settings import load
 from ft_assets import definitions, logs
 from resources.dagster_platform import PlatformResource

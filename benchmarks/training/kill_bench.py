@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from control_plane import settings as settings_module
 from control_plane.jobs import FINAL, JobState
-from control_plane.service import attempts, files, jobs, scheduling, tenants, training
+from control_plane.service import attempts, due_runs, files, jobs, scheduling, tenants, training
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import mark_packed
 from control_plane.service.submission import JobRequest
@@ -207,11 +207,11 @@ class KilledJob:
             self._row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == self.id)).one()
         if self._row.state == JobState.QUEUED:
             scheduling.place(self.platform)
-        for run in scheduling.due_runs(self.platform, ("train",)):
+        for run in due_runs.due_runs(self.platform, ("train",)):
             if run.job_id != self.id or (self._step is not None and self._step.poll() is None):
                 continue
             if run.run_key == self._run_key:
-                scheduling.replace_run(self.platform, run)
+                due_runs.replace_run(self.platform, run)
                 continue
             self._run_key = run.run_key
             self._start_step()

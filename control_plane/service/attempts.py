@@ -21,9 +21,9 @@ from control_plane.events import Event, as_reported, metrics_event
 from control_plane.jobs import FINAL, JobState
 from control_plane.protocols import WorkloadStatus
 from control_plane.service import metering
+from control_plane.service.gpu_pools import pools
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, job_row
-from control_plane.service.scheduling import pools
 from control_plane.service.transition import locked, record, transition
 from control_plane.tables import attempts, checkpoints, job_events, jobs, reservations
 from ft_assets.errors import FtError, NotAdmitted

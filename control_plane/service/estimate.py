@@ -21,9 +21,10 @@ from control_plane.pools import Pool
 from control_plane.prices import PriceList
 from control_plane.service import expectation, files, planning, quotas, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format
+from control_plane.service.gpu_pools import pools
 from control_plane.service.platform import Platform
+from control_plane.service.queue_reading import queue_snapshot
 from control_plane.service.rows import rows_file
-from control_plane.service.scheduling import pools, queue_snapshot
 from control_plane.service.submission import JobRequest
 from control_plane.service.tenants import get as get_tenant
 from control_plane.tables import datasets

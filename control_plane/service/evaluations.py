@@ -19,10 +19,10 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.events import Event
 from control_plane.service import adapters, capability_suites
+from control_plane.service.due_runs import PRIORITY
 from control_plane.service.evaluation import Evaluated
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform
-from control_plane.service.scheduling import PRIORITY
 from control_plane.tables import adapters as registered
 from control_plane.tables import evaluations, jobs, tenants
 from ft_assets.adapters.record import LORA, AdapterRecord

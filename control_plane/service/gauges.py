@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
 from control_plane.service import metering
+from control_plane.service.gpu_pools import pools
 from control_plane.service.platform import Platform
-from control_plane.service.scheduling import pools
 from control_plane.tables import (
     checkpoints,
     deletion_requests,

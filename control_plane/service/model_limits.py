@@ -7,8 +7,8 @@ from typing import Any
 
 from control_plane.quotas import Ask, Usage, admit
 from control_plane.service import planning
+from control_plane.service.gpu_pools import pools
 from control_plane.service.platform import Platform
-from control_plane.service.scheduling import pools
 from control_plane.service.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFFIX, JobRequest
 from control_plane.tenants import TIERS, Tenant
 from ft_assets.base_models import BaseModel

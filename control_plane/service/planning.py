@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.pools import Pool
+from control_plane.service.gpu_pools import pools
 from control_plane.service.platform import Platform
-from control_plane.service.scheduling import pools
 from control_plane.service.submission import JobRequest
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest

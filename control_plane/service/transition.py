@@ -89,10 +89,12 @@ def _tell(conn: Connection, job: RowMapping, now: datetime) -> None:
 
 def _consequences(target: JobState, row: RowMapping, now: datetime) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    if row["state"] == JobState.QUEUED and row["waiting_since"] is not None:
+        values |= {"waited_s": row["waited_s"] + (now - row["waiting_since"]).total_seconds()}
     if target is JobState.QUEUED:
-        values |= {"queued_at": now}
+        values |= {"queued_at": now, "waiting_since": now}
     elif not (target is JobState.PAUSED and row["state"] == JobState.PAUSING):  # why it is paused outlasts the pausing
-        values |= {"reason": None, "reason_detail": None, "queue_position": None}
+        values |= {"reason": None, "reason_detail": None, "queue_position": None, "ahead": None, "promise": None, "expected_start_at": None}
     if target is JobState.RUNNING and row["started_at"] is None:
         values |= {"started_at": now}
     if target is not JobState.RUNNING:

@@ -51,5 +51,7 @@ from control_plane.tables.work import jobs as jobs
 from control_plane.tables.work import quota_holds as quota_holds
 from control_plane.tables.work import quota_notices as quota_notices
 from control_plane.tables.work import reservations as reservations
+from control_plane.tables.work import run_launches as run_launches
+from control_plane.tables.work import scheduler_state as scheduler_state
 from control_plane.tables.work import sweep_trials as sweep_trials
 from control_plane.tables.work import sweeps as sweeps

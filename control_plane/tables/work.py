@@ -29,7 +29,9 @@ jobs = sa.Table(
     sa.Column("spec", JSONB),  # frozen training spec
     sa.Column("spec_sha256", sa.Text),
     sa.Column("num_gpus", sa.Integer, nullable=False, server_default="1"),
-    sa.Column("expected_s", sa.Float),
+    sa.Column("job_class", sa.Text, nullable=False, server_default="lora"),  # lora | large | full: which pools take it
+    sa.Column("modelled_s", sa.Float),  # training time by the cost model
+    sa.Column("expected_s", sa.Float),  # the same, corrected by what jobs like it took
     sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
     sa.Column("prepare_runs", sa.Integer, nullable=False, server_default="0"),
     sa.Column("train_runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs of the present attempt
@@ -37,6 +39,14 @@ jobs = sa.Table(
     sa.Column("reason", sa.Text),  # why it waits: a reason code
     sa.Column("reason_detail", sa.Text),
     sa.Column("queue_position", sa.Integer),
+    sa.Column("ahead", JSONB),  # who is before it in the queue, in kind: {"jobs": {tier: n}, "num_gpus": n}
+    sa.Column("promise", JSONB),  # its reservation of GPUs to come: {"start", "pool", "placement", "made_at"}
+    sa.Column("waited_s", sa.Float, nullable=False, server_default="0"),  # in the queue, in stays that are over
+    sa.Column("preemptions", sa.Integer, nullable=False, server_default="0"),
+    timestamp("waiting_since", nullable=True),  # of its present stay in the queue, or the last
+    timestamp("due_at", nullable=True),  # when it stops being overtaken
+    timestamp("expected_start_at", nullable=True),
+    timestamp("partition_retired_at", nullable=True),  # its key is gone from Dagster's lists; events and runs stay
     timestamp("capped_at", nullable=True),  # until then its tenant's hard cap kept it from its first start
     sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
     sa.Column("tokens_per_s", sa.Float),
@@ -121,6 +131,10 @@ reservations = sa.Table(
     sa.Column("attempt", sa.Integer, primary_key=True),  # the fencing token
     sa.Column("pool", sa.Text, nullable=False),
     sa.Column("num_gpus", sa.Integer, nullable=False),
+    sa.Column("placement", JSONB, nullable=False, server_default="[]"),  # [[node, GPUs], ...]
+    sa.Column("backfill", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("preempted_for", sa.Text),  # the job that it is to make room for
+    timestamp("stop_asked_at", nullable=True),  # by the scheduler
     timestamp("granted_at"), timestamp("released_at", nullable=True),
     sa.Index("ix_reservations_active", "pool", postgresql_where=sa.text("released_at IS NULL")),
 )  # fmt: skip
@@ -133,7 +147,31 @@ attempts = sa.Table(
     sa.Column("outcome", sa.Text),  # failure class, or succeeded; null while it runs
     sa.Column("exit_code", sa.Integer),
     sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
+    sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt does again
     timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
+)  # fmt: skip
+
+run_launches = sa.Table(
+    "run_launches", metadata,
+    sa.Column("run_key", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, index=True),
+    sa.Column("run_id", sa.Text),  # Dagster's, once it was made
+    sa.Column("claimed_by", sa.Text, nullable=False),
+    timestamp("claimed_at"),
+)  # fmt: skip
+"""Who makes the run of a stage: a sensor's tick or a nudge, never both."""
+
+scheduler_state = sa.Table(
+    "scheduler_state", metadata,
+    sa.Column("id", sa.Integer, primary_key=True),  # 1: there is one queue
+    sa.Column("rounds", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("starts", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("backfills", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("preemptions", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("promises", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("slipped", sa.BigInteger, nullable=False, server_default="0"),  # promises that were not kept, whatever the cause
+    sa.Column("round_s", sa.Float), sa.Column("queued", sa.Integer),  # of the last round
+    timestamp("last_round_at", nullable=True),
 )  # fmt: skip
 
 checkpoints = sa.Table(

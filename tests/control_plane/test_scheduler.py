@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.pools import Pool, local_pool
+from control_plane.pools import Pool, local_pool, nodes
 from control_plane.scheduler import Reason, Running, Snapshot, Start, Wait, Waiting, expected_start, order, projected_start, schedule
 
 NOW = 1_000_000.0
 
 
 def pool(gpus: int, name: str = "p") -> Pool:
-    return Pool(name=name, num_gpus=gpus, gpu_type="local", max_gpus_per_job=gpus)
+    return Pool(name=name, nodes=nodes(gpus, per_node=gpus), gpu_type="local", max_gpus_per_job=gpus)
 
 
 def waiting(job_id: str, *, gpus: int = 1, tier: str = "standard", waited: float = 0.0, expected: float = 600.0) -> Waiting:

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from control_plane.service import data_deletion, deletion, files, jobs, scheduling, sweeps, tenants
+from control_plane.service import data_deletion, deletion, due_runs, files, jobs, sweeps, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
@@ -77,7 +77,7 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
 ) -> None:
     platform, tenant, job_id = submitted
     for attempt in range(MAX_REPLACEMENTS):
-        (due,) = scheduling.due_runs(platform, ("prepare",))
+        (due,) = due_runs.due_runs(platform, ("prepare",))
         assert due.run_key == f"{job_id}#prepare{attempt}"
         create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
         time.sleep(SETTLED.total_seconds() + 0.1)
@@ -85,11 +85,11 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
     job = jobs.get(platform, tenant, job_id).row
     assert job["state"] == "failed"
     assert f"failed {MAX_REPLACEMENTS} times" in job["error"]["message"]
-    assert scheduling.due_runs(platform, ("prepare",)) == []
+    assert due_runs.due_runs(platform, ("prepare",)) == []
 
 
 def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
-    (due,) = scheduling.due_runs(submitted[0], ("prepare",))
+    (due,) = due_runs.due_runs(submitted[0], ("prepare",))
     create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
     ended = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}))[0].update_timestamp
     assert why_gone(instance, due, None, ended + SETTLED) is None

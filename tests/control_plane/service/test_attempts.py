@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from control_plane.jobs import JobState
 from control_plane.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.scheduler import Start, Wait
-from control_plane.service import attempts, files, jobs, past_attempts, retention, scheduling, tenants
+from control_plane.service import attempts, due_runs, files, jobs, past_attempts, retention, scheduling, tenants
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, mark_packed
@@ -104,10 +104,10 @@ def test_a_waiting_job_says_why_and_where_it_stands(queued: Callable[..., tuple[
 def test_the_same_due_run_keeps_its_key_until_it_is_replaced(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held_by(platform, tenant, job_id)
-    (due,) = scheduling.due_runs(platform, ("train",))
-    assert scheduling.due_runs(platform, ("train",)) == [due]
-    scheduling.replace_run(platform, due)
-    (again,) = scheduling.due_runs(platform, ("train",))
+    (due,) = due_runs.due_runs(platform, ("train",))
+    assert due_runs.due_runs(platform, ("train",)) == [due]
+    due_runs.replace_run(platform, due)
+    (again,) = due_runs.due_runs(platform, ("train",))
     assert again.run_key != due.run_key
 
 
@@ -154,9 +154,9 @@ def test_a_cancelled_job_stays_cancelled_and_gives_its_gpus_back(queued: Callabl
     held = held_by(platform, tenant, job_id)
     jobs.cancel(platform, tenant, job_id)
     assert attempts.stop_requested(platform, job_id) == "cancel"
-    assert [d.job_id for d in scheduling.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
+    assert [d.job_id for d in due_runs.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
     assert attempts.finish(platform, held, ending(failure("cancelled", Fault.USER, Retry.NEVER))) is JobState.CANCELLED
-    assert scheduling.due_runs(platform, ("train",)) == []
+    assert due_runs.due_runs(platform, ("train",)) == []
 
 
 def test_a_pause_ends_at_paused_and_resume_queues_it_again(queued: Callable[..., tuple[Platform, str, str]]) -> None:

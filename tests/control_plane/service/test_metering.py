@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy.engine import RowMapping
 
 from control_plane import prices
-from control_plane.pools import Pool
+from control_plane.pools import Pool, nodes
 from control_plane.service import ledger, ledger_check, metering, quotas, refunds
 from control_plane.service.platform import Platform
 from control_plane.tables import attempts, checkpoints, meter_events, reservations, unbilled_attempts
@@ -136,7 +136,7 @@ def test_a_type_of_gpu_without_a_price_is_billed_once_it_has_one(new_platform: C
 @pytest.mark.parametrize(("pricing", "owed"), [("on_demand", 4_000_000), ("spot", 2_000_000), ("reserved", 2_800_000)])
 def test_hours_cost_what_their_pool_is_whatever_the_job_asked_for(platform: Platform, pricing: Any, owed: int) -> None:
     job = metered_job(platform)
-    (usage,) = job.run(pool=Pool(name="p", num_gpus=8, gpu_type="h100-80gb", max_gpus_per_job=8, pricing=pricing))
+    (usage,) = job.run(pool=Pool(name="p", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=8, pricing=pricing))
     assert (usage.amount_micros, usage.list_micros, usage.pricing) == (owed, 4_000_000, pricing)
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from control_plane.pools import Pool
+from control_plane.pools import Pool, nodes
 from control_plane.service.planning import Placed, fit_on
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import hyperparameters, methods, recipes, shapes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan
 from ft_assets.training.spec import TrainingSpec
 
-H100 = Pool(name="large", num_gpus=64, gpu_type="h100-80gb", max_gpus_per_job=32)
-ONE = Pool(name="small", num_gpus=8, gpu_type="h100-80gb", max_gpus_per_job=1)
+H100 = Pool(name="large", nodes=nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
+ONE = Pool(name="small", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=1)
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "mistral-nemo", "qwen2.5-32b", "llama-3.1-70b")
 
 
@@ -84,7 +84,7 @@ def test_an_optimizer_that_cannot_be_shared_out_is_refused_where_the_estimate_sh
 
 
 def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
-    local = Pool(name="local", num_gpus=1, gpu_type="local", max_gpus_per_job=1)
+    local = Pool(name="local", nodes=nodes(1), gpu_type="local", max_gpus_per_job=1)
     facts = ModelFacts(id="demo-llama-3m", num_parameters=3_400_000, context_length=1024, digest="d" * 64)
     shape = shapes.of("demo-llama-3m", num_parameters=3_400_000)
     plan = hyperparameters.plan({}, facts)

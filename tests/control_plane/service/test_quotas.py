@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from control_plane.jobs import JobState
 from control_plane.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, capping, files, jobs, quotas, scheduling, tenant_changes, tenants
+from control_plane.service import attempts, capping, files, jobs, queue_reading, quotas, scheduling, tenant_changes, tenants
 from control_plane.service.attempts import Ending
 from control_plane.service.platform import Actor, Platform
 from control_plane.service.preparation import mark_packed
@@ -297,7 +297,7 @@ def test_what_far_tenants_have_used_is_not_summed_up_each_second_and_no_cap_is_p
 
     def sums() -> int:
         seen.clear()
-        scheduling.queue_snapshot(account.platform)
+        queue_reading.queue_snapshot(account.platform)
         return sum("settled_s" in statement or "ledger_entries" in statement for statement in seen)
 
     account.limit(hard_gpu_hours=1)
@@ -311,9 +311,9 @@ def test_what_far_tenants_have_used_is_not_summed_up_each_second_and_no_cap_is_p
     account.wait(minutes=2)
     assert sums() == 1
     account.wait(minutes=58)
-    assert scheduling.queue_snapshot(account.platform).capped
+    assert queue_reading.queue_snapshot(account.platform).capped
     account.limit(hard_gpu_hours=2)
-    assert not scheduling.queue_snapshot(account.platform).capped, "another cap counts at once"
+    assert not queue_reading.queue_snapshot(account.platform).capped, "another cap counts at once"
 
 
 def test_a_wait_at_the_tenants_own_cap_and_a_cancelled_job_miss_no_promise(account: Account) -> None:

@@ -1,95 +1,20 @@
-"""The queue's policy: a frozen snapshot and ``now`` in, decisions with reason codes out. Reads no clock and no database."""
+"""Who starts, who waits and why."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from control_plane.pools import RESERVED_FOR, Pool
-
-TIER_ORDER = {"premium": 0, "standard": 1, "free": 2}
-STARVATION_BOUND_S = 48 * 3600.0
-"""A job that waited longer goes before its tier's shorter ones. 48 h keeps the longest wait of a replayed
-Philly trace at 83 h against 390 h for plain shortest-first, at 7 % more average completion time."""
-AGE_SCALE_S = 3600.0
-"""An hour of waiting halves a job's length in the order: short jobs first, but nobody is forgotten."""
+from control_plane.scheduler.model import TIER_ORDER, Decision, Reason, Running, Snapshot, Start, Wait, Waiting
+from control_plane.scheduler.rules import DEFAULT, Rules
 
 
-class Reason(enum.StrEnum):
-    """Why a job waits."""
-
-    WAITING_FOR_QUOTA = "WaitingForQuota"
-    """The pool's GPUs are in use and the job starts when enough of them are released; or its tenant's hard cap is reached."""
-    WAITING_BEHIND_HEAD = "WaitingBehindHead"
-    """A job earlier in the order does not fit yet and holds the pool's next free GPUs."""
-    RESERVED_FOR_PREMIUM = "ReservedForPremium"
-    """GPUs are free, but they are kept for premium jobs; it starts when enough others are released."""
-    EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
-    """No pool could ever hold the gang."""
-    TENANT_SUSPENDED = "TenantSuspended"
-    """An operator has suspended the tenant; the job starts once it is let in again."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
-    job_id: str
-    tenant: str
-    tier: str
-    num_gpus: int
-    queued_at: float
-    """Unix seconds."""
-    expected_s: float
-    """Estimated seconds of training."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
-    job_id: str
-    pool: str
-    num_gpus: int
-    expected_end: float
-    """Unix seconds; the past when it runs longer than estimated."""
-    tier: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
-    pools: Sequence[Pool]
-    waiting: Sequence[Waiting]
-    running: Sequence[Running]
-    capped: Mapping[str, str] = field(default_factory=dict)
-    """Tenants whose hard cap of GPU-hours is reached, with the reason in words."""
-    suspended: Mapping[str, str] = field(default_factory=dict)
-    """Tenants whom an operator has suspended, with the reason in words."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    job_id: str
-    pool: str
-    num_gpus: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
-    job_id: str
-    position: int
-    """1 is the head of the queue."""
-    reason: Reason
-    detail: str
-    expected_start: float | None
-    """Unix seconds; None when no pool could ever hold it."""
-
-
-Decision = Start | Wait
-
-
-def order(waiting: Sequence[Waiting], *, now: float) -> list[Waiting]:
+def order(waiting: Sequence[Waiting], *, now: float, rules: Rules = DEFAULT) -> list[Waiting]:
     """Jobs in the order in which they are offered GPUs.
 
     1. Premium before standard before free.
-    2. Inside a tier, those that waited over `STARVATION_BOUND_S` first, the longest wait first.
+    2. Inside a tier, those that waited over `starvation_bound_s` first, the longest wait first.
     3. Then shortest expected time first, divided by one plus the hours waited.
     4. Earlier queued first.
     5. Job id, so that equal jobs always sort alike.
@@ -97,8 +22,8 @@ def order(waiting: Sequence[Waiting], *, now: float) -> list[Waiting]:
 
     def key(job: Waiting) -> tuple[int, int, float, float, str]:
         age = max(0.0, now - job.queued_at)
-        starved = age > STARVATION_BOUND_S
-        rank = -age if starved else job.expected_s / (1.0 + age / AGE_SCALE_S)
+        starved = age > rules.starvation_bound_s
+        rank = -age if starved else job.expected_s / (1.0 + age / rules.age_scale_s)
         return TIER_ORDER.get(job.tier, len(TIER_ORDER)), 0 if starved else 1, rank, job.queued_at, job.job_id
 
     return sorted(waiting, key=key)

@@ -1,0 +1,94 @@
+"""Which Dagster runs the present states of jobs ask for: read by the sensors, and by whoever nudges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from control_plane.jobs import JobState
+from control_plane.service.platform import Platform
+from control_plane.tables import jobs, reservations
+
+STAGE_STATES = {"prepare": JobState.VALIDATING, "evaluate": JobState.EVALUATING}
+PRIORITY = {"premium": 10, "standard": 5, "free": 0}
+"""``dagster/priority`` is int(str): words and fractions silently become 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DueRun:
+    """A Dagster run that must exist for a job in its present state."""
+
+    stage: str
+    """``prepare``, ``train`` or ``evaluate``: the name of the Dagster job."""
+    tenant: str
+    job_id: str
+    run_key: str
+    """``<job>#<stage><n>``: asking again with the same key starts nothing."""
+    priority: int
+    pool: str | None = None
+    num_gpus: int = 0
+    attempt: int = 0
+    """Of the reservation; 0 for other stages."""
+    trace_parent: str | None = None
+    """Of the request that made the job."""
+
+
+def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
+    """Runs that the present states ask for, oldest job first; the caller may ask for one again, its key makes it once."""
+    with platform.engine.connect() as conn:
+        return [run for stage in stages for run in (_due_training(conn) if stage == "train" else _due_by_state(conn, stage))]
+
+
+def _due_by_state(conn: sa.Connection, stage: str) -> list[DueRun]:
+    rows = conn.execute(sa.select(jobs).where(jobs.c.state == STAGE_STATES[stage]).order_by(jobs.c.created_at, jobs.c.id)).all()
+    return [
+        DueRun(
+            stage=stage,
+            tenant=r.tenant_id,
+            job_id=r.id,
+            run_key=f"{r.id}#{stage}{getattr(r, f'{stage}_runs')}",
+            priority=PRIORITY.get(r.tier, 0),
+            trace_parent=r.trace_parent,
+        )
+        for r in rows
+    ]
+
+
+def _due_training(conn: sa.Connection) -> list[DueRun]:
+    """Every reservation that was not given back needs a run that ends it, also that of a job cancelled meanwhile."""
+    query = (
+        sa.select(jobs, reservations.c.pool, reservations.c.attempt.label("held"), reservations.c.num_gpus.label("held_gpus"))
+        .join(reservations, reservations.c.job_id == jobs.c.id)
+        .where(reservations.c.released_at.is_(None))
+        .order_by(reservations.c.granted_at, jobs.c.id)
+    )
+    return [
+        DueRun(
+            stage="train",
+            tenant=r.tenant_id,
+            job_id=r.id,
+            run_key=f"{r.id}#a{r.held}.{r.train_runs}",
+            priority=PRIORITY.get(r.tier, 0),
+            pool=r.pool,
+            num_gpus=r.held_gpus,
+            attempt=r.held,
+            trace_parent=r.trace_parent,
+        )
+        for r in conn.execute(query).all()
+    ]
+
+
+def replace_run(platform: Platform, run: DueRun) -> None:
+    """Give up on `run` (it ended, or its worker died, while the job did not move): the next round asks for another one."""
+    column = jobs.c[f"{run.stage}_runs"]
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs).where(jobs.c.id == run.job_id).values({column: column + 1, jobs.c.heartbeat_at: platform.clock()}))
+
+
+def run_replacements(platform: Platform, run: DueRun) -> tuple[int, datetime | None]:
+    """How often `run`'s stage was replaced, and the job's last beat."""
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(jobs.c[f"{run.stage}_runs"], jobs.c.heartbeat_at).where(jobs.c.id == run.job_id)).one()
+    return int(row[0]), row[1]
