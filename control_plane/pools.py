@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from control_plane.prices import Pricing
 from control_plane.tenants import LARGE_MODEL_PARAMETERS
 
 RESERVED_FOR = "premium"
 """The tier that reserved GPUs are kept for."""
+SPOT_AT_LEAST_S = 4 * 3600.0
+"""What is expected to be done sooner runs on demand: the half of the price that spot saves it does not outweigh the work that is lost and
+the start that is waited for when the GPUs are taken away."""
 JobClass = Literal["lora", "large", "full"]
 """Adapters on models below the 70B class; adapters on those of it; all parameters. Pools say which they take."""
+JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
 Packing = Literal["dense", "whole_node"]
 """``dense``: gangs share nodes, the fullest that fits first. ``whole_node``: a gang has its nodes to itself."""
 
@@ -58,9 +63,19 @@ class Pool:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_gpus", sum(n.num_gpus for n in self.nodes if n.ready))
 
+    @property
+    def total_gpus(self) -> int:
+        """Of all nodes, those that are drained or lost too: they come back."""
+        return sum(n.num_gpus for n in self.nodes)
+
     def widest(self, tier: str) -> int:
-        """Widest gang of `tier` that can ever be placed here."""
-        return self.max_gpus_per_job if tier == RESERVED_FOR else min(self.max_gpus_per_job, self.num_gpus - self.reserved_gpus)
+        """Widest gang of `tier` that can ever be placed here, whatever nodes are ready now."""
+        unreserved = self.total_gpus - (0 if tier == RESERVED_FOR else self.reserved_gpus)
+        return max(0, min(self.max_gpus_per_job, unreserved))
+
+    def accepts(self, kind: str) -> bool:
+        """Whether jobs of class `kind` are placed here."""
+        return not self.takes or kind in self.takes
 
 
 def nodes(num_gpus: int, *, per_node: int = 8, prefix: str = "node", fabric: str = "", fabrics_of: int = 0) -> tuple[Node, ...]:
@@ -81,6 +96,40 @@ def local_pool(slots: int, *, premium: int = 0) -> Pool:
     return Pool(name="local", nodes=(machine,), gpu_type="local", max_gpus_per_job=slots, reserved_gpus=premium)
 
 
+def largest_gang(of: Sequence[Node]) -> int:
+    """The most GPUs that one gang can have of these nodes: a node's, or those of the largest nodes of one fabric."""
+    fabrics: defaultdict[str, list[int]] = defaultdict(list)
+    for node in of:
+        fabrics[node.fabric].append(node.num_gpus)
+    return max((max(sizes) * sizes.count(max(sizes)) for sizes in fabrics.values()), default=0)
+
+
+def taking(pools: Sequence[Pool], kind: str) -> list[Pool]:
+    """Those of `pools` that take jobs of class `kind`."""
+    return [p for p in pools if p.accepts(kind)]
+
+
+def may_use_spot(*, spot: bool, tier: str, expected_s: float) -> bool:
+    """Whether a job goes to spot GPUs first: it asks for them, is no production work, and is long enough for it to pay."""
+    return spot and tier != RESERVED_FOR and expected_s >= SPOT_AT_LEAST_S
+
+
+def in_order(pools: Sequence[Pool], *, tier: str, kind: str, num_gpus: int, spot: bool = False) -> list[Pool]:
+    """Pools that can ever hold the gang, the preferred first: spot if `spot` (see :func:`may_use_spot`), then as they are written down."""
+    able = [p for p in taking(pools, kind) if num_gpus <= p.widest(tier) and (spot or p.pricing != "spot")]
+    return sorted(able, key=lambda p: p.pricing != "spot")
+
+
+def most_capable(pools: Sequence[Pool], tier: str, kind: str) -> Pool | None:
+    """The pool that holds the widest gang of `tier` and `kind`, the first of equals; None: no pool ever holds one.
+
+    Spot pools do not count: whoever runs there must be able to go on elsewhere.
+    """
+    found = in_order(pools, tier=tier, kind=kind, num_gpus=1)
+    return max(found, key=lambda p: p.widest(tier)) if found else None
+
+
 def widest_of(pools: Sequence[Pool], tier: str, kind: str) -> int:
-    """Widest gang of `tier` and job class `kind` that any of `pools` can ever hold; 0: none takes it."""
-    return max((p.widest(tier) for p in pools if not p.takes or kind in p.takes), default=0)
+    """Widest gang of `tier` and job class `kind` that any of `pools` can ever hold; 0: none does."""
+    found = most_capable(pools, tier, kind)
+    return found.widest(tier) if found else 0

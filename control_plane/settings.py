@@ -42,6 +42,9 @@ class Settings:
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
     premium_gpus: int
     """``FT_PREMIUM_GPUS``: slots of the embedded pool that only premium jobs take, fewer than ``FT_LOCAL_GPUS``. Default 0."""
+    pools_file: Path | None
+    """``FT_POOLS``: YAML with the pools of this installation (``deploy/pools.yaml`` is one), in place of the embedded one and of
+    ``FT_LOCAL_GPUS`` and ``FT_PREMIUM_GPUS``. Default: none."""
     hub_endpoint: str
     """``FT_HUB_ENDPOINT``: address of the Hub that ``hf://`` ids are fetched from. Default: none, and such ids are refused."""
     safety_file: Path | None
@@ -80,6 +83,8 @@ class Settings:
     """``FT_COLD_STORAGE_CLASS``: the same in a bucket; must be readable at once. Default ``STANDARD_IA``; empty (``off``): they stay."""
     cold_after_days: int
     """``FT_COLD_AFTER_DAYS``: without a job. Default 90."""
+    partition_days: int
+    """``FT_PARTITION_DAYS``: after its end a job's partition key stays in Dagster's lists for so long; runs and events stay. Default 30."""
     prices_file: Path | None
     """``FT_PRICES``: YAML in the form of ``control_plane/prices.yaml``, with this platform's price lists. Default: that file."""
     metrics_token: str = field(repr=False)
@@ -164,6 +169,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         cluster_file=Path(e["FT_CLUSTER"]) if e.get("FT_CLUSTER") else None,
         local_gpus=int(e.get("FT_LOCAL_GPUS") or 1),
         premium_gpus=int(e.get("FT_PREMIUM_GPUS") or 0),
+        pools_file=Path(e["FT_POOLS"]).absolute() if e.get("FT_POOLS") else None,
         hub_endpoint=(e.get("FT_HUB_ENDPOINT") or "").rstrip("/"),
         toxicity_classifier=e.get("FT_TOXICITY_CLASSIFIER") or "builtin",
         safety_file=Path(e["FT_SAFETY_EXAMPLES"]) if e.get("FT_SAFETY_EXAMPLES") else None,
@@ -179,6 +185,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         cold_dir=Path(e["FT_COLD_DIR"]).absolute() if e.get("FT_COLD_DIR") else None,
         cold_storage_class=_unless_off(e.get("FT_COLD_STORAGE_CLASS") or "STANDARD_IA"),
         cold_after_days=int(e.get("FT_COLD_AFTER_DAYS") or 90),
+        partition_days=int(e.get("FT_PARTITION_DAYS") or 30),
         prices_file=Path(e["FT_PRICES"]).absolute() if e.get("FT_PRICES") else None,
         metrics_token=e.get("FT_METRICS_TOKEN") or "",
         webhook_allow=e.get("FT_WEBHOOK_ALLOW") or "",

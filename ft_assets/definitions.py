@@ -15,6 +15,7 @@ from sensors.failures import failures
 from sensors.metering import metering
 from sensors.model_registry import model_registry
 from sensors.outbox import outbox
+from sensors.partitions import partitions
 from sensors.quotas import quotas
 from sensors.retention import retention
 from sensors.rollout import rollout
@@ -29,6 +30,20 @@ tracing.configure("ft-dagster")
 defs = dg.Definitions(
     assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets]),
     jobs=[PREPARE, TRAIN, EVALUATE, REEVALUATE, submit],
-    sensors=[admission, scheduling, evaluations, failures, rollout, sweeps, quotas, retention, uploads, model_registry, outbox, metering],
+    sensors=[
+        admission,
+        scheduling,
+        evaluations,
+        failures,
+        rollout,
+        sweeps,
+        quotas,
+        retention,
+        uploads,
+        model_registry,
+        outbox,
+        metering,
+        partitions,
+    ],
     resources={"platform": PlatformResource()},
 )

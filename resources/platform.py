@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import PurePosixPath
 
 from control_plane import prices
+from control_plane.service import gpu_pools
 from control_plane.service.base_models import catalogue_of
-from control_plane.service.platform import Platform
+from control_plane.service.platform import Platform, utc_now
 from control_plane.settings import Settings
 from control_plane.targets import parse_networks
 from resources import object_store
@@ -32,6 +33,7 @@ def open_platform(settings: Settings) -> Platform:
 @cache
 def _open(_pid: int, settings: Settings) -> Platform:
     prices.load(settings.prices_file)  # a mistake in the price lists is told now, and not when the first attempt is billed
+    gpu_pools.configured(settings, utc_now())  # and one in the pools, not when the first job is submitted
     return Platform(
         engine=shared_engine(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),

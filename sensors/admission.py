@@ -12,8 +12,11 @@ from sensors.run_requests import missing, run_request
 @dg.sensor(job=PREPARE, minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
 def admission(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
     """Each job that validates its files: its partition key is added and ``prepare`` is requested."""
-    due = missing(context.instance, due_runs(platform.get(), ("prepare",)))
+    opened = platform.get()
+    due = missing(opened, context.instance, due_runs(opened, ("prepare",)), by="sensor")
     if not due:
         return dg.SkipReason("no job waits for its preparation")
     keys = [partition_key(d.tenant, d.job_id) for d in due]
-    return dg.SensorResult(run_requests=[run_request(d) for d in due], dynamic_partitions_requests=[JOBS.build_add_request(keys)])
+    return dg.SensorResult(
+        run_requests=[run_request(d, by="sensor") for d in due], dynamic_partitions_requests=[JOBS.build_add_request(keys)]
+    )

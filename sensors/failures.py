@@ -1,8 +1,10 @@
 """Runs that ended, or whose worker died, while their job did not move are replaced; a stage that keeps failing ends the job."""
 
+import enum
 from datetime import datetime, timedelta
 
 import dagster as dg
+from dagster._core.launcher import WorkerStatus
 
 from control_plane.service.due_runs import DueRun, due_runs, replace_run, run_replacements
 from control_plane.service.preparation import fail
@@ -10,9 +12,18 @@ from control_plane.service.scheduling import release
 from control_plane.service.training import STOP_GRACE_S
 from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource
+from resources.run_coordinator import KEYED_JOBS, RUN_KEY_TAG
+from resources.run_launcher import ForkingRunLauncher
 
-STALE = timedelta(seconds=45)
-"""A live step beats every 5 s or faster; nine missed beats mean that its worker is gone."""
+STALE = timedelta(seconds=15)
+"""A live step beats every 5 s or faster; three missed beats mean that its worker is gone. With the daemon's loop of 5 s a worker that
+nothing else is known of is missed within 20 s, and one whose process can be looked for within 5 s."""
+HUNG = timedelta(seconds=60)
+"""A worker whose process lives is left alone for longer: its database may be away. Then it is killed, so that there are never two."""
+FORGOTTEN = timedelta(minutes=10)
+"""A run whose job has moved on has that long for what is left to do; nobody waits for it, and its worker may have died."""
+MAX_LOOKED_AT = 200
+"""Working runs that a tick compares with what is due: more than Dagster's queue lets run at once."""
 MAX_REPLACEMENTS = 5
 """Runs of one stage that may die without moving the job; each is a fault of the platform."""
 ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
@@ -25,8 +36,9 @@ WORKING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
     """Compare each due run with what Dagster knows of it."""
     opened = platform.get()
-    replaced = []
-    for due in due_runs(opened, ("prepare", "train", "evaluate")):
+    awaited = due_runs(opened, ("prepare", "train", "evaluate"))
+    replaced = end_forgotten(context.instance, {d.run_key for d in awaited}, opened.clock())
+    for due in awaited:
         replacements, beat = run_replacements(opened, due)
         why = why_gone(context.instance, due, beat, opened.clock())
         if why is None:
@@ -56,7 +68,48 @@ def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, n
     silent_since = max(t for t in (beat, changed) if t is not None)
     if run.status in ENDED:
         return f"run {run.run_id} ended {run.status.value}" if now - changed > SETTLED else None
-    if run.status in WORKING and now - silent_since > STALE:
-        instance.report_run_failed(run, message="its worker has not been heard of; the job gets another run")
-        return f"run {run.run_id} was silent for {(now - silent_since).total_seconds():.0f} s"
-    return None
+    if run.status not in WORKING:
+        return None
+    worker, silent = worker_of(instance, run), now - silent_since
+    if worker is Worker.GONE and now - changed > SETTLED:
+        instance.report_run_failed(run, message="its worker's process is gone; the job gets another run")
+        return f"run {run.run_id} lost its process"
+    if silent <= (HUNG if worker is Worker.LIVES else STALE):
+        return None
+    if worker is Worker.LIVES and isinstance(instance.run_launcher, ForkingRunLauncher):
+        instance.run_launcher.kill(run)
+    instance.report_run_failed(run, message="its worker has not been heard of; the job gets another run")
+    return f"run {run.run_id} was silent for {silent.total_seconds():.0f} s"
+
+
+class Worker(enum.Enum):
+    """What can be found out about the process of a run."""
+
+    LIVES = "lives"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+def worker_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Worker:
+    """Asks the launcher: a forked run's process is on this machine, and of a step on a cluster its launcher knows the pod."""
+    launcher = instance.run_launcher
+    if not launcher.supports_check_run_worker_health:
+        return Worker.UNKNOWN
+    health = launcher.check_run_worker_health(run)
+    if health.status in (WorkerStatus.NOT_FOUND, WorkerStatus.FAILED):
+        return Worker.GONE
+    return Worker.LIVES if health.status is WorkerStatus.RUNNING and health.run_worker_id else Worker.UNKNOWN
+
+
+def end_forgotten(instance: dg.DagsterInstance, awaited: set[str], now: datetime) -> list[str]:
+    """End runs that Dagster believes to work, that nobody waits for, and of which nothing was heard; what was ended, in words."""
+    ended = []
+    filters = dg.RunsFilter(statuses=list(WORKING), updated_before=now - FORGOTTEN)
+    for record in instance.get_run_records(filters, limit=MAX_LOOKED_AT, ascending=True):
+        run = record.dagster_run
+        key = run.tags.get(RUN_KEY_TAG)
+        if key is None or key in awaited or run.job_name not in KEYED_JOBS or worker_of(instance, run) is Worker.LIVES:
+            continue
+        instance.report_run_failed(run, message="its job has moved on, and its worker has not been heard of")
+        ended.append(f"{key}: run {run.run_id} was forgotten")
+    return ended

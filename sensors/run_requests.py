@@ -1,13 +1,17 @@
-"""Run requests for the runs that jobs are due."""
+"""Run requests for the runs that jobs are due, whoever asks: a sensor's tick or the nudge."""
 
 from collections.abc import Sequence
 
 import dagster as dg
 
+from control_plane.service import run_launches
 from control_plane.service.due_runs import DueRun
+from control_plane.service.platform import Platform
 from ft_assets import context, tracing
 from ft_assets.partitions import partition_key
+from resources import step_pods
 from resources.dagster_platform import TRACE_TAG
+from resources.run_coordinator import ASKED_BY_TAG, ATTEMPT_TAG, RUN_KEY_TAG
 
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) inside a tick that has 60 s."""
@@ -22,31 +26,44 @@ LIVE = (
 )
 
 
-def missing(instance: dg.DagsterInstance, due: Sequence[DueRun]) -> list[DueRun]:
-    """Those of `due` that no live run serves, as many as fit into one tick."""
-    if not due:
+def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueRun], *, by: str) -> list[DueRun]:
+    """Those of `due` that have no run, whose run `by` may now ask for; as many as fit into one tick.
+
+    A key has one run for ever: one that ended without moving its job is replaced under another key (sensor ``failures``).
+    """
+    left = run_launches.unbound(platform, due)
+    if not left:
         return []
-    served = {run.tags.get("ft/run_key") for run in instance.get_runs(dg.RunsFilter(statuses=list(LIVE)))}
-    return [d for d in due if d.run_key not in served][:MAX_REQUESTS_PER_TICK]
+    made = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: [d.run_key for d in left]}))
+    served = {run.tags[RUN_KEY_TAG] for run in made}
+    return run_launches.claim(platform, [d for d in left if d.run_key not in served][:MAX_REQUESTS_PER_TICK], by=by)
 
 
-def run_request(due: DueRun) -> dg.RunRequest:
+def run_request(due: DueRun, *, by: str = "sensor") -> dg.RunRequest:
     """The request of one due run, in the trace of its job; its tags are what operators filter by in Dagster's UI."""
     about = context.scope(tenant=due.tenant, job=due.job_id, attempt=due.attempt or None)
     with about, tracing.span(f"request {due.stage}", parent=due.trace_parent, kind="producer", ft__run_key=due.run_key):
-        return _request(due, tracing.current() if due.trace_parent else None)
+        return _request(due, tracing.current() if due.trace_parent else None, by)
 
 
-def _request(due: DueRun, trace_parent: str | None) -> dg.RunRequest:
+def _request(due: DueRun, trace_parent: str | None, by: str) -> dg.RunRequest:
     tags = {
         "ft/tenant": due.tenant,
+        "ft/tier": due.tier,
         "ft/job": due.job_id,
-        "ft/run_key": due.run_key,
+        "ft/reason": due.reason,
+        RUN_KEY_TAG: due.run_key,
+        ASKED_BY_TAG: by,
         "dagster/priority": str(due.priority),
     }
     if trace_parent:
         tags[TRACE_TAG] = trace_parent
     if due.pool:
-        tags["ft/pool"] = due.pool
-        tags["ft/gpus"] = str(due.num_gpus)
-    return dg.RunRequest(run_key=due.run_key, job_name=due.stage, partition_key=partition_key(due.tenant, due.job_id), tags=tags)
+        tags |= {"ft/pool": due.pool, "ft/gpus": str(due.num_gpus), ATTEMPT_TAG: str(due.attempt)}
+    return dg.RunRequest(
+        run_key=due.run_key,
+        job_name=due.stage,
+        partition_key=partition_key(due.tenant, due.job_id),
+        run_config=step_pods.run_config(due),
+        tags=tags,
+    )

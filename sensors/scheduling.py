@@ -1,4 +1,7 @@
-"""Queued jobs are placed by the scheduler's policy; jobs that hold a reservation or were trained get their run."""
+"""Queued jobs are placed by the scheduler's policy; jobs that hold a reservation or were trained get their run.
+
+``sensors.nudge`` does the same as soon as a job moves; this looks at all of them every few seconds, and alone where no nudge runs.
+"""
 
 import dagster as dg
 
@@ -15,5 +18,5 @@ def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) 
     opened = platform.get()
     for decision in place(opened):
         context.log.info(str(decision))
-    due = missing(context.instance, due_runs(opened, ("train", "evaluate")))
-    return dg.SensorResult(run_requests=[run_request(d) for d in due])
+    due = missing(opened, context.instance, due_runs(opened, ("train", "evaluate")), by="sensor")
+    return dg.SensorResult(run_requests=[run_request(d, by="sensor") for d in due])

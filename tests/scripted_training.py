@@ -39,6 +39,12 @@ class Scenario:
     """For how long its heartbeats say that it has got nowhere."""
     says: str = ""
     """Printed at each step, behind its number."""
+    load_s: float = 0.0
+    """Before the first step; a stop that comes meanwhile is answered at once."""
+    save_s: float = 0.0
+    """That writing a checkpoint takes."""
+    deaf: bool = False
+    """It ignores SIGTERM."""
 
     def write(self, work_dir: Path) -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -51,10 +57,16 @@ def main(path: Path) -> None:
     stopping: list[int] = []
 
     def stop(signum: int, _: FrameType | None) -> None:
-        stopping.append(signum)
+        if not scenario.deaf:
+            stopping.append(signum)
 
     signal.signal(signal.SIGTERM, stop)
     step, state = _resume(run)
+    loaded_at = time.time() + scenario.load_s
+    while time.time() < loaded_at:
+        if stopping:
+            _leave(run, Outcome.PREEMPTED, step, scenario)
+        time.sleep(0.02)
     metrics = MetricsLog(run.work_dir / "metrics.jsonl")
     metrics.keep_through(step)
     while step < scenario.steps:
@@ -96,6 +108,7 @@ def _save(
     run: RunFile, step: int, state: str, scenario: Scenario, target: Path, *, required: tuple[str, ...] = checkpoints.RESUMABLE
 ) -> None:
     def write(directory: Path) -> None:
+        time.sleep(scenario.save_s)
         (directory / "adapter_model.safetensors").write_text(state * (scenario.size // 64 + 1))
         (directory / "adapter_config.json").write_text("{}")
         if required is checkpoints.RESUMABLE:

@@ -88,8 +88,8 @@ def test_the_asset_graph_is_the_documented_one() -> None:
         },
         "jobs": ["evaluate", "prepare", "reevaluate", "submit", "train"],
         "sensors": [
-            "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "quotas", "retention", "rollout", "scheduling",
-            "sweeps", "uploads",
+            "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "partitions", "quotas", "retention", "rollout",
+            "scheduling", "sweeps", "uploads",
         ],
     }  # fmt: skip
 

@@ -20,6 +20,7 @@ from control_plane.api.routes import (
     adapter_evaluations,
     adapters,
     admin_billing,
+    admin_nodes,
     admin_tenants,
     api_keys,
     audit_log,
@@ -42,6 +43,7 @@ from control_plane.api.routes import (
     metrics,
     model_routes,
     models,
+    queue,
     quota,
     recipes,
     suites,
@@ -103,9 +105,9 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         app.include_router(usage.cost_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     app.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
     for routes in (
-        fine_tuning, checkpoint_permissions, graders, sweeps, files, uploads, datasets, suites, capability_suites, models, quota,
-        recipes, exports, manifests, adapter_evaluations, adapters, model_routes, completions, api_keys, members, audit_log,
-        webhook_endpoints, admin_tenants, usage, invoices, budgets, admin_billing, deletions, health, metrics,
+        fine_tuning, checkpoint_permissions, graders, sweeps, files, uploads, datasets, suites, capability_suites, models, queue,
+        quota, recipes, exports, manifests, adapter_evaluations, adapters, model_routes, completions, api_keys, members, audit_log,
+        webhook_endpoints, admin_tenants, admin_nodes, usage, invoices, budgets, admin_billing, deletions, health, metrics,
     ):  # fmt: skip
         app.include_router(routes.router)
     errors.install(app)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from control_plane.api.measurements import RequestMeter
 from control_plane.jobs import JobState
 from control_plane.service.gauges import Gauges, LiveJob, Notices, RecentGauges
+from control_plane.service.queue_gauges import PoolGauges, QueueGauges
 
 JOB_LABELS = ("job", "tenant", "tier", "model")
 OF_A_STEP = {
@@ -41,13 +42,9 @@ class _Families:
         g = self.recent.read()
         states = {(s.value, tier) for s in JobState for tier in {tier for _, tier in g.jobs}}  # a count that falls to 0 is said, too
         yield _gauge("ft_jobs", "Jobs by state and tier", ("state", "tier"), {k: g.jobs.get(k, 0) for k in sorted(states)}.items())
-        oldest = sorted(((tier,), s) for tier, s in g.oldest_wait_s.items())
-        yield _gauge("ft_queue_oldest_wait_seconds", "Wait of the job that waits longest", ("tier",), oldest)
-        waits = sorted(((tier, f"{q:g}"), s) for (tier, q), s in g.waits_s.items())
-        yield _gauge("ft_queue_wait_seconds", "From queue to GPUs, of jobs placed within the last hour", ("tier", "quantile"), waits)
-        pools = sorted(g.gpus.items())
-        yield _gauge("ft_pool_gpus", "GPU slots of the pool", ("pool",), [((p,), n) for p, (_, n) in pools])
-        yield _gauge("ft_pool_gpus_used", "GPU slots that are reserved", ("pool",), [((p,), n) for p, (n, _) in pools])
+        yield from _of_queue(g.queue)
+        yield from _of_pools(g.queue.pools)
+        yield from _of_rounds(g.queue)
         yield from _of_jobs(g.live)
         yield _counter("ft_checkpoints_committed", "Checkpoints committed", (), [((), g.checkpoints)])
         yield _counter("ft_alerts", "Events of jobs above info", ("code", "level"), sorted(g.alerts.items()))
@@ -56,6 +53,54 @@ class _Families:
         yield _gauge("ft_health_verdicts", "Health verdicts that hold now", ("code", "audience"), [(k, n) for k, (_, n) in verdicts])
         yield from _of_notices(g.notices)
         yield from _of_books(g)
+
+
+def _of_queue(queue: QueueGauges) -> Iterator[Metric]:
+    yield _gauge("ft_queue_waiting", "Jobs that wait, by tier and by why", ("tier", "reason"), sorted(queue.waiting.items()))
+    yield _gauge("ft_queue_waiting_gpus", "GPUs that they wait for", ("tier",), _by_one(queue.waiting_gpus))
+    yield _gauge("ft_queue_oldest_wait_seconds", "Wait of the job that waits longest", ("tier",), _by_one(queue.oldest_wait_s))
+    yield _gauge("ft_queue_age_seconds", "How long those that wait have waited", ("tier", "quantile"), _by_quantile(queue.ages_s))
+    doc = "From queue to GPUs, of jobs placed within the last hour"
+    yield _gauge("ft_queue_wait_seconds", doc, ("tier", "quantile"), _by_quantile(queue.waits_s))
+    doc = "Jobs that wait for their first start for longer than their tier promises"
+    yield _gauge("ft_sla_waiting", doc, ("tier",), _by_one(queue.promised_waiting))
+    yield _counter("ft_sla_missed", "Jobs that started later than their tier promises", ("tier",), _by_one(queue.promised_late))
+
+
+def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
+    named = sorted(pools.items())
+    yield _gauge("ft_pool_gpus", "GPU slots of the pool, on nodes that are ready", ("pool",), [((p,), g.gpus) for p, g in named])
+    yield _gauge("ft_pool_gpus_used", "GPU slots that are reserved", ("pool",), [((p,), g.used) for p, g in named])
+    yield _gauge("ft_pool_gpus_free", "GPU slots that are free, on nodes that are ready", ("pool",), [((p,), g.free) for p, g in named])
+    largest = [((p,), g.largest_free) for p, g in named]
+    yield _gauge("ft_pool_gpus_largest_free", "The most GPU slots that are free on one node", ("pool",), largest)
+    apart = [((p,), g.unusable) for p, g in named]
+    yield _gauge("ft_pool_gpus_unusable", "Free GPU slots that would do for the widest waiting job, and lie apart", ("pool",), apart)
+
+
+def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:
+    last, counts = queue.round, queue.round.counts
+    age = [] if queue.round_age_s is None else [((), queue.round_age_s)]
+    yield _gauge("ft_scheduler_last_round_age_seconds", "Since the queue was last looked at", (), age)
+    took = [] if last.took_s is None else [((), last.took_s)]
+    yield _gauge("ft_scheduler_round_seconds", "How long the last round took", (), took)
+    yield _counter("ft_scheduler_rounds", "Rounds", (), [((), counts["rounds"])])
+    yield _counter("ft_scheduler_starts", "Jobs that rounds have given GPUs to", (), [((), counts["starts"])])
+    yield _counter("ft_scheduler_backfills", "Those that overtook a reservation without delaying it", (), [((), counts["backfills"])])
+    yield _counter("ft_scheduler_preemptions", "Jobs that were asked to stop for another one", (), [((), counts["preemptions"])])
+    yield _counter("ft_scheduler_reservations", "Starts promised to jobs that wait", (), [((), counts["promises"])])
+    yield _counter("ft_scheduler_reservations_slipped", "Those that were not kept, whatever the cause", (), [((), counts["slipped"])])
+    yield _counter("ft_lost_gpu_seconds", "Work after the last checkpoint, which was done again", (), [((), queue.lost_gpu_s)])
+    doc = "Reservations whose workload has not begun, or has not stopped, in time"
+    yield _gauge("ft_releases_overdue", doc, ("kind",), _by_one(queue.overdue))
+
+
+def _by_one(values: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
+    return sorted(((name,), value) for name, value in values.items())
+
+
+def _by_quantile(values: Mapping[tuple[str, float], float]) -> list[tuple[tuple[str, ...], float]]:
+    return sorted(((name, f"{q:g}"), value) for (name, q), value in values.items())
 
 
 def _of_notices(notices: Notices) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from sqlalchemy.engine import RowMapping
 
 from control_plane.api import schemas
 from control_plane.jobs import JobState, openai_status
-from control_plane.service import adapters, models, results, routing
+from control_plane.service import adapters, models, queue_documents, results, routing
 from control_plane.service.file_progress import progress_of
 from control_plane.service.jobs import JobView
 from control_plane.service.quotas import JobQuota
@@ -62,6 +62,10 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
         queue_position=row["queue_position"],
         reason=row["reason"] if state in EXPLAINED else None,
         reason_detail=row["reason_detail"] if state in EXPLAINED else None,
+        ahead=_ahead(row) if state in WAITING else None,
+        reservation=_reservation(row) if state in WAITING else None,
+        due_at=seconds(row["due_at"]) if state in WAITING else None,
+        preemptions=row["preemptions"],
         queued_at=seconds(row["queued_at"]),
         started_at=seconds(row["started_at"]),
         estimated_start=_estimated_start(row, state),
@@ -118,11 +122,19 @@ def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": shown, shown: {"hyperparameters": hyperparameters}}
 
 
+def _ahead(row: RowMapping) -> schemas.Ahead | None:
+    found = queue_documents.ahead(row["ahead"])
+    return None if found is None else schemas.Ahead(**found)
+
+
+def _reservation(row: RowMapping) -> schemas.Reservation | None:
+    found = queue_documents.reservation(row["promise"])
+    return None if found is None else schemas.Reservation(**found)
+
+
 def _estimated_start(row: RowMapping, state: JobState) -> int | None:
-    """Of a waiting job: its estimated finish less its expected duration, which is how that was made."""
-    if state not in WAITING or row["estimated_finish_at"] is None or row["expected_s"] is None:
-        return None
-    return int(row["estimated_finish_at"].timestamp() - row["expected_s"])
+    """Of a waiting job: as the queue foresees it."""
+    return seconds(row["expected_start_at"]) if state in WAITING else None
 
 
 def event(row: RowMapping) -> schemas.Event:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from control_plane.cli import base_models, manifests, operators, refunds, registry, tenants
+from control_plane.cli import base_models, cluster_queues, manifests, nodes, operators, queue, refunds, registry, tenants
 from control_plane.cli.datasets import Map, parse_map
 from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.suites import Field, File, Name, listed, told
@@ -35,6 +35,9 @@ def register(app: typer.Typer) -> None:
     admin.add_typer(suites, name="suites")
     base_models.register(admin)
     manifests.register_admin(admin)
+    nodes.register(admin)
+    cluster_queues.register(admin)
+    queue.register_admin(admin)
     admin.command("health")(health)
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 

@@ -134,7 +134,7 @@ def show_job(j: Job) -> None:
         "job": j["id"], "status": j.get("state") or j["status"], "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
         "starts from": warm_start["adapter"] if warm_start else None, "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
-        "queue position": j.get("queue_position"), "waits because": reason(j), "step": steps,
+        "queue": waiting(j) if j.get("queue_position") else None, "waits because": reason(j), "step": steps,
         "loss": j.get("loss"), "trained tokens": j.get("trained_tokens"), "error": error["message"] if error else None,
         "error code": error["code"] if error else None,
     })  # fmt: skip

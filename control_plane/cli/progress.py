@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import httpx
 
 from control_plane.cli.output import console, escape, say
+from control_plane.queue_words import waiting_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,6 +27,8 @@ LINES_OF_METRICS, LINE_EVERY_S = 10, 30.0
 """Of a training, where there is no terminal: a line each tenth of the way, and at least one in this many seconds."""
 SHOWN = {"rewards/margins": "margin", "valid_loss": "validation loss"}
 """What a bar shows beside the training loss, once it was measured."""
+WEEK_S = 6 * 86400.0
+"""From then on a weekday's name says too little."""
 STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
 
 
@@ -120,9 +123,19 @@ def reason(job: Job) -> str:
 
 
 def waiting(job: Job) -> str:
-    """Where in the queue a job stands, and why."""
-    position = f"position {job['queue_position']}" if job.get("queue_position") else ""
-    return "  ".join(p for p in (position, reason(job)) if p)
+    """Where in the queue a job stands, what it waits for, when it starts, who is ahead; else the reason, if there is one."""
+    if not job.get("queue_position"):
+        return reason(job)
+    now, gpus = time.time(), (job.get("hardware") or {}).get("num_gpus")
+    return waiting_line({**job, "num_gpus": gpus}, now=now, clock=lambda at: wall_clock(at, now))
+
+
+def wall_clock(at: float, now: float) -> str:
+    """``14:20`` in the reader's time zone; with the day where it is another one."""
+    then, today = time.localtime(at), time.localtime(now)
+    if then[:3] == today[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%a %H:%M" if at - now < WEEK_S else "%Y-%m-%d %H:%M", then)
 
 
 def evaluating(progress: EvaluationProgress) -> str:
@@ -186,9 +199,10 @@ class JobView:
         """Bring the bars to where the job is; where there are none, say why it waits when that changes."""
         state = str(job.get("state") or job["status"])
         if self._bars is None:
-            if (news := waiting(job)) and news != self._waited:
+            place = f"{job.get('queue_position')} {reason(job)}"  # not the time to its start, which changes each minute
+            if (news := waiting(job)) and place != self._waited:
                 say(f"{state}: {news}")
-            self._waited = news
+            self._waited = place
             return
         if state in STAGES:
             self._close_stages_before(state)

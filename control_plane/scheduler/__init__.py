@@ -11,8 +11,7 @@ from control_plane.scheduler.model import Snapshot as Snapshot
 from control_plane.scheduler.model import Start as Start
 from control_plane.scheduler.model import Wait as Wait
 from control_plane.scheduler.model import Waiting as Waiting
-from control_plane.scheduler.policy import expected_start as expected_start
-from control_plane.scheduler.policy import order as order
+from control_plane.scheduler.order import order as order
 from control_plane.scheduler.policy import projected_start as projected_start
 from control_plane.scheduler.policy import schedule as schedule
 from control_plane.scheduler.rules import DEFAULT as DEFAULT

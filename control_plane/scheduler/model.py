@@ -100,6 +100,8 @@ class Running:
     """It was asked to stop and will release its GPUs soon."""
     stopping_for: str | None = None
     """The job that it is stopped for."""
+    stopping_since: float | None = None
+    """When it was asked to stop; its GPUs are taken to be free a handshake later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

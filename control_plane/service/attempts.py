@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,61 +18,23 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.events import Event, as_reported, metrics_event
 from control_plane.jobs import FINAL, JobState
-from control_plane.protocols import WorkloadStatus
-from control_plane.service import metering
-from control_plane.service.gpu_pools import pools
+from control_plane.service import attempt_ends, metering, preemption
+from control_plane.service.claims import NOTHING
+from control_plane.service.claims import Claim as Claim
+from control_plane.service.claims import Ending as Ending
+from control_plane.service.claims import Reported as Reported
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, job_row
 from control_plane.service.transition import locked, record, transition
 from control_plane.tables import attempts, checkpoints, job_events, jobs, reservations
 from ft_assets.errors import FtError, NotAdmitted
-from ft_assets.training.failures import FailureClass, Retry, with_half_batch
+from ft_assets.training.failures import StopReason
 from ft_assets.training.spec import TrainingSpec
 
 UNREADABLE = "spec_unreadable"
 """Code of a spec whose format is not that of this platform."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
-    """The right to train: an unreleased reservation and the frozen spec it was given for."""
-
-    tenant: str
-    job_id: str
-    attempt: int
-    pool: str
-    num_gpus: int
-    model: str
-    spec: TrainingSpec
-    workload: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """How an attempt ended, as seen from its evidence."""
-
-    outcome: str
-    """``succeeded`` or a failure class."""
-    failure: FailureClass | None
-    """None when it succeeded."""
-    last_step: int
-    trained_tokens: int
-    status: WorkloadStatus
-    """A workload that was lost has its last sign of life as its end: nobody pays for the time until somebody noticed."""
-    seen: bool = True
-    """Whether its end was seen; else it is inferred."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reported:
-    """Metrics that the job's events hold already: a step that is trained again, bit for bit, is not told again."""
-
-    step: int = 0
-    validation: int = 0
-    from_step: int = 0
-    """Where the attempt began; lines up to it are old, whoever reports them."""
 
 
 def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
@@ -138,8 +99,22 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
         ) from error
 
 
+def stop_asked(platform: Platform, held: Claim) -> str | None:
+    """``cancel``, ``pause`` or ``preempt`` when somebody asked this attempt to end; records a beat in passing.
+
+    A word to make room is for the attempt that it was said to: one that it has outlived stops nobody.
+    """
+    asked = stop_requested(platform, held.job_id)
+    if asked != StopReason.PREEMPT:
+        return asked
+    this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt)
+    with platform.engine.connect() as conn:
+        at = conn.execute(sa.select(reservations.c.stop_asked_at).where(this)).scalar()
+    return None if at is None else asked
+
+
 def stop_requested(platform: Platform, job_id: str) -> str | None:
-    """``cancel``, ``pause`` or ``preempt`` when somebody asked the workload to end; records a beat in passing."""
+    """What was asked of the job, of whichever attempt; records a beat in passing."""
     with platform.engine.begin() as conn:
         query = sa.update(jobs).where(jobs.c.id == job_id).values(heartbeat_at=platform.clock()).returning(jobs.c.stop_requested)
         asked: str | None = conn.execute(query).scalar_one()
@@ -163,7 +138,7 @@ def record_progress(
     *,
     phase: str,
     validation: Sequence[Mapping[str, Any]] = (),
-    before: Reported = Reported(),
+    before: Reported = NOTHING,
 ) -> None:
     """Store new metric lines of the workload as events and the newest on the job; the first step makes the job ``running``.
 
@@ -295,41 +270,26 @@ def tell(platform: Platform, held: Claim, event: Event) -> bool:
 def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
     """Close the attempt: release the reservation, write the ledger, move the job. A second call changes nothing.
 
-    1. Succeeded: the job goes on to evaluation.
+    1. Succeeded: the job goes on to evaluation, also where it was asked to make room meanwhile.
     2. Cancelled meanwhile: the job stays cancelled.
-    3. A pause was asked for and the workload made its checkpoint: paused.
+    3. A pause was asked for and the workload made its checkpoint: paused, also where it was to make room.
     4. The failure may be resumed: preempted, then queued again at its old place; the next attempt goes on from the last checkpoint.
     5. Out of memory, the first time: queued again with half the micro-batch and the same global batch; paused with it, if that was asked.
     6. Else failed, with the failure's remedy.
     """
     with platform.engine.begin() as conn:
         now = platform.clock()
-        released = conn.execute(
-            sa.update(reservations)
-            .where(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))
-            .values(released_at=now)
-        ).rowcount
+        released = attempt_ends.release(conn, held, now)
         job = locked(conn, held.job_id, tenant_id=held.tenant)
-        if not released:
+        if released is None:
             return JobState(job["state"])
-        _close_attempt(conn, held, ending, now)
-        _bill(conn, platform, held, job, ending, now)
-        return _move(conn, held, job, ending, now)
-
-
-def _close_attempt(conn: Connection, held: Claim, ending: Ending, now: datetime) -> None:
-    status = ending.status
-    conn.execute(
-        sa.update(attempts)
-        .where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
-        .values(
-            outcome=ending.outcome,
-            exit_code=status.exit_code,
-            last_step=ending.last_step,
-            started_at=sa.func.coalesce(attempts.c.started_at, _time(status.started_at)),
-            ended_at=_time(status.ended_at) or now,
-        )
-    )
+        ending = attempt_ends.settled(ending, job, released)
+        attempt_ends.close(conn, held, ending, now)
+        attempt_ends.bill(conn, platform, held, job, ending, now)
+        state = attempt_ends.move(conn, held, job, ending, released, now)
+    if released.asked and state is JobState.QUEUED:
+        preemption.tell_when(platform, held)
+    return state
 
 
 def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at: float | None) -> int:
@@ -339,13 +299,13 @@ def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at:
     """
     this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
     with platform.engine.begin() as conn:
-        at = _time(started_at) or platform.clock()
+        at = attempt_ends.moment(started_at) or platform.clock()
         fresh = conn.execute(
             sa.update(attempts).where(this, attempts.c.started_at.is_(None)).values(from_step=from_step, started_at=at)
         ).rowcount
         job = conn.execute(sa.select(jobs).where(jobs.c.id == held.job_id)).mappings().one()
         if fresh:
-            _report_started(conn, platform, held, job, at=at, now=platform.clock())
+            attempt_ends.report_started(conn, platform, held, job, at=at, now=platform.clock())
             return from_step
         return job["step"] or from_step
 
@@ -364,60 +324,6 @@ def from_step(platform: Platform, held: Claim) -> int:
         return conn.execute(query).scalar() or 0
 
 
-def _bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> None:
-    """Report the end, and the start where nobody has, and bill what lies between; a workload that never started costs nothing."""
-    status = ending.status
-    if status.started_at is not None:
-        _report_started(conn, platform, held, job, at=_moment(status.started_at), now=now)
-    fault = ending.failure.fault if ending.failure else None
-    ended = _time(status.ended_at) or metering.last_proof_of_life(conn, held.job_id, held.attempt)
-    if ended is None:
-        return
-    metering.report_ended(conn, job, held.attempt, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen)
-    metering.settle(conn, platform, held.tenant, held.job_id, held.attempt)
-
-
-def _report_started(conn: Connection, platform: Platform, held: Claim, job: RowMapping, *, at: datetime, now: datetime) -> None:
-    pool = next(p for p in pools(platform) if p.name == held.pool)
-    metering.report_started(conn, job, held.attempt, pool=pool, num_gpus=held.num_gpus, at=at, now=now)
-
-
-def _move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> JobState:
-    data = {"attempt": held.attempt, "outcome": ending.outcome, "step": ending.last_step}
-
-    def move(target: JobState, message: str, **columns: Any) -> JobState:
-        transition(conn, held.job_id, target, message=message, data=data, now=now, stop_requested=None, **columns)
-        return target
-
-    state, failure = JobState(job["state"]), ending.failure
-    if state in FINAL:
-        return state
-    if failure is None:
-        message = f"Training finished: {ending.last_step} steps. Evaluation is next."
-        return move(JobState.EVALUATING, message, trained_tokens=ending.trained_tokens)
-    again = with_half_batch(held.spec) if failure.retry is Retry.HALVE_BATCH else held.spec
-    columns: dict[str, Any] = {} if again is None else {"spec": again.to_dict(), "spec_sha256": again.sha256}
-    if failure.code == "paused" or (state is JobState.PAUSING and failure.retry is not Retry.NEVER and again is not None):
-        if state is not JobState.PAUSING:
-            move(JobState.PAUSING, "The workload stopped at a checkpoint.")
-        return move(JobState.PAUSED, f"Paused at step {ending.last_step}; {_onward(held, again, verb='resume')}.", **columns)
-    if failure.retry is Retry.NEVER or again is None:
-        error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
-        return move(JobState.FAILED, f"{error['message']}", error=error)
-    move(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
-    return move(JobState.QUEUED, f"Queued again; {_onward(held, again, verb='training')}.", queued_at=job["queued_at"], **columns)
-
-
-def _onward(held: Claim, again: TrainingSpec | None, *, verb: str) -> str:
-    """Where the next attempt begins, and with what that this one did not have."""
-    if again is None or again.sha256 == held.spec.sha256:
-        return "resume continues from there" if verb == "resume" else "training goes on from the last verified checkpoint"
-    rows = f"micro-batches of {again.optimization.per_device_batch_size} rows"
-    if again.resume_sha256 == held.spec.resume_sha256:
-        return f"{verb} goes on from the last verified checkpoint with {rows}"
-    return f"{verb} starts from the beginning with {rows}, because {again.method} compares the rows of a micro-batch"
-
-
 def holds_in(conn: Connection, held: Claim) -> bool:
     """Whether the attempt has its reservation; it cannot lose it before the transaction of `conn` ends."""
     query = (
@@ -426,11 +332,3 @@ def holds_in(conn: Connection, held: Claim) -> bool:
         .with_for_update()
     )
     return conn.execute(query).first() is not None
-
-
-def _time(unix: float | None) -> datetime | None:
-    return None if unix is None else _moment(unix)
-
-
-def _moment(unix: float) -> datetime:
-    return datetime.fromtimestamp(unix, tz=UTC)

@@ -12,6 +12,8 @@ from control_plane.service.platform import Platform
 from control_plane.tables import jobs, reservations
 
 STAGE_STATES = {"prepare": JobState.VALIDATING, "evaluate": JobState.EVALUATING}
+FIRST_REASON = {"prepare": "submitted", "evaluate": "trained"}
+OF_A_JOB = (jobs.c.id, jobs.c.tenant_id, jobs.c.tier, jobs.c.trace_parent)
 PRIORITY = {"premium": 10, "standard": 5, "free": 0}
 """``dagster/priority`` is int(str): words and fractions silently become 0."""
 
@@ -27,6 +29,9 @@ class DueRun:
     run_key: str
     """``<job>#<stage><n>``: asking again with the same key starts nothing."""
     priority: int
+    tier: str = ""
+    reason: str = ""
+    """Why it runs now, in a word that operators filter by: ``submitted``, ``in_order``, ``backfill``, ``trained``, ``replaced``."""
     pool: str | None = None
     num_gpus: int = 0
     attempt: int = 0
@@ -42,24 +47,32 @@ def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
 
 
 def _due_by_state(conn: sa.Connection, stage: str) -> list[DueRun]:
-    rows = conn.execute(sa.select(jobs).where(jobs.c.state == STAGE_STATES[stage]).order_by(jobs.c.created_at, jobs.c.id)).all()
+    runs = jobs.c[f"{stage}_runs"]
+    query = sa.select(*OF_A_JOB, runs.label("runs")).where(jobs.c.state == STAGE_STATES[stage]).order_by(jobs.c.created_at, jobs.c.id)
     return [
         DueRun(
             stage=stage,
             tenant=r.tenant_id,
             job_id=r.id,
-            run_key=f"{r.id}#{stage}{getattr(r, f'{stage}_runs')}",
+            run_key=f"{r.id}#{stage}{r.runs}",
             priority=PRIORITY.get(r.tier, 0),
+            tier=r.tier,
+            reason="replaced" if r.runs else FIRST_REASON[stage],
             trace_parent=r.trace_parent,
         )
-        for r in rows
+        for r in conn.execute(query).all()
     ]
+
+
+def training_key(job_id: str, attempt: int, runs: int) -> str:
+    """Key of the run that follows an attempt, after `runs` that were given up."""
+    return f"{job_id}#a{attempt}.{runs}"
 
 
 def _due_training(conn: sa.Connection) -> list[DueRun]:
     """Every reservation that was not given back needs a run that ends it, also that of a job cancelled meanwhile."""
     query = (
-        sa.select(jobs, reservations.c.pool, reservations.c.attempt.label("held"), reservations.c.num_gpus.label("held_gpus"))
+        sa.select(*OF_A_JOB, jobs.c.train_runs.label("runs"), reservations)
         .join(reservations, reservations.c.job_id == jobs.c.id)
         .where(reservations.c.released_at.is_(None))
         .order_by(reservations.c.granted_at, jobs.c.id)
@@ -69,11 +82,13 @@ def _due_training(conn: sa.Connection) -> list[DueRun]:
             stage="train",
             tenant=r.tenant_id,
             job_id=r.id,
-            run_key=f"{r.id}#a{r.held}.{r.train_runs}",
+            run_key=training_key(r.id, r.attempt, r.runs),
             priority=PRIORITY.get(r.tier, 0),
+            tier=r.tier,
+            reason="replaced" if r.runs else "backfill" if r.backfill else "in_order",
             pool=r.pool,
-            num_gpus=r.held_gpus,
-            attempt=r.held,
+            num_gpus=r.num_gpus,
+            attempt=r.attempt,
             trace_parent=r.trace_parent,
         )
         for r in conn.execute(query).all()

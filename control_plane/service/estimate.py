@@ -17,11 +17,10 @@ from sqlalchemy.engine import RowMapping
 
 from control_plane import prices as price_lists
 from control_plane import scheduler
-from control_plane.pools import Pool
+from control_plane.pools import Pool, job_class
 from control_plane.prices import PriceList
-from control_plane.service import expectation, files, planning, quotas, warm_starts
+from control_plane.service import expectation, files, learning, planning, quotas, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format
-from control_plane.service.gpu_pools import pools
 from control_plane.service.platform import Platform
 from control_plane.service.queue_reading import queue_snapshot
 from control_plane.service.rows import rows_file
@@ -69,7 +68,8 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     """
     request, _ = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(request.model, today=platform.clock().date())
-    placed = planning.placed(platform, request, model)
+    tier = request.tier or get_tenant(platform, tenant).tier
+    placed = planning.placed(platform, request, model, tier=tier)
     plan = placed.plan
     method = methods.get(request.method)
     file, version = _training_data(platform, tenant, request.training_file)
@@ -82,13 +82,17 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
         placed, method, dataset_id=version["id"], num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
     epochs = spec.optimization.num_epochs
-    gpu_seconds = expectation.gpu_seconds(model, spec, tokens.per_epoch)
-    seconds = gpu_seconds / spec.world_size
-    tier = request.tier or get_tenant(platform, tenant).tier
-    pool = pools(platform)[0]
+    expected = expectation.training_time(platform, model, spec, tokens.per_epoch)
+    seconds = expected.expected_s
+    gpu_seconds = seconds * spec.world_size
+    pool = planning.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
     prices = price_lists.load(platform.settings.prices_file).at(platform.clock())
     now = platform.clock().timestamp()
-    start = _start(platform, tenant, tier, spec.world_size, seconds, now)
+    this = scheduler.Waiting(
+        job_id=expectation.THIS, tenant=tenant, tier=tier, num_gpus=spec.world_size, queued_at=now, expected_s=seconds,
+        job_class=job_class(spec.adapter, model.num_parameters), spot=request.spot,
+    )  # fmt: skip
+    start = _start(platform, this, now)
     return {
         "model": model.id,
         "training_file": file["id"],
@@ -111,7 +115,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
         "quota": quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict(),
         "recipe": spec.recipe,
         "memory": placed.fit.to_dict(),
-        "assumptions": _assumptions(method, tokens, spec.precision, pool, prices, tier, start),
+        "assumptions": _assumptions(method, tokens, spec.precision, expected, pool, prices, tier, start),
     }
 
 
@@ -220,15 +224,21 @@ def _sides(
     return [(tokens,) for tokens in encode(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
 
 
-def _start(platform: Platform, tenant: str, tier: str, num_gpus: int, seconds: float, now: float) -> float | None:
-    this = scheduler.Waiting(job_id=expectation.THIS, tenant=tenant, tier=tier, num_gpus=num_gpus, queued_at=now, expected_s=seconds)
+def _start(platform: Platform, this: scheduler.Waiting, now: float) -> float | None:
     queue = queue_snapshot(platform)
     played = replace(queue, waiting=[*queue.waiting, this])
-    return scheduler.projected_start(played, expectation.THIS, now=now)
+    return scheduler.projected_start(played, this.job_id, now=now)
 
 
 def _assumptions(
-    method: Method, tokens: Tokens, precision: str, pool: Pool, prices: PriceList, tier: str, start: float | None
+    method: Method,
+    tokens: Tokens,
+    precision: str,
+    expected: learning.Expectation,
+    pool: Pool,
+    prices: PriceList,
+    tier: str,
+    start: float | None,
 ) -> list[str]:
     hourly = prices.gpu(pool.gpu_type).per_hour(pool.pricing) / price_lists.MICROS
     queue = "the job starts once the jobs ahead have ended as expected; jobs submitted later and failures are not foreseen"
@@ -237,6 +247,7 @@ def _assumptions(
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
         f"windows are filled to {expectation.FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
         f"speed: 6 operations per parameter and token at the sustained rate of {pool.gpu_type} in {precision}, and the set-up of a process",
+        expected.in_words(),
         f"price: {hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')}), at {prices.tiers[tier].gpu_percent} % "
         f"in tier {tier}; evaluation is free",
         queue if start is not None else "no start can be foreseen: too few GPUs, the hard cap is reached, or the queue is too long",

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
+from control_plane.service import learning
 from control_plane.service.packing import training_seconds
 from control_plane.service.planning import Placed
+from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import datasets, files
 from ft_assets.base_models import BaseModel
@@ -41,7 +42,7 @@ class Expected:
     """From tokens that were counted at validation."""
 
 
-def of_request(conn: Connection, tenant: str, request: JobRequest, model: BaseModel, placed: Placed) -> Expected:
+def of_request(platform: Platform, tenant: str, request: JobRequest, model: BaseModel, placed: Placed) -> Expected:
     """What a job of this request is expected to take, from what is known without reading its data."""
     query = (
         sa.select(
@@ -55,7 +56,8 @@ def of_request(conn: Connection, tenant: str, request: JobRequest, model: BaseMo
         .select_from(files.outerjoin(datasets, (datasets.c.id == files.c.dataset_id) & (datasets.c.tenant_id == files.c.tenant_id)))
         .where(files.c.id == request.training_file, files.c.tenant_id == tenant)
     )
-    row = conn.execute(query).mappings().one_or_none()
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).mappings().one_or_none()
     if row is None:  # the submission says so
         return Expected(gpu_seconds=0.0, counted=False)
     method = methods.get(request.method)
@@ -68,7 +70,8 @@ def of_request(conn: Connection, tenant: str, request: JobRequest, model: BaseMo
         known = counted_tokens(report, model, method, policies, placed.plan.max_seq_len, share=num_examples / rows)
     tokens = known if known is not None else math.ceil((row["bytes"] or 0) / BYTES_PER_TOKEN)
     spec = resolved(placed, method, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=request.seed or 0)
-    return Expected(gpu_seconds=gpu_seconds(model, spec, tokens), counted=known is not None)
+    expected_s = training_time(platform, model, spec, tokens).expected_s
+    return Expected(gpu_seconds=expected_s * spec.world_size, counted=known is not None)
 
 
 def num_training(num_rows: int, splits: Mapping[str, Any] | None, *, own_validation: bool) -> int:
@@ -120,6 +123,7 @@ def num_rows(method: Method, *, num_examples: int, tokens: int, max_seq_len: int
     return max(1, math.ceil(tokens / (max_seq_len * FILL))) if method.pack == "windows" else num_examples
 
 
-def gpu_seconds(model: BaseModel, spec: TrainingSpec, tokens_per_epoch: int) -> float:
-    """Time of all GPUs together."""
-    return training_seconds(model.num_parameters, tokens_per_epoch * spec.optimization.num_epochs, spec.precision) * spec.world_size
+def training_time(platform: Platform, model: BaseModel, spec: TrainingSpec, tokens_per_epoch: int) -> learning.Expectation:
+    """How long the job holds its GPUs: by the cost model, and corrected by what jobs like it took."""
+    modelled_s = training_seconds(model.num_parameters, tokens_per_epoch * spec.optimization.num_epochs, spec.precision)
+    return learning.expect(platform, model, spec, modelled_s=modelled_s)

@@ -9,17 +9,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.engine import Connection
 
-from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
-from control_plane.service import metering
-from control_plane.service.gpu_pools import pools
+from control_plane.jobs import FINAL, HOLDING_GPUS
+from control_plane.service import metering, queue_gauges
 from control_plane.service.platform import Platform
+from control_plane.service.queue_gauges import QueueGauges
 from control_plane.tables import (
     checkpoints,
     deletion_requests,
@@ -31,13 +30,9 @@ from control_plane.tables import (
     outbox,
     quota_holds,
     refund_cases,
-    reservations,
     uploads,
 )
 
-WAITS_OVER = timedelta(hours=1)
-"""Jobs that were placed within this time speak for the queue."""
-QUANTILES = (0.5, 0.95)
 MAX_AGE_S = 10.0
 """Scrapes come every 15 s or more seldom; what comes more often gets the same numbers again."""
 LEDGER_EVERY_S = 300.0
@@ -80,13 +75,8 @@ class Notices:
 class Gauges:
     jobs: Mapping[tuple[str, str], int]
     """By state and tier."""
-    oldest_wait_s: Mapping[str, float]
-    """Of queued jobs, by tier."""
-    waits_s: Mapping[tuple[str, float], float]
-    """From queue to GPUs, by tier and quantile, over :data:`WAITS_OVER`."""
+    queue: QueueGauges
     live: Sequence[LiveJob]
-    gpus: Mapping[str, tuple[int, int]]
-    """Used and all GPUs of each pool."""
     checkpoints: int
     """Committed so far."""
     alerts: Mapping[tuple[str, str], int]
@@ -140,14 +130,11 @@ def read(platform: Platform, *, ledger_imbalance: int = 0) -> Gauges:
     now = platform.clock()
     with platform.engine.connect() as conn:
         counted = conn.execute(sa.select(jobs.c.state, jobs.c.tier, sa.func.count()).group_by(jobs.c.state, jobs.c.tier)).all()
-        queued = sa.select(jobs.c.tier, sa.func.min(jobs.c.queued_at)).where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier)
         alerts = sa.select(job_events.c.code, job_events.c.level, sa.func.count()).where(job_events.c.level != "info")
         return Gauges(
             jobs={(state, tier): n for state, tier, n in counted},
-            oldest_wait_s={tier: (now - since).total_seconds() for tier, since in conn.execute(queued).all() if since is not None},
-            waits_s=_waits(conn, now - WAITS_OVER),
+            queue=queue_gauges.read(conn, platform, now),
             live=_live(conn, now),
-            gpus=_gpus(conn, platform),
             checkpoints=conn.execute(sa.select(sa.func.count()).select_from(checkpoints)).scalar_one(),
             alerts={(c, level): n for c, level, n in conn.execute(alerts.group_by(job_events.c.code, job_events.c.level)).all()},
             verdicts=_verdicts(conn),
@@ -206,19 +193,6 @@ def _sum(conn: Connection, column: sa.ColumnElement[Any], which: sa.ColumnElemen
     return float(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(column), 0)).where(which)).scalar_one())
 
 
-def _waits(conn: Connection, since: Any) -> dict[tuple[str, float], float]:
-    """Of first attempts only: a job that resumes keeps its place from before."""
-    waited = sa.func.extract("epoch", reservations.c.granted_at - jobs.c.queued_at)
-    columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
-    query = (
-        sa.select(jobs.c.tier, *columns)
-        .join(jobs, jobs.c.id == reservations.c.job_id)
-        .where(reservations.c.attempt == 1, reservations.c.granted_at >= since, jobs.c.queued_at <= reservations.c.granted_at)
-        .group_by(jobs.c.tier)
-    )
-    return {(tier, q): float(v) for tier, *values in conn.execute(query).all() for q, v in zip(QUANTILES, values, strict=True)}
-
-
 def _live(conn: Connection, now: Any) -> list[LiveJob]:
     """Jobs that hold GPUs, each with the newest event of its own: an index finds it."""
     of_job = (job_events.c.job_id == jobs.c.id) & (job_events.c.type == "metrics") & job_events.c.data.has_key("train_loss")
@@ -245,16 +219,6 @@ def _live(conn: Connection, now: Any) -> list[LiveJob]:
         )
         for r in conn.execute(query).all()
     ]
-
-
-def _gpus(conn: Connection, platform: Platform) -> dict[str, tuple[int, int]]:
-    held = (
-        sa.select(reservations.c.pool, sa.func.sum(reservations.c.num_gpus))
-        .where(reservations.c.released_at.is_(None))
-        .group_by(reservations.c.pool)
-    )
-    used = {pool: int(n) for pool, n in conn.execute(held).all()}
-    return {p.name: (used.get(p.name, 0), p.num_gpus) for p in pools(platform)}
 
 
 def _verdicts(conn: Connection) -> dict[tuple[str, str], tuple[int, int]]:

@@ -1,11 +1,69 @@
-"""The GPU pools of this installation."""
+"""The GPU pools of this installation: those of the operator's file, or the embedded one, less the nodes that are drained."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from control_plane import pools_file, prices
 from control_plane.pools import Pool, local_pool
 from control_plane.service.platform import Platform
+from control_plane.settings import Settings
+from control_plane.tables import node_drains
+from ft_assets.errors import InvalidRequest, Unavailable
+from ft_assets.training.memory import GPUS
 
 
-def pools(platform: Platform) -> list[Pool]:
-    """Pools of this installation."""
-    return [local_pool(platform.settings.local_gpus, premium=platform.settings.premium_gpus)]
+def configured(settings: Settings, at: datetime) -> list[Pool]:
+    """The pools as they are written down; ``InvalidRequest`` (``invalid_pools``) says which entry of the file is wrong.
+
+    `at` is when their GPUs need a price: the file is read once a process, and price lists are only ever added to.
+    """
+    try:
+        if settings.pools_file is None:
+            return [local_pool(settings.local_gpus, premium=settings.premium_gpus)]
+        return list(_read(settings.pools_file, tuple(sorted(prices.load(settings.prices_file).at(at).gpus))))
+    except ValueError as e:
+        raise InvalidRequest(str(e), code="invalid_pools") from e
+
+
+@cache
+def _read(path: Path, priced: tuple[str, ...]) -> tuple[Pool, ...]:
+    """A type of GPU is known if its memory and its price are."""
+    return pools_file.load(path, gpu_types=[name for name in GPUS if name in priced])
+
+
+def planned(platform: Platform) -> list[Pool]:
+    """The pools with all their nodes: what submissions, plans and prices are about, whatever is drained today."""
+    return configured(platform.settings, platform.clock())
+
+
+def pools(platform: Platform, conn: sa.Connection | None = None) -> list[Pool]:
+    """The pools as they are now: nothing is placed on a drained node. `conn`: the transaction to read in, if there is one."""
+    if conn is None:
+        with platform.whole.engine.connect() as own:
+            return pools(platform, own)
+    drained = set(conn.execute(sa.select(node_drains.c.node)).scalars())
+    return [_without(pool, drained) for pool in planned(platform)]
+
+
+def named(platform: Platform, name: str) -> Pool:
+    """The pool that a reservation names."""
+    for pool in planned(platform):
+        if pool.name == name:
+            return pool
+    raise Unavailable(
+        f"a job holds GPUs of pool {name}, which the file of FT_POOLS ({platform.settings.pools_file}) does not have any more; put it back "
+        "and drain its nodes (ft admin nodes drain) until its jobs have ended",
+        code="unknown_pool",
+    )
+
+
+def _without(pool: Pool, drained: set[str]) -> Pool:
+    if drained.isdisjoint(n.name for n in pool.nodes):
+        return pool
+    return replace(pool, nodes=tuple(replace(n, ready=n.ready and n.name not in drained) for n in pool.nodes))

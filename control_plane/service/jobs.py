@@ -22,6 +22,7 @@ from control_plane.service.job_filters import JobFilter
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
+from control_plane.service.tenants import get as get_tenant
 from control_plane.service.tenants import refuse_suspended, tenant_of
 from control_plane.service.transition import locked, record, transition
 from control_plane.service.warm_starts import Source
@@ -137,14 +138,13 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     """The request on its base model, planned: what no file and no quota has a say in."""
     on_base, warm_start = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
-    placed = planning.placed(platform, on_base, model)
+    placed = planning.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
     capability_suites.check(platform, eval_config.parse(request.eval_config))
     return _Resolved(request=on_base, model=model, warm_start=warm_start, placed=placed)
 
 
 def _expected(platform: Platform, tenant: str, asked: _Resolved) -> expectation.Expected:
-    with platform.engine.connect() as conn:
-        return expectation.of_request(conn, tenant, asked.request, asked.model, asked.placed)
+    return expectation.of_request(platform, tenant, asked.request, asked.model, asked.placed)
 
 
 def _ask(asked: _Resolved, tier: str, gpu_seconds: float) -> Ask:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from control_plane.pools import RESERVED_FOR, job_class, widest_of
 from control_plane.quotas import Ask, Usage, admit
-from control_plane.service import planning
-from control_plane.service.gpu_pools import pools
+from control_plane.service import gpu_pools, planning
 from control_plane.service.platform import Platform
 from control_plane.service.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFFIX, JobRequest
 from control_plane.tenants import TIERS, Tenant
@@ -45,7 +45,7 @@ def _of(platform: Platform, name: str) -> dict[str, Any]:
 
 
 def _common(platform: Platform) -> dict[str, Any]:
-    widest = max(pool.max_gpus_per_job for pool in pools(platform))
+    widest = max(pool.max_gpus_per_job for pool in gpu_pools.planned(platform))
     counts = HARDWARE["num_gpus"].allowed
     return {
         "hyperparameters": {name: shown(limit) for name, limit in LIMITS.items()},
@@ -77,18 +77,27 @@ def _method(method: methods.Method) -> dict[str, Any]:
 
 
 def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
-    """A kind of adapter on this model with a recipe's defaults: the GPUs that it takes, or why it does not fit."""
+    """A kind of adapter on this model with a recipe's defaults: the GPUs that it takes, or why it does not fit.
+
+    Its tiers are those that may train it and have a pool for it; the defaults are those of the last, which gets most.
+    """
     asked = JobRequest.from_body({"model": base.id, "training_file": "-", "adapter": kind})
     found: Mapping[str, Any] = {"num_gpus": None, "strategy": None, "per_device_batch_size": None, "max_seq_len": None, "refused": None}
+    pools = gpu_pools.planned(platform)
+    tiers = [
+        tier
+        for tier in TIERS
+        if _admitted(tier, full=kind == "full", num_parameters=base.num_parameters)
+        and widest_of(pools, tier, job_class(kind, base.num_parameters))
+    ]
     try:
-        placed = planning.placed(platform, asked, base)
+        placed = planning.placed(platform, asked, base, tier=tiers[-1] if tiers else RESERVED_FOR)
     except FtError as e:
         found = {**found, "refused": e.to_dict()}
     else:
         fit = placed.fit
         shown_fit = {"num_gpus": fit.num_gpus, "strategy": fit.strategy, "per_device_batch_size": fit.per_device_batch_size}
         found = {**found, **shown_fit, "max_seq_len": placed.plan.max_seq_len}
-    tiers = [tier for tier in TIERS if _admitted(tier, full=kind == "full", num_parameters=base.num_parameters)]
     return {"name": kind, "ranks": [] if kind == "full" else list(SERVABLE_RANKS), "tiers": tiers, "defaults": dict(found)}
 
 

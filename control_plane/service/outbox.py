@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -34,11 +34,28 @@ def publish(conn: Connection, tenant: str, kind: str, subject: str, data: Mappin
     wait for (the notices of a quota, the alerts of a budget), or tell of a subject once (an invoice). `data` holds ids, states
     and amounts, and no text of the tenant: receivers keep it.
     """
-    assert kind in EVENT_TYPES, f"{kind} is no event type"
-    event_id = f"evt_{uuid.uuid4().hex}"
-    values = {"id": event_id, "tenant_id": tenant, "type": kind, "subject": subject, "data": {"id": subject, **(data or {})}}
-    conn.execute(sa.insert(outbox).values(**values, created_at=now))
-    return event_id
+    return publish_many(conn, [Told(tenant=tenant, kind=kind, subject=subject, data=data or {})], now=now)[0]
+
+
+class Told(NamedTuple):
+    """What :func:`publish` is given."""
+
+    tenant: str
+    kind: str
+    subject: str
+    data: Mapping[str, Any]
+
+
+def publish_many(conn: Connection, told: Sequence[Told], *, now: datetime) -> list[str]:
+    """:func:`publish` for several subjects at once; returns the ids of the events."""
+    rows: list[dict[str, Any]] = []
+    for one in told:
+        assert one.kind in EVENT_TYPES, f"{one.kind} is no event type"
+        data = {"id": one.subject, **one.data}
+        rows.append({"id": f"evt_{uuid.uuid4().hex}", "tenant_id": one.tenant, "type": one.kind, "subject": one.subject, "data": data})
+    if rows:
+        conn.execute(sa.insert(outbox), [{**row, "created_at": now} for row in rows])
+    return [str(row["id"]) for row in rows]
 
 
 def alone(conn: Connection, lock: int) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from control_plane.events import Event
 from control_plane.jobs import JobState
-from control_plane.service import planning, references, warm_starts
+from control_plane.service import learning, planning, references, warm_starts
 from control_plane.service.building import Say, one_anywhere, one_on_this_machine
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import SETUP_S, job_row, mark_packed
@@ -106,8 +106,9 @@ def pack(
         compared = references.for_spec(platform, tenant, spec, who=job_id, say=say)
     _doubt(platform, tenant, job, num_epochs=spec.optimization.num_epochs)
     steps = spec.optimization.total_steps(num_rows=manifest.num_rows, world_size=spec.world_size)
-    expected_s = training_seconds(model.num_parameters, manifest.num_tokens * spec.optimization.num_epochs, spec.precision)
-    mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected_s)
+    modelled_s = training_seconds(model.num_parameters, manifest.num_tokens * spec.optimization.num_epochs, spec.precision)
+    expected = learning.expect(platform, model, spec, modelled_s=modelled_s)
+    mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected.expected_s, modelled_s=modelled_s)
     return Packed(
         manifest=manifest,
         reused=reused,
@@ -153,7 +154,7 @@ def _split_keys(platform: Platform, tenant: str, dataset_id: str) -> NDArray[np.
 
 
 def training_seconds(num_parameters: int, tokens: float, precision: str) -> float:
-    """How long a training of that many tokens takes, set-up included: an estimate before there is history."""
+    """How long a training of that many tokens takes by the cost model, set-up included; history corrects it."""
     return SETUP_S + FLOPS_PER_TOKEN_FACTOR * num_parameters * tokens / DEVICE_FLOPS[precision]
 
 

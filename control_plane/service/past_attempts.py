@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from control_plane.service.platform import Platform
-from control_plane.tables import attempts, job_events
+from control_plane.tables import attempts, job_events, reservations
 from ft_assets.training.failures import Outcome, PastAttempt
 
 
@@ -22,14 +22,21 @@ def history(platform: Platform, job_id: str) -> list[PastAttempt]:
         .scalar_subquery()
     )
     reached = sa.func.greatest(told, sa.func.coalesce(attempts.c.from_step, 0)).label("reached")
-    query = sa.select(attempts, reached).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
+    asked = (
+        sa.exists()
+        .where(reservations.c.job_id == attempts.c.job_id, reservations.c.attempt == attempts.c.attempt)
+        .where(reservations.c.stop_asked_at.is_not(None))
+        .label("asked")
+    )
+    query = sa.select(attempts, reached, asked).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
     with platform.engine.connect() as conn:
         rows = conn.execute(query.order_by(attempts.c.attempt)).all()
     found: list[PastAttempt] = []
     furthest = 0
     for row in rows:
         furthest = max(furthest, row.reached)
-        found.append(PastAttempt(code=row.outcome or "", committed_step=furthest, last_step=row.last_step or 0))
+        made_room = row.asked and row.outcome == Outcome.PREEMPTED
+        found.append(PastAttempt(code=row.outcome or "", committed_step=furthest, last_step=row.last_step or 0, asked=made_room))
         if row.outcome == Outcome.OOM:
             furthest = 0
     return found

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState
+from control_plane.pools import job_class
 from control_plane.service import adapters, files, promotions, quotas, reuse
 from control_plane.service.datasets import check_enough_to_train, check_reviewed
 from control_plane.service.fleet import FAILED
@@ -117,16 +118,27 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progr
     return version
 
 
-def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingSpec, total_steps: int, expected_s: float) -> None:
+def mark_packed(
+    platform: Platform,
+    tenant: str,
+    job_id: str,
+    *,
+    spec: TrainingSpec,
+    total_steps: int,
+    expected_s: float,
+    modelled_s: float | None = None,
+) -> None:
     """Freeze the spec and queue the job, or end it with the adapter of an earlier job that trained this very spec.
 
     A job that has left ``validating`` keeps the spec it was frozen with. What it is expected to take is counted by now and is held
-    instead of the first estimate; where the hard cap has no room for that, the job fails before it takes a GPU.
+    instead of the first estimate; where the hard cap has no room for that, the job fails before it takes a GPU. `modelled_s` is its time by
+    the cost model alone; of a job without one nothing is learned.
     """
     found = _finished(platform, tenant, job_id, spec)
     with platform.engine.begin() as conn:
         owner = quotas.lock(conn, tenant)
-        waits = locked(conn, job_id, tenant_id=tenant)["state"] == JobState.VALIDATING
+        job = locked(conn, job_id, tenant_id=tenant)
+        waits = job["state"] == JobState.VALIDATING
         if waits and found is not None:
             _end_reusing(conn, job_id, found, spec, platform.clock())
         elif waits and not _admitted(conn, owner, job_id, expected_s * spec.world_size, platform.clock()):
@@ -142,7 +154,9 @@ def mark_packed(platform: Platform, tenant: str, job_id: str, *, spec: TrainingS
                 spec_sha256=spec.sha256,
                 pack_fingerprint=spec.pack_fingerprint,
                 num_gpus=spec.world_size,
+                job_class=job_class(spec.adapter, platform.models.get_pinned(job["model"], job["base_digest"]).num_parameters),
                 expected_s=expected_s,
+                modelled_s=modelled_s,
                 total_steps=total_steps,
             )
     if found is not None and found.promoted is not None and (found.unserved or not waits):

@@ -198,7 +198,12 @@ def _rest(job: RowMapping, expected_s: float, used_s: float) -> float:
 
 def release(conn: Connection, job_id: str, now: datetime) -> None:
     """Give back what is held for a job."""
-    this = (quota_holds.c.job_id == job_id) & quota_holds.c.released_at.is_(None)
+    release_all(conn, [job_id], now)
+
+
+def release_all(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
+    """Give back what is held for these jobs."""
+    this = quota_holds.c.job_id.in_(job_ids) & quota_holds.c.released_at.is_(None)
     conn.execute(sa.update(quota_holds).where(this).values(released_at=now))
 
 

@@ -1,65 +1,86 @@
-"""The queue's hands: read the snapshot, ask the policy, write reservations and reasons."""
+"""The queue's hands: one round reads the snapshot, asks the policy, and makes its decisions so, in one transaction."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from control_plane import scheduler
-from control_plane.jobs import JobState
-from control_plane.service import metering, queue_reading
+from control_plane.pools import Pool
+from control_plane.service import explaining, granting, metering, overdue, queue_reading
+from control_plane.service.explaining import Explained
 from control_plane.service.gpu_pools import pools
 from control_plane.service.platform import Platform
-from control_plane.service.transition import transition
-from control_plane.tables import attempts, jobs, reservations
+from control_plane.service.queue_reading import Rows
+from control_plane.tables import attempts, jobs, reservations, scheduler_state
 
 SCHEDULER_LOCK = 0x66745F73
 """Advisory lock ("ft_s"): one scheduling decision at a time, however many schedulers run."""
 
 
-def place(platform: Platform) -> list[scheduler.Decision]:
-    """One scheduling round, in one transaction: reservations for what starts, a reason and a position for what waits."""
-    now = platform.clock()
-    with platform.engine.begin() as conn:
+def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> list[scheduler.Decision]:
+    """One scheduling round; returns what was decided and came about.
+
+    1. Jobs that start get a reservation with a new fencing token, and their event says why it is now.
+    2. Jobs that are to make room are asked for a checkpoint and their GPUs.
+    3. Jobs that wait are told why, where they stand, and what was promised to them.
+
+    Rounds come one after the other, and one that dies leaves nothing. `available`: pools in place of the installation's.
+    """
+    whole, began = platform.whole, time.monotonic()
+    with whole.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEDULER_LOCK)))
-        snapshot, rows = queue_reading.read(conn, pools(platform), now)
+        now = whole.clock()
+        snapshot, rows = queue_reading.read(conn, pools(whole, conn) if available is None else available, now)
         decisions = scheduler.schedule(snapshot, now=now.timestamp())
-        for decision in decisions:
-            if isinstance(decision, scheduler.Start):
-                _reserve(conn, rows[decision.job_id], decision, now)
-            elif isinstance(decision, scheduler.Wait):
-                _explain(conn, rows[decision.job_id], decision, capped=rows[decision.job_id].tenant_id in snapshot.capped, now=now)
-    return decisions
+        waits = [d for d in decisions if isinstance(d, scheduler.Wait)]
+        starts = granting.grant(conn, rows, [d for d in decisions if isinstance(d, scheduler.Start)], now)
+        stops = granting.ask_to_stop(conn, [d for d in decisions if isinstance(d, scheduler.Preempt)], now)
+        told = explaining.explain(
+            conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, last=_last_told(conn),
+            now=now,
+        )  # fmt: skip
+        overdue.report(conn, now)
+        _count(conn, _Round(rows=rows, starts=starts, stops=stops, waits=waits, told=told, took_s=time.monotonic() - began), now)
+    return [*starts, *stops, *waits]
 
 
-def _reserve(conn: sa.Connection, job: sa.Row[Any], decision: scheduler.Start, now: datetime) -> None:
-    attempt = job.attempt + 1
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    rows: Rows
+    starts: Sequence[scheduler.Start]
+    stops: Sequence[scheduler.Preempt]
+    waits: Sequence[scheduler.Wait]
+    told: Explained
+    took_s: float
+
+
+def _last_told(conn: Connection) -> datetime | None:
+    return conn.execute(sa.select(scheduler_state.c.explained_at).where(scheduler_state.c.id == 1)).scalar()
+
+
+def _count(conn: Connection, of: _Round, now: datetime) -> None:
+    c = scheduler_state.c
     conn.execute(
-        sa.insert(reservations).values(job_id=job.id, attempt=attempt, pool=decision.pool, num_gpus=decision.num_gpus, granted_at=now)
-    )
-    conn.execute(sa.insert(attempts).values(job_id=job.id, attempt=attempt, workload=f"{job.id}-a{attempt}"))
-    transition(
-        conn,
-        job.id,
-        JobState.PROVISIONING,
-        message=f"Attempt {attempt} holds {decision.num_gpus} GPU(s) of pool {decision.pool}.",
-        now=now,
-        attempt=attempt,
-        train_runs=0,
-    )
-
-
-def _explain(conn: sa.Connection, job: sa.Row[Any], wait: scheduler.Wait, *, capped: bool, now: datetime) -> None:
-    estimate = None
-    since = {"capped_at": now} if capped and job.started_at is None else {}
-    if wait.expected_start is not None and job.expected_s is not None:
-        estimate = datetime.fromtimestamp(wait.expected_start + job.expected_s, tz=UTC)
-    conn.execute(
-        sa.update(jobs)
-        .where(jobs.c.id == job.id)
-        .values(reason=wait.reason, reason_detail=wait.detail, queue_position=wait.position, estimated_finish_at=estimate, **since)
+        sa.update(scheduler_state)
+        .where(c.id == 1)
+        .values(
+            rounds=c.rounds + 1,
+            starts=c.starts + len(of.starts),
+            backfills=c.backfills + sum(s.backfill for s in of.starts),
+            preemptions=c.preemptions + len(of.stops),
+            promises=c.promises + of.told.promises,
+            slipped=c.slipped + of.told.dropped + sum(explaining.missed(of.rows[s.job_id], now) for s in of.starts),
+            round_s=of.took_s,
+            queued=len(of.waits),
+            last_round_at=now,
+            **({"explained_at": now} if of.told.whole else {}),
+        )
     )
 
 

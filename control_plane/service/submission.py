@@ -2,7 +2,8 @@
 
 ``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT
 with that adapter); the kind of adapter may also stand at the top or among the hyperparameters. What cannot be done is refused here,
-by the name of its field. ``spot`` is recorded with the job and changes no placement; ``integrations`` are refused, unless there are none.
+by the name of its field. ``spot`` is a wish: :mod:`control_plane.pools` says which jobs it moves to spot pools, and no job is refused for
+it. ``integrations`` are refused, unless there are none.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class JobRequest:
     tier: str | None = None
     """None: the tenant's own."""
     spot: bool = False
+    """It may run on cheaper GPUs that can be taken away; where it pays (``control_plane.pools.may_use_spot``)."""
     recipe: str | None = None
     hardware: Mapping[str, Any] | None = None
     auto_promote: bool = True

@@ -24,6 +24,7 @@ from control_plane.service.liveness import Liveness
 from control_plane.service.log_shipping import LogShipper
 from control_plane.service.platform import Platform
 from control_plane.service.restoring import restore
+from control_plane.service.stopping import Stopping
 from control_plane.service.transfer import Patience, download
 from control_plane.service.watching import Watch
 from ft_assets import context, layout, logs, tracing
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Seconds between looks at the workload: what a tenant sees of a step lags by this much."""
+STOPPING_POLL_S = 0.1
+"""The same while it stops: somebody waits for its GPUs."""
 LOG_PATIENCE = Patience(give_up_s=30.0)
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL: a checkpoint is promised within 25."""
@@ -67,13 +70,27 @@ class Tail:
         if self.seen == (stat.st_mtime_ns, stat.st_size):
             return [], []
         self.seen = (stat.st_mtime_ns, stat.st_size)
-        lines = [json.loads(line) for line in self.path.read_text().split("\n")[:-1] if line]
-        lines = [m for m in lines if m["step"] <= self.from_step or m["time"] >= self.since]
+        lines = [m for m in self._lines() if m["step"] <= self.from_step or m["time"] >= self.since]
         steps = [m for m in lines if "loss" in m and m["step"] > self.last_step]
         validation = [m for m in lines if "eval_loss" in m and m["step"] > self.last_validation]
         self.last_step = max((m["step"] for m in steps), default=self.last_step)
         self.last_validation = max((m["step"] for m in validation), default=self.last_validation)
         return steps, validation
+
+    def seconds_after(self, step: int) -> float:
+        """Seconds that this attempt has spent on the steps after `step`."""
+        mine = [m for m in self._lines() if "loss" in m and m["time"] >= self.since]
+        after = [m for m in mine if m["step"] > step]
+        if not after:
+            return 0.0
+        began = max((m["time"] for m in mine if m["step"] <= step), default=after[0]["time"] - after[0].get("step_s", 0.0))
+        return max(0.0, float(after[-1]["time"] - began))
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in self.path.read_text().split("\n")[:-1] if line]
+        except FileNotFoundError:
+            return []
 
 
 def job_dir(platform: Platform, job_id: str) -> Path:
@@ -102,6 +119,7 @@ def follow(
     say: Callable[[str], None],
     patience: Patience = CHECKPOINT_PATIENCE,
     final_patience: Patience = FINAL_PATIENCE,
+    stop_grace_s: float = STOP_GRACE_S,
 ) -> Ending:
     """Run the attempt to its end and return how it ended; ``attempts.finish`` then moves the job.
 
@@ -112,6 +130,9 @@ def follow(
     work_dir = job_dir(platform, held.job_id)
     restored = attempts.from_step(platform, held)
     if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:  # what runs has its checkpoint already, and writes new ones
+        if (unbegun := _unbegun(platform, held)) is not None:
+            say(f"not started: {unbegun.outcome}")
+            return unbegun
         restored = restore(platform, held, work_dir)
         attempts.mark_restored(platform, held, from_step=restored)
         say(f"attempt {held.attempt} starts from step {restored}")
@@ -143,6 +164,7 @@ def follow(
         watch=watch,
         uploader=uploader,
         final_patience=final_patience,
+        stop_grace_s=stop_grace_s,
     )
     shipper = _shipper(platform, launcher, held)
     shipper.start()
@@ -153,28 +175,43 @@ def follow(
         uploader.close()
 
 
+def _unbegun(platform: Platform, held: Claim) -> Ending | None:
+    """How an attempt ends that was asked to stop before its workload was started; None where nobody asked."""
+    asked = attempts.stop_asked(platform, held)
+    if asked is None:
+        return None
+    step = max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
+    failure = classify(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(asked), committed_step=step, last_step=step))
+    assert failure is not None
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
+    return Ending(outcome=failure.code, failure=failure, last_step=step, trained_tokens=0, status=status)
+
+
 def _follow_to_end(launcher: Launcher, follower: _Follower, shipper: LogShipper, say: Callable[[str], None]) -> Ending:
+    """Look at the workload again and again. A stop that was sent is waited for like this, too: what is saved goes on its way, and
+    whoever watches this follower hears of it."""
     platform, held, watch = follower.platform, follower.held, follower.watch
+    stopping: Stopping | None = None
     while True:
-        asked = attempts.stop_requested(platform, held.job_id)
-        if asked and follower.stop_reason is None:
-            follower.stop_reason = StopReason(asked)
-            say(f"stopping: {asked} was requested")
-            launcher.stop(held.workload, grace_s=STOP_GRACE_S)
+        asked = attempts.stop_asked(platform, held)
         status = launcher.status(held.workload)
-        if follower.stop_reason is None and (stall := follower.alive.stall(status)):
-            follower.stop_reason, follower.stall = StopReason.STALLED, stall
-            say(f"stopping: {stall}")
-            launcher.stop(held.workload, grace_s=STOP_GRACE_S)
+        if stopping is not None:
+            stopping.check()
+        elif asked or (stall := follower.alive.stall(status)):
+            follower.stop_reason, follower.stall = (StopReason(asked), None) if asked else (StopReason.STALLED, stall)
+            say(f"stopping: {follower.stall or f'{asked} was requested'}")
+            stopping = Stopping(launcher, held.workload, grace_s=follower.stop_grace_s)
         follower.relay()
         watch.heard(silence_s=follower.alive.silence_s(status), running=status.phase is WorkloadPhase.RUNNING)
         if status.phase in (WorkloadPhase.EXITED, WorkloadPhase.LOST, WorkloadPhase.ABSENT):
+            if stopping is not None:
+                stopping.wait()
             follower.relay()
             ending = follower.ending(status)
             shipper.finish(LOG_PATIENCE)
             watch.ended(ending)
             return ending
-        time.sleep(POLL_S)
+        time.sleep(POLL_S if stopping is None else STOPPING_POLL_S)
 
 
 def _shipper(platform: Platform, launcher: Launcher, held: Claim) -> LogShipper:
@@ -251,6 +288,7 @@ class _Follower:
     watch: Watch
     uploader: Uploader
     final_patience: Patience
+    stop_grace_s: float
     stop_reason: StopReason | None = None
     stall: str | None = None
     offered: str = ""
@@ -297,7 +335,10 @@ class _Follower:
         if failure is not None and failure.code == Outcome.DISK_FULL:
             self._free_space()
         outcome = failure.code if failure else "succeeded"
-        return Ending(outcome=outcome, failure=failure, last_step=last_step, trained_tokens=tokens, status=status, seen=seen)
+        again_s = self.tail.seconds_after(committed[0].step if committed else 0)
+        return Ending(
+            outcome=outcome, failure=failure, last_step=last_step, trained_tokens=tokens, status=status, seen=seen, again_s=again_s
+        )
 
     def _free_space(self) -> None:
         freed = retention.free_machine(self.platform, self.held.job_id)

@@ -48,6 +48,7 @@ from control_plane.tables.work import checkpoints as checkpoints
 from control_plane.tables.work import health_verdicts as health_verdicts
 from control_plane.tables.work import job_events as job_events
 from control_plane.tables.work import jobs as jobs
+from control_plane.tables.work import node_drains as node_drains
 from control_plane.tables.work import quota_holds as quota_holds
 from control_plane.tables.work import quota_notices as quota_notices
 from control_plane.tables.work import reservations as reservations

@@ -65,6 +65,10 @@ jobs = sa.Table(
     timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
     sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_jobs_counted", "state", "tier"),
+    sa.Index("ix_jobs_learned", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),
+    sa.Index("ix_jobs_learned_of_model", "model", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),
+    sa.Index("ix_jobs_partitioned", "finished_at", postgresql_where=sa.text("finished_at IS NOT NULL AND partition_retired_at IS NULL")),
+    sa.Index("ix_jobs_first_start", "tier", sa.text("(started_at - GREATEST(created_at, capped_at))")),
     sa.Index("ix_jobs_open", "tenant_id", postgresql_where=sa.text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
 )  # fmt: skip
 
@@ -137,7 +141,18 @@ reservations = sa.Table(
     timestamp("stop_asked_at", nullable=True),  # by the scheduler
     timestamp("granted_at"), timestamp("released_at", nullable=True),
     sa.Index("ix_reservations_active", "pool", postgresql_where=sa.text("released_at IS NULL")),
+    sa.Index("uq_reservations_held", "job_id", unique=True, postgresql_where=sa.text("released_at IS NULL")),  # a job holds one at most
+    sa.Index("ix_reservations_released_at", "released_at"),
 )  # fmt: skip
+
+node_drains = sa.Table(
+    "node_drains", metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("drained_by", sa.Text, nullable=False),  # the operator's key, or the machine's user
+    timestamp("drained_at"),
+)  # fmt: skip
+"""Nodes on which nothing new is placed; what runs there goes on."""
 
 attempts = sa.Table(
     "attempts", metadata,
@@ -149,6 +164,7 @@ attempts = sa.Table(
     sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
     sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt does again
     timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
+    sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
 )  # fmt: skip
 
 run_launches = sa.Table(
@@ -172,6 +188,7 @@ scheduler_state = sa.Table(
     sa.Column("slipped", sa.BigInteger, nullable=False, server_default="0"),  # promises that were not kept, whatever the cause
     sa.Column("round_s", sa.Float), sa.Column("queued", sa.Integer),  # of the last round
     timestamp("last_round_at", nullable=True),
+    timestamp("explained_at", nullable=True),  # when the whole queue was last told its positions
 )  # fmt: skip
 
 checkpoints = sa.Table(

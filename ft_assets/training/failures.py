@@ -116,6 +116,8 @@ class PastAttempt:
     """Of the newest committed checkpoint when it ended; 0 for none."""
     last_step: int
     """The furthest optimizer step that it is known to have finished."""
+    asked: bool = False
+    """The platform asked it to make room for another job: no failure, however often it happens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,14 +155,18 @@ def classify(e: Evidence) -> FailureClass | None:
 
     1. Success is what the process says it is, whatever was asked of it meanwhile.
     2. A stop by the tenant (cancel, pause) is no failure to repeat.
-    3. A failure that the process itself explains keeps its explanation.
-    4. No evidence: stalled if that is why it was stopped or its heartbeat is too old, else its node was lost.
-    5. A rule that resumes gives up after N failures without progress: dead letter.
+    3. A stop that makes room for another job is none either, also where nothing had begun, or no answer came and it was killed.
+    4. A failure that the process itself explains keeps its explanation.
+    5. No evidence: stalled if that is why it was stopped or its heartbeat is too old, else its node was lost.
+    6. A rule that resumes gives up after N failures without progress: dead letter.
     """
     if e.exit is not None and e.exit.outcome is Outcome.SUCCEEDED:
         return None
-    if e.stop_reason in (StopReason.CANCEL, StopReason.PAUSE) and (e.exit is None or e.exit.outcome is Outcome.PREEMPTED):
+    stopped = e.exit is None or e.exit.outcome is Outcome.PREEMPTED
+    if e.stop_reason in (StopReason.CANCEL, StopReason.PAUSE) and stopped:
         return _stopped(e, cancelled=e.stop_reason is StopReason.CANCEL)
+    if e.stop_reason is StopReason.PREEMPT and stopped and e.phase not in ("pending", "running"):
+        return _made_room(e)
     if e.exit is not None and not (e.exit.outcome is Outcome.PREEMPTED and e.stop_reason is StopReason.STALLED):
         found = _explained(e, e.exit)
     elif e.stop_reason is StopReason.STALLED or (e.phase == "running" and (e.heartbeat_age_s or 0.0) > HEARTBEAT_LIMIT_S):
@@ -200,7 +206,7 @@ def failures_without_progress(history: Sequence[PastAttempt], *, code: str, comm
         reached = (attempt.committed_step, attempt.last_step)
         if reached > furthest:
             furthest, since = reached, i
-    return sum(attempt.code == code for attempt in row[since:])
+    return sum(attempt.code == code and not attempt.asked for attempt in row[since:])
 
 
 def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:
@@ -210,6 +216,27 @@ def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:
         retry=Retry.NEVER,
         message=f"stopped at step {e.last_step} because the job was {'cancelled' if cancelled else 'paused'}",
         remedy="submit the job again to train it from the start" if cancelled else "resume the job: it goes on from its last checkpoint",
+    )
+
+
+def _made_room(e: Evidence) -> FailureClass:
+    """The attempt gave its GPUs to another job, because the platform asked for it."""
+    again = e.last_step - e.committed_step
+    if e.phase == "absent":
+        message = "it gave its GPUs to another job before it had begun; nothing is lost"
+    elif e.last_step == 0:
+        message = "it gave its GPUs to another job before its first step; nothing is lost"
+    elif again <= 0:
+        message = f"it gave its GPUs to another job at step {e.last_step}, which is saved; nothing is lost"
+    else:
+        since = f"the checkpoint of step {e.committed_step}" if e.committed_step else "its beginning"
+        message = f"it gave its GPUs to another job after step {e.last_step}, which is not saved; what came after {since} is trained again"
+    return FailureClass(
+        code=Outcome.PREEMPTED,
+        fault=Fault.PLATFORM,
+        retry=Retry.RESUME,
+        message=message,
+        remedy=_RULES[Outcome.PREEMPTED][2],
     )
 
 
@@ -301,8 +328,6 @@ def _dead_letter(found: FailureClass, e: Evidence) -> FailureClass | None:
     limit = MAX_FAILURES_WITHOUT_PROGRESS.get("internal" if found.code == "base_model_unavailable" else found.code)
     if found.retry is not Retry.RESUME or limit is None:
         return None
-    if found.code == Outcome.PREEMPTED and e.stop_reason is not None:
-        return None  # it gave way because the platform asked for it
     count = failures_without_progress(e.history, code=found.code, committed_step=e.committed_step, last_step=e.last_step)
     if count < limit:
         return None

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from control_plane.settings import Settings
@@ -18,6 +19,7 @@ from resources.stack.report import write_atomically
 from resources.stack.service import Service
 
 POSTGRES, MIGRATE, DAGSTER, API, INFERENCE = "postgres", "migrate", "dagster", "api", "inference"
+RUNS, NUDGE = "runs", "nudge"
 DEMO_MODEL = "demo-llama-3m"
 
 QUIET: Mapping[str, str] = {
@@ -66,6 +68,9 @@ def dagster_home(settings: Settings) -> Path:
 
 def prepare_home(settings: Settings) -> None:
     """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
+    from control_plane.service import gpu_pools  # SQLAlchemy, as in `databases`
+
+    gpu_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
     provenance.commit(), provenance.lock_sha256()  # without them every job would fail at its lineage
     home = dagster_home(settings)
     home.mkdir(parents=True, exist_ok=True)
@@ -107,6 +112,7 @@ def child_env(settings: Settings) -> dict[str, str]:
         "FT_LOCAL_GPUS": str(settings.local_gpus),
         "FT_BASE_MODELS": ":".join(str(p.absolute()) for p in settings.base_models),
         "DAGSTER_HOME": str(dagster_home(settings)),
+        **({"FT_POOLS": str(settings.pools_file)} if settings.pools_file else {}),
     }
 
 
@@ -122,7 +128,7 @@ def services(settings: Settings) -> list[Service]:
     first = [_postgres(settings)] if settings.embedded_database else []
     after = (POSTGRES,) if settings.embedded_database else ()
     local = [_inference(settings)] if _inference_is_local(settings) else []
-    return [*first, _migrate(settings, after), *local, _dagster(settings, after), _api(settings)]
+    return [*first, _migrate(settings, after), *local, _runs(settings, after), _dagster(settings, after), _nudge(settings), _api(settings)]
 
 
 def _postgres(settings: Settings) -> Service:
@@ -153,6 +159,22 @@ def _dagster(settings: Settings, after: tuple[str, ...]) -> Service:
         ),
         probe=dagster_ready(url), after=needs, env=lambda: database_env(settings), url=lambda: url,
         port=settings.dagster_port, port_variable="FT_DAGSTER_PORT", stop_signal=signal.SIGINT, grace_s=15.0,
+    )  # fmt: skip
+
+
+def _runs(settings: Settings, after: tuple[str, ...]) -> Service:
+    """Where none answers, Dagster starts its runs itself."""
+    return Service(
+        name=RUNS, argv=(sys.executable, "-m", "resources.run_server"), probe=file_written(settings.home / "runs" / "ready"), after=after,
+        env=lambda: database_env(settings), expendable=True,
+    )  # fmt: skip
+
+
+def _nudge(settings: Settings) -> Service:
+    """Where none listens, the sensors do the same within five seconds."""
+    return Service(
+        name=NUDGE, argv=(sys.executable, "-m", "sensors.nudge"), probe=file_written(settings.home / "nudge.alive"),
+        after=(MIGRATE, DAGSTER), env=lambda: database_env(settings), expendable=True,
     )  # fmt: skip
 
 

@@ -49,6 +49,8 @@ class Service:
     """Seconds after `stop_signal` before the whole process group is killed."""
     patient: bool = False
     """Keeps its grace when a second Ctrl-C cuts the others' short (a database must close its files)."""
+    expendable: bool = False
+    """The others do without it: one that keeps dying is started again for as long as the stack is up, and never ends it."""
     start_timeout_s: float = 180.0
     """Seconds to become ready, generous enough for a busy two-core machine."""
 

@@ -95,7 +95,7 @@ class Supervisor:
         while not self._stops and self._error is None:
             for unit in self._units.values():
                 self._advance(unit, env, executor)
-            if self._phase is Phase.STARTING and all(u.ready for u in self._units.values()):
+            if self._phase is Phase.STARTING and all(u.ready or (u.service.expendable and u.deaths) for u in self._units.values()):
                 self._become_ready()
             self._publish()
             self._wake.wait(TICK_S)
@@ -117,9 +117,10 @@ class Supervisor:
                 self._handle_trouble(unit, trouble)
 
     def _handle_trouble(self, unit: Unit, trouble: str) -> None:
-        """Before the stack was ready, a death is a configuration to be mended; later it is an accident to be survived."""
+        """Before the stack was ready, a death is a configuration to be mended; later it is an accident to be survived, and so is
+        always that of a service that the others do without."""
         was_running = unit.child is not None and unit.child.exit_code() is None
-        if self._phase is Phase.READY and not was_running and unit.may_restart():
+        if (unit.service.expendable or (self._phase is Phase.READY and not was_running)) and unit.may_restart():
             unit.end()
             unit.enter(S.RESTARTING, f"restart {len(unit.deaths)} of {MAX_RESTARTS}")
             self._tell(f"{trouble}\n  restarting {unit.name} ({len(unit.deaths)} of {MAX_RESTARTS})")

@@ -18,6 +18,8 @@ S = ServiceState
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 """Deaths older than this are forgiven: a service that dies once a day is restarted for ever."""
+MAX_PAUSE_S = 60.0
+"""Between starts of an expendable service that keeps dying: it costs a start's seconds of CPU a minute at most."""
 PROBE_EVERY_S = 0.2
 
 
@@ -106,9 +108,9 @@ class Unit:
         """Count this death; whether fewer than the limit came before it in the window."""
         now = time.monotonic()
         self.deaths = [t for t in self.deaths if now - t < RESTART_WINDOW_S]
-        if len(self.deaths) >= MAX_RESTARTS:
+        if len(self.deaths) >= MAX_RESTARTS and not self.service.expendable:
             return False
-        self.restart_at = now + 2.0 ** len(self.deaths) - 1.0  # at once, then after 1 s, then after 3 s
+        self.restart_at = now + min(MAX_PAUSE_S, 2.0 ** len(self.deaths) - 1.0)  # at once, then after 1 s, then after 3 s
         self.deaths.append(now)
         return True
 

@@ -42,6 +42,7 @@ NEEDED: Mapping[str, str] = {
         GET /v1/uploads/{{upload_id}},
         GET /v1/datasets, GET /v1/datasets/{{dataset_id}}, GET /v1/datasets/{{dataset_id}}/preview, GET /v1/datasets/{{dataset_id}}/report,
         GET /v1/suites, GET /v1/capability_suites, GET /v1/recipes, GET /v1/recipes/{{name}}, GET /v1/quota,
+        GET /v1/queue,
         GET /v1/models, GET /v1/models/{{model:path}}, GET /v1/models/{{model:path}}/lineage,
         GET /v1/adapters, GET {ADAPTER}, GET {ADAPTER}/lineage, GET {ADAPTER}/server, GET {ADAPTER}/exports, GET {EXPORT},
         GET {EXPORT}/content, GET {ADAPTER}/evaluations, GET {EVALUATION}, GET {EVALUATION}/report, GET {EVALUATION}/samples,
@@ -78,7 +79,8 @@ NEEDED: Mapping[str, str] = {
         GET {TENANT}/api_keys, POST {TENANT}/api_keys, DELETE {TENANT}/api_keys/{{key_id}}, GET /v1/admin/audit_log,
         GET /v1/admin/refunds, POST /v1/admin/refunds/{{case_id}}/grant, POST /v1/admin/refunds/{{case_id}}/refuse,
         POST /v1/admin/adjustments, GET /v1/admin/ledger, GET /v1/admin/ledger/check,
-        GET /v1/admin/usage, GET {TENANT}/ledger, GET {TENANT}/invoices, GET {TENANT}/invoices/{{month}}""",
+        GET /v1/admin/nodes, GET /v1/admin/nodes/{{node}}, POST /v1/admin/nodes/{{node}}/drain, POST /v1/admin/nodes/{{node}}/undrain,
+        GET /v1/admin/queue, GET /v1/admin/usage, GET {TENANT}/ledger, GET {TENANT}/invoices, GET {TENANT}/invoices/{{month}}""",
 }
 """By the least that opens it: every route of the API, those of jobs under the first of their three paths."""
 ORDER = ("read", "write", "admin")

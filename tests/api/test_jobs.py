@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -173,7 +174,8 @@ def test_a_waiting_job_says_why_where_and_until_when(client: openai.OpenAI, plat
     move(platform, job.id, "queued", expected_s=100.0)
     finish = platform.clock().replace(microsecond=0)
     with platform.engine.begin() as conn:
-        why = {"reason": "WaitingForQuota", "reason_detail": "2 of 2 GPUs are held", "queue_position": 3, "estimated_finish_at": finish}
+        why = {"reason": "WaitingForQuota", "reason_detail": "2 of 2 GPUs are held", "queue_position": 3}
+        why |= {"estimated_finish_at": finish, "expected_start_at": finish - timedelta(seconds=100)}
         conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(**why))
     seen = client.fine_tuning.jobs.retrieve(job.id)
     assert (seen.reason, seen.reason_detail, seen.queue_position) == ("WaitingForQuota", "2 of 2 GPUs are held", 3)

@@ -82,7 +82,7 @@ def test_rules_and_dashboard_use_labels_that_their_metrics_have(emitted: dict[st
 
 
 def test_no_label_can_take_any_value_but_those_of_live_jobs(emitted: dict[str, frozenset[str]]) -> None:
-    bounded = {"method", "route", "status", "code", "state", "tier", "pool", "quantile", "level", "audience", "channel"}
+    bounded = {"method", "route", "status", "code", "state", "tier", "pool", "quantile", "level", "audience", "channel", "reason", "kind"}
     free = {name: labels - bounded for name, labels in emitted.items() if labels - bounded}
     assert set(free) == {name for name in emitted if name.startswith("ft_job_")}
     assert set(free.values()) == {frozenset({"job", "tenant", "model"})}

@@ -15,7 +15,7 @@ from control_plane.tables import api_keys, audit_log, metadata, outbox
 from control_plane.tables import tenants as tenants_table
 from control_plane.tenants import Tenant
 
-OF_THE_PLATFORM = {"operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state"}
+OF_THE_PLATFORM = {"operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains"}
 """Tables that hold nothing of any tenant."""
 BY_PARENT = {
     "job_events", "health_verdicts", "reservations", "attempts", "checkpoints", "sweep_trials", "deployments", "replica_adapters",

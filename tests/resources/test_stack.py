@@ -229,6 +229,16 @@ def test_a_service_that_can_never_serve_takes_the_stack_down(tmp_path: Path, sta
     assert "broken runs but can not serve: no model" in (final.error or "")
 
 
+def test_an_expendable_service_that_keeps_dying_ends_nothing(tmp_path: Path, start: Callable[..., Running]) -> None:
+    argv = (*PYTHON, "import sys; sys.exit(7)")
+    dying = Service(name="dying", argv=argv, probe=file_written(tmp_path / "never"), expendable=True)
+    stack = start(serving(tmp_path, "base"), dying)
+    stack.ready()
+    seen = stack.wait(lambda r: any(s.name == "dying" and s.restarts >= 3 for s in r.services))
+    assert {s.name: s.state for s in seen.services}["base"] is ServiceState.UP
+    assert stack.end().phase is Phase.STOPPED
+
+
 def test_a_child_that_dies_later_is_restarted_three_times_and_then_the_stack_ends(tmp_path: Path, start: Callable[..., Running]) -> None:
     stack = start(serving(tmp_path, "fragile"), serving(tmp_path, "steady"))
     steady = pids(stack.ready())["steady"]
@@ -372,7 +382,7 @@ def test_a_shell_that_has_run_ft_env_still_owns_its_embedded_database(tmp_path: 
     foreign = {**own, "FT_DATABASE_URL": "postgresql://ft@db.example/ft"}
     assert not embedded.normalised(settings_module.load(foreign)).embedded_database
     names = [s.name for s in embedded.services(settings_module.load(foreign))]
-    assert names == ["migrate", "inference", "dagster", "api"], "an external database is used, not started"
+    assert names == ["migrate", "inference", "runs", "dagster", "nudge", "api"], "an external database is used, not started"
 
 
 def test_a_remote_fleet_is_used_and_no_local_server_started(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from control_plane.api.schemas.queue import Ahead, Reservation
 from control_plane.api.schemas.quota import JobQuota
 
 
@@ -29,7 +30,7 @@ class CreateJob(BaseModel):
     hyperparameters: dict[str, Any] | None = Field(None, description="Deprecated by OpenAI in favour of `method`; read all the same.")
     eval_config: dict[str, Any] | None = Field(None, description="Suites and gates; the defaults apply where absent.")
     tier: str | None = Field(None, description="free, standard or premium; the tenant's own if absent.")
-    spot: bool | None = Field(None, description="Kept and shown; it chooses no pool.")
+    spot: bool | None = Field(None, description="It may run on spot GPUs first: if it is not premium and takes 4 h or more.")
     recipe: str | None = Field(None, description="`<name>@<version>`; chosen by the model if absent.")
     hardware: dict[str, Any] | None = Field(
         None, description="`num_gpus` (1, 2, 4, 8, 16, 32) and `strategy` (single, ddp, fsdp2, zero1, zero2, zero3); estimated if absent."
@@ -97,10 +98,14 @@ class Job(BaseModel):
     checkpointing: bool
     queue_position: int | None
     reason: str | None = Field(description="Why it waits: a code.")
-    reason_detail: str | None
+    reason_detail: str | None = Field(description="The same in words.")
+    ahead: Ahead | None = Field(description="Who is before it in the queue, in kind.")
+    reservation: Reservation | None = Field(description="GPUs that it has from then on, while it waits for them.")
+    due_at: int | None = Field(description="While it waits: from then on no job of its tier that comes later is placed before it.")
+    preemptions: int = Field(description="How often it gave its GPUs to another job, and came back.")
     queued_at: int | None
     started_at: int | None
-    estimated_start: int | None
+    estimated_start: int | None = Field(description="While it waits: when it is expected to start. Null: nobody can tell.")
     step: int | None
     total_steps: int | None
     loss: float | None

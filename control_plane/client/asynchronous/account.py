@@ -1,4 +1,4 @@
-"""``client.me``, ``client.api_keys``, ``client.members``, ``client.audit_log`` and ``client.deletions``: the tenant's own account."""
+"""``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log`` and ``client.deletions``: the tenant's own account."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from control_plane.client.types import (
     Me,
     Member,
     NewApiKey,
+    Queue,
     Quota,
     RemovedMember,
     RotateKey,
@@ -38,6 +39,14 @@ class AsyncQuotas(AsyncResource):
     async def retrieve(self) -> Quota:
         """What the tenant may use, has used, holds and has left in this month."""
         return await self._api.call(Quota, "GET", at("/v1/quota"))
+
+
+class AsyncQueues(AsyncResource):
+    """Why the tenant's jobs wait, and when they start."""
+
+    async def retrieve(self) -> Queue:
+        """Waiting jobs with position, reason, expected start and who is ahead in kind; running ones; GPUs in sums."""
+        return await self._api.call(Queue, "GET", at("/v1/queue"))
 
 
 class AsyncApiKeys(AsyncResource):

@@ -22,6 +22,7 @@ from control_plane.client.types import (
     LedgerEntry,
     NewApiKey,
     NewTenant,
+    OperatorQueue,
     OperatorRefundCase,
     Suspend,
     Tenant,
@@ -167,6 +168,14 @@ class AsyncPlatformAuditLog(AsyncResource):
         return self._api.pages(AuditLine, at("/v1/admin/audit_log"), asked | times)
 
 
+class AsyncWholeQueue(AsyncResource):
+    """The queue of all tenants."""
+
+    async def retrieve(self, *, limit: int = 200) -> OperatorQueue:
+        """Everything in it: of those that wait the first `limit`; nodes, reservations, fair shares, what the rounds did."""
+        return await self._api.call(OperatorQueue, "GET", at("/v1/admin/queue"), params=given(limit=limit))
+
+
 class AsyncAdmin(AsyncResource):
     """The nouns of operators."""
 
@@ -177,3 +186,4 @@ class AsyncAdmin(AsyncResource):
         self.refunds = AsyncRefunds(connection)
         self.ledger = AsyncBooks(connection)
         self.audit_log = AsyncPlatformAuditLog(connection)
+        self.queue = AsyncWholeQueue(connection)

@@ -14,6 +14,7 @@ from control_plane.client.asynchronous.account import (
     AsyncDeletions,
     AsyncIdentity,
     AsyncMembers,
+    AsyncQueues,
     AsyncQuotas,
 )
 from control_plane.client.asynchronous.adapters import AsyncAdapters
@@ -78,6 +79,7 @@ class AsyncFtClient:
         self.graders = AsyncGraders(connection)
         self.checkpoint_permissions = AsyncCheckpointPermissions(connection)
         self.me = AsyncIdentity(connection)
+        self.queue = AsyncQueues(connection)
         self.quota = AsyncQuotas(connection)
         self.usage = AsyncUsageReports(connection)
         self.ledger = AsyncLedger(connection)

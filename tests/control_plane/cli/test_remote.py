@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -223,22 +224,25 @@ def test_an_adapter_is_shown_with_what_its_method_is_judged_by(
 def test_a_waiting_job_says_where_it_stands_and_why(ft: Ft, platform: Platform, job_id: str) -> None:
     move(platform, job_id, JobState.QUEUED)
     words = {"reason": "WaitingForQuota", "reason_detail": "2 of 2 GPUs are in use", "queue_position": 3}
+    words |= {"ahead": {"jobs": {"premium": 2}, "num_gpus": 3}, "expected_start_at": platform.clock() + timedelta(minutes=12, seconds=20)}
+    line = "Position 3 · waits for its GPUs · starts about"
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(**words))
     shown = " ".join(ft("job", job_id).out.split())
     assert "waits because: WaitingForQuota: 2 of 2 GPUs are in use" in shown
-    assert "queue position: 3" in shown
-    assert "position 3  WaitingForQuota: 2 of 2 GPUs are in use" in ft("jobs", COLUMNS="240").out
+    assert f"queue: {line}" in shown
+    assert "(in 12 min) · ahead: 2 premium jobs for 3 GPUs" in shown
+    assert line in ft("jobs", COLUMNS="240").out
 
     def end() -> None:
-        time.sleep(1.5)
+        time.sleep(4.0)
         move(platform, job_id, JobState.CANCELLED)
 
     thread = threading.Thread(target=end)
     thread.start()
     done = ft("job", job_id, "--wait", "--json")
     thread.join()
-    assert done.err.count("queued: position 3  WaitingForQuota: 2 of 2 GPUs are in use") == 1
+    assert done.err.count(f"queued: {line}") == 1
 
 
 def test_an_operator_makes_a_tenant_whose_key_works(offline: Ft, platform: Platform, api_url: str) -> None:

@@ -324,6 +324,6 @@ def test_what_a_stored_job_is_planned_as_is_what_was_submitted(platform: Platfor
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(table).where(table.c.id == made["id"])).one()
     model = platform.models.get("tiny-base")
-    assert planning.of_job(platform, row, model) == planning.placed(platform, request, model)
+    assert planning.of_job(platform, row, model) == planning.placed(platform, request, model, tier=tenant.tier)
     assert planning.of_job(platform, row, model).plan.rank == 8
     assert planning.of_job(platform, row, model).placement["world_size"] == 1

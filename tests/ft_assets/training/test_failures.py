@@ -267,3 +267,25 @@ def test_of_several_ranks_the_one_that_knows_speaks(tmp_path: Path, ends: list[t
 def test_a_stall_says_what_was_seen() -> None:
     found = classify(Evidence(phase="exited", stop_reason=StopReason.STALLED, stall="no progress for 700 s", last_step=4))
     assert found is not None and found.code == "stalled" and "no progress for 700 s after step 4" in found.message
+
+
+ROOM = [
+    ("it was not started", "absent", None, 4, 4, "before it had begun; nothing is lost"),
+    ("it was loading", "exited", Outcome.PREEMPTED, 0, 0, "before its first step; nothing is lost"),
+    ("it saved", "exited", Outcome.PREEMPTED, 5, 5, "at step 5, which is saved; nothing is lost"),
+    ("it was killed", "exited", None, 4, 6, "what came after the checkpoint of step 4 is trained again"),
+    ("it was killed before its first checkpoint", "lost", None, 0, 6, "what came after its beginning is trained again"),
+]
+
+
+@pytest.mark.parametrize(("phase", "outcome", "committed", "last", "words"), [c[1:] for c in ROOM], ids=[c[0] for c in ROOM])
+def test_an_attempt_that_made_room_says_what_is_lost(phase: str, outcome: Outcome | None, committed: int, last: int, words: str) -> None:
+    exit_ = None if outcome is None else ended(outcome)
+    found = classify(Evidence(phase=phase, exit=exit_, stop_reason=StopReason.PREEMPT, committed_step=committed, last_step=last))
+    assert found is not None and (found.code, found.fault, found.retry) == ("preempted", Fault.PLATFORM, Retry.RESUME)
+    assert words in found.message
+
+
+def test_making_room_a_hundred_times_brings_no_job_nearer_to_its_end() -> None:
+    asked = [PastAttempt(code="preempted", committed_step=5, last_step=5, asked=True)] * 100
+    assert _repeat("preempted", ended(Outcome.PREEMPTED), asked) == ("preempted", Retry.RESUME)

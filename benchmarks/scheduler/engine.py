@@ -1,0 +1,436 @@
+"""A cluster under a virtual clock: jobs arrive, a policy decides, GPUs are held and released, and every promise is remembered.
+
+The engine believes no policy. It counts the GPUs of each node itself (none is ever given twice), accepts exactly one Start or Wait for each
+waiting job, keeps work, saving and loading apart, and judges promises by what was said and what then happened.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from benchmarks.scheduler.trace import Job
+from control_plane.pools import Node, Pool
+from control_plane.scheduler import Decision, Placement, Preempt, Promise, Running, Snapshot, Start, Wait, Waiting
+
+Policy = Callable[[Snapshot, float], Sequence[Decision]]
+ARRIVAL, END, RELEASE, FAILURE, REPAIR, WAKE = range(6)
+LATE_S = 1.0
+"""A start later than this after its promise breaks it: below a second, times only differ by rounding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What stopping and failing cost."""
+
+    save_s: float = 25.0
+    """From the notice to free GPUs: what a checkpoint may take, because spot nodes leave hardly more."""
+    load_s: Mapping[str, float] = field(default_factory=lambda: {"lora": 60.0, "large": 180.0, "full": 180.0})
+    """From GPUs to the first new step of a job that comes back. Imports take 20 s; 16 GB of weights at 0.4 GB/s the rest, 140 GB four
+    times as long: readers of eight GPUs share a link."""
+    node_mtbf_days: float = math.inf
+    """Mean time between failures of one node."""
+    repair_s: float = 3600.0
+    use_half_life_s: float = 86400.0
+    """Of what a tenant used: what it is compared with its share by."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened to one job."""
+
+    job: Job
+    estimate_s: float
+    first_start: float | None = None
+    end: float | None = None
+    waited_s: float = 0.0
+    preemptions: int = 0
+    failures: int = 0
+    lost_gpu_s: float = 0.0
+    backfilled: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    pool: str
+    placement: Placement
+    started: float
+    load_s: float
+    expected_end: float
+    number: int
+    stopping_for: str | None = None
+    stop_asked: float | None = None
+    told: Running | None = None
+    """As the policy saw it last: it changes only when a checkpoint is saved and when it is asked to stop."""
+
+
+@dataclass(slots=True)
+class _Live:
+    record: Record
+    since: float
+    done_s: float = 0.0
+    attempts: int = 0
+    running: _Attempt | None = None
+    due_at: float | None = None
+    promise: Promise | None = None
+    promised: tuple[float, float] | None = None
+    """When the engine heard the promise, and the earliest start that was promised since."""
+    waiting: Waiting | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """GPUs in use, free and asked for, from `start` until the next span."""
+
+    start: float
+    used: int
+    ready: int
+    queued: int
+    unusable: int
+    """Free GPUs that would be enough for the head of the queue, and do not lie so that it could use them."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    records: list[Record]
+    num_gpus: int
+    spans: list[Span] = field(default_factory=list)
+    broken: list[tuple[str, float, float]] = field(default_factory=list)
+    """Job, promised start, start: late although nothing overran its estimate and no node was lost meanwhile."""
+    slipped: int = 0
+    """Promises that an overrun or a lost node made late."""
+    rounds: int = 0
+    log: list[tuple[float, str, str, Placement]] = field(default_factory=list)
+    """Time, ``start`` or ``release``, job, GPUs: the whole history of who held what."""
+
+
+class Simulation:
+    """One trace on one cluster under one policy; :meth:`run` once."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        pools: Sequence[Pool],
+        policy: Policy,
+        *,
+        costs: Costs | None = None,
+        estimate_error: float = 1.0,
+        seed: int = 0,
+        tick_s: float = 900.0,
+    ) -> None:
+        """`estimate_error` K: every estimate is the duration times ``exp(U(-ln K, ln K))``. `tick_s`: a policy is asked at least that often
+        while somebody waits, since rules know time; 0: only when something happened."""
+        self.pools, self.policy, self.costs, self.tick_s = list(pools), policy, costs or Costs(), tick_s
+        self.random = random.Random(seed)
+        spread = math.log(estimate_error)
+        self.live = {j.job_id: _Live(Record(j, j.duration_s * math.exp(self.random.uniform(-spread, spread))), j.submit_s) for j in jobs}
+        self.outcome = Outcome(records=[one.record for one in self.live.values()], num_gpus=sum(p.num_gpus for p in pools))
+        self.free = {p.name: {n.name: n.num_gpus for n in p.nodes if n.ready} for p in pools}
+        self.queue: dict[str, _Live] = {}
+        self.held: dict[str, _Live] = {}
+        self.used: dict[str, float] = {}
+        self.shared = len({j.tenant for j in jobs}) > 1
+        self.now, self.seq, self.left = 0.0, 0, len(jobs)
+        self.events: list[tuple[float, int, int, str, int]] = []
+        self.disturbed: list[float] = []
+        for job in jobs:
+            self._at(job.submit_s, ARRIVAL, job.job_id)
+        if self.costs.node_mtbf_days < math.inf:
+            for pool in self.pools:
+                for node in pool.nodes:
+                    self._at(self._until_failure(), FAILURE, f"{pool.name}/{node.name}")
+
+    def run(self) -> Outcome:
+        handlers = {ARRIVAL: self._arrive, END: self._end, RELEASE: self._release, FAILURE: self._fail, REPAIR: self._repair}
+        self.now = self.events[0][0]
+        while self.left:
+            if not self.events:
+                stuck = ", ".join(list(self.queue)[:5])
+                raise RuntimeError(f"{len(self.queue)} jobs wait and nothing will ever happen: {stuck}")
+            time = self.events[0][0]
+            self._pass(time)
+            changed = False
+            while self.events and self.events[0][0] <= time:
+                _, kind, _, key, number = heapq.heappop(self.events)
+                if kind == WAKE:
+                    changed = changed or number in (0, self.outcome.rounds)
+                else:
+                    changed = handlers[kind](key, number) or changed
+            if changed:
+                self._decide()
+        return self.outcome
+
+    def _at(self, time: float, kind: int, key: str, number: int = 0) -> None:
+        self.seq += 1
+        heapq.heappush(self.events, (time, kind, self.seq, key, number))
+
+    def _pass(self, time: float) -> None:
+        """Time goes on to `time`: what tenants used fades, what they hold is added."""
+        gone = time - self.now
+        if gone > 0 and self.shared:
+            keep = 0.5 ** (gone / self.costs.use_half_life_s)
+            weight = (1 - keep) * self.costs.use_half_life_s / math.log(2)
+            self.used = {tenant: value * keep for tenant, value in self.used.items()}
+            for one in self.held.values():
+                tenant = one.record.job.tenant
+                self.used[tenant] = self.used.get(tenant, 0.0) + one.record.job.num_gpus * weight
+        self.now = time
+
+    def _arrive(self, key: str, _: int) -> bool:
+        self._queue(self.live[key])
+        return True
+
+    def _queue(self, one: _Live) -> None:
+        record = one.record
+        one.since, one.running = self.now, None
+        again = self.costs.load_s[record.job.job_class] if one.attempts else 0.0
+        # Past its estimate a job is expected to take a tenth of what it has done: nobody knows better.
+        left = record.estimate_s - one.done_s if record.estimate_s > one.done_s else 0.1 * one.done_s
+        one.waiting = Waiting(
+            job_id=record.job.job_id,
+            tenant=record.job.tenant,
+            tier=record.job.tier,
+            num_gpus=record.job.num_gpus,
+            queued_at=record.job.submit_s,
+            expected_s=left + again,
+            waiting_since=self.now,
+            waited_s=record.waited_s,
+            job_class=record.job.job_class,
+            spot=record.job.spot,
+            preemptions=record.preemptions,
+            due_at=one.due_at,
+            promise=one.promise,
+        )
+        self.queue[record.job.job_id] = one
+
+    def _end(self, key: str, number: int) -> bool:
+        one = self.live[key]
+        attempt = one.running
+        if attempt is None or attempt.number != number or attempt.stop_asked is not None:
+            return False
+        self._free(key, one, attempt)
+        one.record.end = self.now
+        one.running = None
+        self.left -= 1
+        return True
+
+    def _release(self, key: str, number: int) -> bool:
+        """A job that was asked to stop has saved what it did until then."""
+        one = self.live[key]
+        attempt = one.running
+        if attempt is None or attempt.number != number or attempt.stop_asked is None:
+            return False
+        self._free(key, one, attempt)
+        one.done_s += max(0.0, attempt.stop_asked - attempt.started - attempt.load_s)
+        one.record.preemptions += 1
+        one.record.lost_gpu_s += one.record.job.num_gpus * (self.now - attempt.stop_asked)
+        self._count_loading(one, attempt, attempt.stop_asked)
+        self._queue(one)
+        return True
+
+    def _count_loading(self, one: _Live, attempt: _Attempt, until: float) -> None:
+        one.record.lost_gpu_s += one.record.job.num_gpus * min(attempt.load_s, until - attempt.started)
+
+    def _free(self, key: str, one: _Live, attempt: _Attempt) -> None:
+        free = self.free[attempt.pool]
+        sizes = {n.name: n.num_gpus for p in self.pools if p.name == attempt.pool for n in p.nodes}
+        for node, gpus in attempt.placement:
+            if node in free:  # a lost one gives nothing back
+                free[node] += gpus
+                assert free[node] <= sizes[node], f"{node} of {attempt.pool} got more GPUs back than it has"
+        del self.held[key]
+        if one.record.end is None and attempt.stop_asked is None:
+            self._count_loading(one, attempt, self.now)
+        self.outcome.log.append((self.now, "release", key, attempt.placement))
+
+    def _until_failure(self) -> float:
+        return self.now + self.random.expovariate(1 / (self.costs.node_mtbf_days * 86400))
+
+    def _fail(self, key: str, _: int) -> bool:
+        """A node is lost, and with it what its jobs did since their newest checkpoint."""
+        pool, node = key.split("/", 1)
+        self.disturbed.append(self.now)
+        for job_id, one in list(self.held.items()):
+            attempt = one.running
+            if attempt is None or attempt.pool != pool or node not in dict(attempt.placement):
+                continue
+            self._free(job_id, one, attempt)
+            worked = max(0.0, self.now - attempt.started - attempt.load_s)
+            saved = self._saved(one.record.job, worked)
+            one.done_s += saved
+            one.record.failures += 1
+            one.record.lost_gpu_s += one.record.job.num_gpus * (worked - saved)
+            self._queue(one)
+        del self.free[pool][node]
+        self._ready(pool, node, False)
+        self._at(self.now + self.costs.repair_s, REPAIR, key)
+        return True
+
+    def _repair(self, key: str, _: int) -> bool:
+        pool, node = key.split("/", 1)
+        self._ready(pool, node, True)
+        self.free[pool][node] = next(n.num_gpus for p in self.pools if p.name == pool for n in p.nodes if n.name == node)
+        if self.costs.node_mtbf_days < math.inf:
+            self._at(self._until_failure(), FAILURE, key)
+        return True
+
+    def _ready(self, pool: str, node: str, ready: bool) -> None:
+        self.pools = [_with_node(p, node, ready) if p.name == pool else p for p in self.pools]
+
+    @staticmethod
+    def _saved(job: Job, worked: float) -> float:
+        return math.floor(worked / job.checkpoint_s) * job.checkpoint_s if job.checkpoint_s else 0.0
+
+    def _running(self, one: _Live, attempt: _Attempt) -> Running:
+        job, record = one.record.job, one.record
+        saved = self._saved(job, max(0.0, self.now - attempt.started - attempt.load_s))
+        saved_at = attempt.started + attempt.load_s + saved if saved else None
+        stopping = attempt.stop_asked is not None
+        if attempt.told is not None and attempt.told.saved_at == saved_at and attempt.told.stopping == stopping:
+            return attempt.told
+        attempt.told = Running(
+            job_id=job.job_id,
+            pool=attempt.pool,
+            num_gpus=job.num_gpus,
+            expected_end=attempt.expected_end if attempt.stop_asked is None else attempt.stop_asked + self.costs.save_s,
+            tier=job.tier,
+            tenant=job.tenant,
+            placement=attempt.placement,
+            started_at=attempt.started,
+            expected_s=record.estimate_s,
+            saved_at=saved_at,
+            job_class=job.job_class,
+            queued_at=job.submit_s,
+            waited_s=record.waited_s,
+            due_at=one.due_at,
+            preemptions=record.preemptions,
+            spot=job.spot,
+            stopping=stopping,
+            stopping_for=attempt.stopping_for,
+            stopping_since=attempt.stop_asked,
+        )
+        return attempt.told
+
+    def _decide(self) -> None:
+        if not self.queue:
+            self._span(0)
+            return
+        waiting = [one.waiting for one in self.queue.values() if one.waiting is not None]
+        running = [self._running(one, one.running) for one in self.held.values() if one.running is not None]
+        if any(r.expected_end < self.now - LATE_S for r in running) and (not self.disturbed or self.disturbed[-1] < self.now):
+            self.disturbed.append(self.now)
+        snapshot = Snapshot(pools=self.pools, waiting=waiting, running=running, used=dict(self.used))
+        decisions = self.policy(snapshot, self.now)
+        self.outcome.rounds += 1
+        told = [d.job_id for d in decisions if not isinstance(d, Preempt)]
+        assert sorted(told) == sorted(self.queue), "the policy owes each waiting job exactly one Start or Wait"
+        head: Wait | None = None
+        for decision in decisions:
+            if isinstance(decision, Start):
+                self._start(decision)
+            elif isinstance(decision, Preempt):
+                self._preempt(decision)
+            else:
+                self._wait(decision)
+                head = decision if head is None or decision.position < head.position else head
+        self._span(self._unusable(head))
+        self._wake_later()
+
+    def _start(self, decision: Start) -> None:
+        one = self.queue.pop(decision.job_id)
+        job = one.record.job
+        placement = decision.placement
+        assert sum(gpus for _, gpus in placement) == job.num_gpus == decision.num_gpus, (
+            f"{job.job_id} got {placement} for {job.num_gpus} GPUs"
+        )
+        free = self.free[decision.pool]
+        for node, gpus in placement:
+            assert 0 < gpus <= free.get(node, 0), f"{gpus} GPUs of {node} are given to {job.job_id}, {free.get(node, 0)} are free"
+            free[node] -= gpus
+        one.record.waited_s += self.now - one.since
+        self._judge(one)
+        load = self.costs.load_s[job.job_class] if one.attempts else 0.0
+        one.attempts += 1
+        assert one.waiting is not None
+        end = self.now + load + job.duration_s - one.done_s
+        expected = self.now + one.waiting.expected_s
+        one.running = _Attempt(decision.pool, placement, self.now, load, expected, one.attempts)
+        one.waiting = one.promise = None
+        if one.record.first_start is None:
+            one.record.first_start = self.now
+        one.record.backfilled = one.record.backfilled or decision.backfill
+        self.held[job.job_id] = one
+        self._at(end, END, job.job_id, one.attempts)
+        if expected < end - LATE_S:
+            self._at(expected + 2 * LATE_S, WAKE, "")
+        self.outcome.log.append((self.now, "start", job.job_id, placement))
+
+    def _judge(self, one: _Live) -> None:
+        if one.promised is None:
+            return
+        heard, start = one.promised
+        one.promised = None
+        if self.now <= start + LATE_S:
+            return
+        if any(when >= heard for when in self.disturbed[-1:]):
+            self.outcome.slipped += 1
+        else:
+            self.outcome.broken.append((one.record.job.job_id, start, self.now))
+
+    def _preempt(self, decision: Preempt) -> None:
+        one = self.held[decision.job_id]
+        attempt = one.running
+        assert attempt is not None and attempt.stop_asked is None, f"{decision.job_id} is asked to stop twice"
+        attempt.stop_asked, attempt.stopping_for = self.now, decision.for_job
+        self._at(self.now + self.costs.save_s, RELEASE, decision.job_id, attempt.number)
+
+    def _wait(self, decision: Wait) -> None:
+        one = self.queue[decision.job_id]
+        if decision.promise is not None:
+            heard, start = one.promised or (self.now, math.inf)
+            one.promised = (heard, min(start, decision.promise.start))
+        if one.waiting is not None and (one.due_at != decision.due_at or one.promise != decision.promise):
+            one.due_at, one.promise = decision.due_at, decision.promise
+            one.waiting = _told(one.waiting, decision)
+
+    def _unusable(self, head: Wait | None) -> int:
+        free = sum(sum(nodes.values()) for nodes in self.free.values())
+        return free if head is not None and free >= self.live[head.job_id].record.job.num_gpus else 0
+
+    def _span(self, unusable: int) -> None:
+        free = sum(sum(nodes.values()) for nodes in self.free.values())
+        ready = sum(p.num_gpus for p in self.pools)
+        queued = sum(one.record.job.num_gpus for one in self.queue.values())
+        self.outcome.spans.append(Span(start=self.now, used=ready - free, ready=ready, queued=queued, unusable=unusable))
+
+    def _wake_later(self) -> None:
+        """Rules know time: a policy is asked again when a job is due, at a promised start, and after a tick."""
+        if not self.queue or not self.tick_s:
+            return
+        wake = self.now + self.tick_s
+        for one in self.queue.values():
+            for time in (one.due_at, one.promise.start if one.promise else None):
+                if time is not None and self.now < time < wake:
+                    wake = time
+        self._at(max(wake, self.now + LATE_S / 2), WAKE, "", self.outcome.rounds)  # a moment that rounding shifts is no reason to spin
+
+
+def _told(waiting: Waiting, decision: Wait) -> Waiting:
+    return replace(waiting, due_at=decision.due_at, promise=decision.promise)
+
+
+def _with_node(pool: Pool, name: str, ready: bool) -> Pool:
+    nodes = tuple(Node(name=n.name, num_gpus=n.num_gpus, fabric=n.fabric, ready=ready) if n.name == name else n for n in pool.nodes)
+    return Pool(
+        name=pool.name,
+        nodes=nodes,
+        gpu_type=pool.gpu_type,
+        max_gpus_per_job=pool.max_gpus_per_job,
+        reserved_gpus=pool.reserved_gpus,
+        pricing=pool.pricing,
+        takes=pool.takes,
+        packing=pool.packing,
+    )

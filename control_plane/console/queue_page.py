@@ -1,0 +1,155 @@
+"""The operators' queue as one page that needs nothing else: pools, a timeline of their nodes, who waits and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from control_plane.queue_words import ahead_words, by_tier_words, span_words, waits_for
+
+TEMPLATES = Path(__file__).parent
+WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 120
+"""Of the timeline, in pixels: its width, a node's height, room for the hours above and for names at the left."""
+SHORTEST_S, LONGEST_S = 3600.0, 3 * 86400.0
+"""What a timeline spans at least and at most; what ends later runs out of the picture."""
+MAX_NODES = 128
+"""Of a pool, in its picture; nodes without jobs are left out first."""
+STEPS_S = (600.0, 1800.0, 3600.0, 3 * 3600.0, 6 * 3600.0, 12 * 3600.0, 86400.0)
+MAX_TICKS = 9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One job on one node: `lane` of its GPUs from above, both times in seconds from now."""
+
+    job: str
+    label: str
+    title: str
+    kind: str
+    """The job's tier, and ``reserved`` where it is still to come."""
+    x: float
+    width: float
+    y: float
+    height: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    name: str
+    note: str
+    y: float
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    rows: Sequence[Row]
+    ticks: Sequence[tuple[float, str]]
+    hidden: int
+    height: float
+
+
+def queue_page(found: Mapping[str, Any], *, now: float) -> str:
+    """The operators' document of the queue as HTML; everything that came from a tenant is escaped."""
+    names = {j["id"]: j for j in [*found["running"], *found["waiting"]]}
+    return _template().render(
+        q=found,
+        now=now,
+        timelines=[(pool, timeline(pool, found, names, now=now)) for pool in found["pools"]],
+        width=WIDTH,
+        left=LEFT,
+        row_height=ROW - 4,
+    )
+
+
+def timeline(pool: Mapping[str, Any], found: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], *, now: float) -> Timeline:
+    """What each node of a pool does from now on: running jobs to their expected end, then those that have reserved it."""
+    reserved = [j for j in found["waiting"] if j["reservation"] and j["reservation"]["pool"] == pool["name"]]
+    ends = [j["estimated_end"] - now for j in found["running"] if j["pool"] == pool["name"] and j["estimated_end"]]
+    ends += [j["reservation"]["start"] - now + (j["expected_s"] or 0) for j in reserved]
+    span = min(LONGEST_S, max([SHORTEST_S, *(e * 1.05 for e in ends)]))
+    shown = sorted(pool["nodes"], key=lambda n: not (n["jobs"] or n["reserved_for"]))[:MAX_NODES]
+    kept = {n["name"] for n in shown}
+    rows = []
+    for i, node in enumerate(n for n in pool["nodes"] if n["name"] in kept):
+        y = TOP + i * ROW
+        note = "not ready" if not node["ready"] else f"{node['free_gpus']} free" if node["free_gpus"] else "full"
+        bars = [*_running(node, jobs, y, span, now), *_reserved(node, reserved, y, span, now)]
+        rows.append(Row(name=node["name"], note=note, y=y, bars=bars))
+    return Timeline(rows=rows, ticks=_ticks(span, now), hidden=len(pool["nodes"]) - len(rows), height=TOP + len(rows) * ROW + 4)
+
+
+def _running(node: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], y: float, span: float, now: float) -> list[Bar]:
+    bars, lane = [], 0
+    for job_id, gpus in node["jobs"].items():
+        job = jobs[job_id]
+        left = max(0.0, (job["estimated_end"] or now) - now)
+        kind = f"{job['tier']}{' stopping' if job['stopping'] else ''}{' over' if job['overrun_s'] > 0 else ''}"
+        until = f"ends in {span_words(left)}" if left else "takes longer than expected"
+        title = f"{job_id} of {job['tenant']}: {gpus} of {job['num_gpus']} GPUs here, {job['tier']}, {until}"
+        bars.append(_bar(job, kind, title, (0.0, left), (lane, gpus, node["num_gpus"]), y, span))
+        lane += gpus
+    return bars
+
+
+def _reserved(node: Mapping[str, Any], waiting: Sequence[Mapping[str, Any]], y: float, span: float, now: float) -> list[Bar]:
+    bars = []
+    for job in waiting:
+        gpus = dict(job["reservation"]["placement"]).get(node["name"], 0)
+        if gpus:
+            start = max(0.0, job["reservation"]["start"] - now)
+            title = f"{job['id']} of {job['tenant']} has {gpus} GPUs here from in {span_words(start)} on, for {job['num_gpus']} in all"
+            lanes = (node["num_gpus"] - gpus, gpus, node["num_gpus"])
+            bars.append(_bar(job, f"{job['tier']} reserved", title, (start, start + (job["expected_s"] or 0.0)), lanes, y, span))
+    return bars
+
+
+def _bar(
+    job: Mapping[str, Any], kind: str, title: str, times: tuple[float, float], lanes: tuple[int, int, int], y: float, span: float
+) -> Bar:
+    """`lanes`: the first of the node's GPUs, how many of them, and of how many."""
+    scale = (WIDTH - LEFT) / span
+    begin, end = (min(span, t) * scale for t in times)
+    first, gpus, of = lanes
+    height = (ROW - 4) / max(1, of)
+    width = max(3.0, end - begin)
+    label = job["tenant"] if width > 8 * len(job["tenant"]) and gpus * height >= 11 else ""
+    return Bar(
+        job=job["id"], label=label, title=title, kind=kind, x=LEFT + begin, width=width, y=y + 2 + first * height, height=gpus * height
+    )  # fmt: skip
+
+
+def _ticks(span: float, now: float) -> list[tuple[float, str]]:
+    """Whole hours (or parts, or days) of the reader's clock, few enough to be read."""
+    step = next((s for s in STEPS_S if span / s <= MAX_TICKS), STEPS_S[-1])
+    local = now - time.timezone
+    first = (local // step + 1) * step - local
+    found, at = [], first
+    while at < span:
+        then = time.localtime(now + at)
+        found.append((LEFT + at * (WIDTH - LEFT) / span, time.strftime("%H:%M" if step < STEPS_S[-1] else "%a %d", then)))
+        at += step
+    return found
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["span"] = span_words
+    environment.filters["ahead"] = ahead_words
+    environment.filters["by_tier"] = by_tier_words
+    environment.filters["waits_for"] = waits_for
+    environment.filters["at"] = _at
+    return environment.get_template("queue_page.html")
+
+
+def _at(moment: float | None, form: str | None = None) -> str:
+    return "" if moment is None else time.strftime(form or "%a %H:%M", time.localtime(moment))

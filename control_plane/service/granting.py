@@ -1,0 +1,128 @@
+"""What the policy decided becomes so: reservations for jobs that start, and requests to stop for jobs that make room.
+
+A round never waits for a row that somebody else holds: it leaves that job as it is, and the next round sees what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane import scheduler
+from control_plane.events import Event
+from control_plane.jobs import JobState
+from control_plane.queue_words import span_words
+from control_plane.service.queue_reading import Rows
+from control_plane.service.set_based import among, update_each
+from control_plane.service.transition import Move, record_many, transition_many
+from control_plane.tables import attempts, jobs, reservations
+
+PREEMPT = "preempt"
+"""Value of ``jobs.stop_requested``."""
+PREEMPTION_REQUESTED = "preemption_requested"
+"""Code of the event that tells a job that it is to make room."""
+TRAINING = (JobState.PROVISIONING, JobState.RUNNING)
+
+
+def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: datetime) -> list[scheduler.Start]:
+    """Give GPUs to the jobs that start, each under a new fencing token; returns those that were still waiting for them."""
+    free = _still_waiting(conn, [s.job_id for s in starts])
+    given = [s for s in starts if s.job_id in free]
+    if not given:
+        return []
+    conn.execute(sa.insert(reservations), [_reservation(rows[s.job_id], s, now) for s in given])
+    conn.execute(sa.insert(attempts), [_attempt(rows[s.job_id]) for s in given])
+    transition_many(conn, [_move(rows[s.job_id], s, now) for s in given], now=now)
+    return given
+
+
+def _still_waiting(conn: Connection, job_ids: Sequence[str]) -> set[str]:
+    if not job_ids:
+        return set()
+    query = sa.select(jobs.c.id).where(among(jobs.c.id, job_ids), jobs.c.state == JobState.QUEUED).order_by(jobs.c.id)
+    return set(conn.execute(query.with_for_update(skip_locked=True)).scalars())
+
+
+def _reservation(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "attempt": job.attempt + 1,
+        "pool": start.pool,
+        "num_gpus": start.num_gpus,
+        "placement": [list(part) for part in start.placement],
+        "backfill": start.backfill,
+        "granted_at": now,
+    }
+
+
+def _attempt(job: sa.Row[Any]) -> dict[str, Any]:
+    return {"job_id": job.id, "attempt": job.attempt + 1, "workload": f"{job.id}-a{job.attempt + 1}"}
+
+
+def _move(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> Move:
+    attempt, waited = job.attempt + 1, waited_s(job, now)
+    held = f"{start.num_gpus} GPU{'s' if start.num_gpus > 1 else ''} of pool {start.pool}"
+    return Move(
+        job_id=job.id,
+        target=JobState.PROVISIONING,
+        message=f"Attempt {attempt} holds {held} after {_span(waited)} in the queue: {_why_now(job, start)}.",
+        data={"attempt": attempt, "pool": start.pool, "num_gpus": start.num_gpus, "backfill": start.backfill, "waited_s": round(waited, 3)},
+        columns={"attempt": attempt, "train_runs": 0, "stop_requested": None},
+    )
+
+
+def _why_now(job: sa.Row[Any], start: scheduler.Start) -> str:
+    if start.backfill:
+        return "they are free beside what a job before it has reserved, which it does not delay"
+    if job.promise:
+        return "they were reserved for it"
+    return "it was the first in the order whom they suit"
+
+
+def waited_s(job: sa.Row[Any], now: datetime) -> float:
+    """Seconds in the queue, all stays together."""
+    since: datetime = job.waiting_since or job.queued_at or job.created_at
+    return float(job.waited_s) + max(0.0, (now - since).total_seconds())
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 60 else span_words(seconds)
+
+
+def ask_to_stop(conn: Connection, preempts: Sequence[scheduler.Preempt], now: datetime) -> list[scheduler.Preempt]:
+    """Ask running jobs for a checkpoint and their GPUs; returns those that go on training and were not asked before.
+
+    Locks are taken in the order in which the end of an attempt takes them: the reservation, then the job.
+    """
+    if not preempts:
+        return []
+    by_id = {p.job_id: p for p in preempts}
+    active = sa.select(reservations.c.job_id, reservations.c.attempt).where(
+        among(reservations.c.job_id, by_id), reservations.c.released_at.is_(None), reservations.c.stop_asked_at.is_(None)
+    )
+    held = conn.execute(active.order_by(reservations.c.job_id).with_for_update(skip_locked=True)).all()
+    attempt_of = {r.job_id: r.attempt for r in held}
+    training = sa.select(jobs.c.id).where(
+        among(jobs.c.id, attempt_of), jobs.c.state.in_([s.value for s in TRAINING]), jobs.c.stop_requested.is_(None)
+    )
+    asked = list(conn.execute(training.order_by(jobs.c.id).with_for_update(skip_locked=True)).scalars())
+    update_each(conn, jobs, [{"id": job_id, "stop_requested": PREEMPT} for job_id in asked])
+    stops = [
+        {"job_id": i, "attempt": attempt_of[i], "stop_asked_at": now, "preempted_for": by_id[i].for_job}
+        for i in asked
+    ]  # fmt: skip
+    update_each(conn, reservations, stops, key=("job_id", "attempt"))
+    record_many(conn, [(i, _asked(by_id[i], attempt_of[i])) for i in asked], now=now)
+    return [by_id[i] for i in asked]
+
+
+def _asked(preempt: scheduler.Preempt, attempt: int) -> Event:
+    return Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(preempt.detail), data={"attempt": attempt})
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."

@@ -1,0 +1,62 @@
+"""Pods of Dagster's steps on a cluster: what each run says of its own, where ``FT_EXECUTOR=k8s`` runs every step as a pod.
+
+Tags of a run never reach the pods of its steps; what a run request says in the configuration of its executor does, and is merged last.
+It is valid for that executor alone, so on one machine a run says nothing.
+
+A step holds no GPU: it starts or finds the training workload, follows it and commits what it leaves. So its pod stays away from nodes of
+the pools, where it would take cores that a gang counts on, and is in no queue of Kueue's; it carries the queue and the priority class
+that its workload has, for people and for what they select by.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from control_plane import kueue
+from control_plane.service.due_runs import DueRun
+from ft_assets.adapters.cluster import label
+
+STEPS: Mapping[str, tuple[str, ...]] = {
+    "prepare": ("dataset", "tokenized_pack"),
+    "train": ("checkpoint",),
+    "evaluate": ("eval_report", "adapter"),
+}
+"""By stage: the steps of its runs."""
+REQUESTS: Mapping[str, Mapping[str, str]] = {
+    "prepare": {"cpu": "2", "memory": "4Gi"},
+    "train": {"cpu": "250m", "memory": "1Gi"},
+    "evaluate": {"cpu": "1", "memory": "4Gi"},
+}
+"""A follower waits: 0.5 GiB of libraries and a copy in flight of a checkpoint's parts. Validation may take FT_VALIDATION_MEMORY_GIB (3)."""
+
+
+def run_config(due: DueRun, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """For ``RunRequest(run_config=...)`` of `due`; empty where steps are no pods."""
+    if (os.environ if env is None else env).get("FT_EXECUTOR") != "k8s":
+        return {}
+    return {"execution": {"config": {"per_step_k8s_config": {step: step_pod(due) for step in STEPS[due.stage]}}}}
+
+
+def step_pod(due: DueRun) -> dict[str, Any]:
+    """Labels, resources and place of the pod of one step."""
+    about = {"tenant": due.tenant, "job": due.job_id, "tier": due.tier, "stage": due.stage, "pool": due.pool or ""}
+    labels = {f"ft-platform/{name}": label(value) for name, value in about.items() if value}
+    annotations = {}
+    if due.pool:
+        annotations = {
+            "ft-platform/gpus": str(due.num_gpus),
+            "ft-platform/workload-namespace": kueue.namespace(due.tenant),
+            "ft-platform/local-queue": kueue.queue_name(due.tier, due.pool),
+            "ft-platform/priority-class": kueue.priority_class(due.tier),
+        }
+    away = {"matchExpressions": [{"key": kueue.POOL_LABEL, "operator": "DoesNotExist"}]}
+    asked = dict(REQUESTS[due.stage])
+    return {
+        "container_config": {"resources": {"requests": asked, "limits": {"memory": asked["memory"]}}},
+        "pod_template_spec_metadata": {"labels": labels, "annotations": annotations},
+        "pod_spec_config": {
+            "affinity": {"node_affinity": {"required_during_scheduling_ignored_during_execution": {"node_selector_terms": [away]}}}
+        },
+    }

@@ -1,0 +1,42 @@
+"""``ft admin nodes`` and ``ft admin kueue``: on a platform with two pools of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from control_plane.service import cluster_queues, tenants
+from control_plane.service.platform import Platform
+
+POOLS = """
+pools:
+  - {name: small, gpu_type: h100-80gb, takes: [lora], nodes: [{count: 2, gpus: 8}]}
+  - {name: wide, gpu_type: h100-80gb, takes: [full, large], reserved_gpus: 32, nodes: [{count: 4, gpus: 8, fabric: ib}]}
+"""
+
+
+def test_the_clusters_queues_are_written_and_a_drained_node_makes_them_differ(
+    offline: Callable[..., Any], new_platform: Callable[..., Platform], tmp_path: Path
+) -> None:
+    (tmp_path / "pools.yaml").write_text(POOLS)
+    platform = new_platform(pools=str(tmp_path / "pools.yaml"))
+    tenants.create(platform, "acme", tier="premium")
+    env = {"FT_DATABASE_URL": platform.settings.database_url, "FT_POOLS": str(tmp_path / "pools.yaml")}
+    offline("admin", "kueue", "--out", str(tmp_path / "out"), **env)
+    written = {p.name: p.read_text() for p in (tmp_path / "out").iterdir()}
+    assert sorted(written) == ["nodes.sh", "queues.yaml", "tenants.yaml"]
+    assert "kubectl label --overwrite node wide-3 ft-platform/pool=wide" in written["nodes.sh"]
+    assert "namespace: t-acme" in written["tenants.yaml"]
+    queues = [q for q in yaml.safe_load_all(written["queues.yaml"]) if q["kind"] == "ClusterQueue"]
+    live = yaml.safe_dump({"kind": "List", "items": queues})
+    assert cluster_queues.check(platform, live) == []
+
+    drained = offline("admin", "nodes", "drain", "wide-0", "--reason", "new fans", "--json", **env).json
+    assert (drained["state"], drained["reason"], drained["used_gpus"]) == ("drained", "new fans", 0)
+    shown = offline("admin", "nodes", "list", **env).out
+    assert "wide-0" in shown and "new fans" in shown and "8 x h100-80gb" in shown
+    differs = offline("admin", "kueue", "--check", "-", stdin=live, **env)
+    assert differs.code == 1 and "add up to 32 GPUs and pool wide has 24 ready" in differs.out

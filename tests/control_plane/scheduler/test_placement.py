@@ -1,0 +1,124 @@
+"""Where gangs go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from control_plane.pools import Pool, local_pool, nodes
+from control_plane.scheduler import Reason, Snapshot, Start, Wait, schedule
+from tests.control_plane.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
+
+
+def test_a_gang_starts_whole_or_not_at_all() -> None:
+    decision = decide([waiting("wide", gpus=4)], [running("r", 1)], pool(4))["wide"]
+    assert isinstance(decision, Wait)
+    assert decision.reason is Reason.WAITING_FOR_QUOTA
+    assert "3 of 4 are free" in decision.detail
+
+
+def test_a_small_gang_goes_onto_the_fullest_node_that_holds_it_whole() -> None:
+    held = [running("a", 5, node="node-0"), running("b", 7, node="node-1")]
+    assert decide([waiting("j", gpus=2)], held, pool(24, per_node=8))["j"] == Start(
+        job_id="j", pool="p", num_gpus=2, placement=(("node-0", 2),)
+    )
+
+
+def test_a_wide_gang_takes_whole_nodes_of_one_fabric_and_its_rest_a_part_of_another() -> None:
+    held = [running("a", 1, node="node-0"), running("b", 2, node="node-5")]
+    start = decide([waiting("j", gpus=12)], held, pool(32, per_node=4, fabrics_of=4))["j"]
+    assert isinstance(start, Start)
+    assert start.placement == (("node-1", 4), ("node-2", 4), ("node-3", 4)), "the fabric with the fewest empty nodes that do"
+    rest = decide([waiting("j", gpus=10)], held, pool(32, per_node=4, fabrics_of=4))["j"]
+    assert isinstance(rest, Start)
+    assert rest.placement == (("node-1", 4), ("node-2", 4), ("node-0", 2))
+
+
+def test_enough_gpus_that_are_not_together_fail_the_topology_and_say_so() -> None:
+    held = [running("a", 2, node="node-0"), running("b", 2, node="node-1")]
+    for gpus, where in ((3, "on one node"), (8, "whole nodes of one fabric")):
+        of = pool(8, per_node=4) if gpus == 3 else pool(16, per_node=4, fabrics_of=2)
+        decision = decide([waiting("j", gpus=gpus)], [*held, *([running("c", 1, node="node-2")] if gpus == 8 else [])], of)["j"]
+        assert isinstance(decision, Wait)
+        assert decision.reason is Reason.TOPOLOGY_PLACEMENT_FAILED
+        assert where in decision.detail
+
+
+def test_in_a_pool_of_whole_nodes_nobody_shares_one() -> None:
+    of = dataclasses.replace(pool(8, per_node=4), packing="whole_node")
+    decisions = decide([waiting("a", gpus=1), waiting("b", gpus=2), waiting("c", gpus=1, expected=9000)], [], of)
+    assert [d.placement for d in decisions.values() if isinstance(d, Start)] == [(("node-0", 1),), (("node-1", 2),)]
+    assert isinstance(decisions["c"], Wait)
+
+
+def test_a_gang_wider_than_every_pool_says_so_and_blocks_nobody() -> None:
+    decisions = decide([waiting("giant", gpus=64, expected=1), waiting("small", expected=2)], [], pool(4))
+    giant = decisions["giant"]
+    assert isinstance(giant, Wait)
+    assert giant.reason is Reason.EXCEEDS_MAX_QUOTA
+    assert giant.expected_start is None
+    assert isinstance(decisions["small"], Start)
+
+
+def test_lower_tiers_leave_the_reserved_gpus_free_and_a_premium_job_starts_on_them_at_once() -> None:
+    lower = [waiting("a", tier="free"), waiting("b"), waiting("c")]
+    decisions = decide(lower, [running("r", 1, ends_in=50)], pool(4, reserved=2))
+    assert [j for j, d in decisions.items() if isinstance(d, Start)] == ["b"]
+    kept = decisions["c"]
+    assert isinstance(kept, Wait)
+    assert (kept.reason, kept.expected_start) == (Reason.RESERVED_FOR_PREMIUM, NOW + 50)
+    assert "2 of 4 are free, and 2 of the pool are reserved for premium jobs" in kept.detail
+    assert isinstance(decide([waiting("wide", gpus=2, tier="premium")], [running("r", 2)], pool(4, reserved=2))["wide"], Start)
+
+
+def test_premium_jobs_on_shared_gpus_do_not_free_reserved_ones_for_lower_tiers() -> None:
+    held = [running("p1", 3, tier="premium", ends_in=30), running("s1", 1, ends_in=90)]
+    assert isinstance(decide([waiting("s2")], held[:1], pool(4, reserved=2))["s2"], Start)
+    full = decide([waiting("s2")], held, pool(4, reserved=2))["s2"]
+    assert isinstance(full, Wait)
+    assert (full.reason, full.expected_start) == (Reason.WAITING_FOR_QUOTA, NOW + 30)
+
+
+def test_a_gang_wider_than_what_its_tier_may_ever_take_says_so() -> None:
+    decisions = decide([waiting("s", gpus=3), waiting("p", gpus=3, tier="premium")], [], pool(4, reserved=2))
+    assert isinstance(decisions["p"], Start)
+    wide = decisions["s"]
+    assert isinstance(wide, Wait)
+    assert wide.reason is Reason.EXCEEDS_MAX_QUOTA
+
+
+@pytest.mark.parametrize(
+    ("spot", "tier", "hours", "where"),
+    [
+        pytest.param(True, "standard", 5, "spot", id="spot first for a long job that asks for it"),
+        pytest.param(True, "standard", 3, "own", id="a short one runs on demand"),
+        pytest.param(True, "premium", 5, "own", id="production runs on demand"),
+        pytest.param(False, "free", 5, "own", id="who does not ask runs on demand"),
+    ],
+)
+def test_spot_pools_are_for(spot: bool, tier: str, hours: float, where: str) -> None:
+    cheap = Pool(name="spot", nodes=nodes(4, prefix="s"), gpu_type="h", max_gpus_per_job=4, pricing="spot")
+    job = dataclasses.replace(waiting("j", tier=tier, expected=hours * HOUR, gpus=4), spot=spot)
+    (start,) = schedule(Snapshot(pools=[dataclasses.replace(pool(4), name="own"), cheap], waiting=[job], running=[]), now=NOW)
+    assert isinstance(start, Start)
+    assert start.pool == where
+
+
+def test_a_pool_takes_the_classes_that_it_is_for_and_spot_falls_back_to_demand() -> None:
+    large = dataclasses.replace(pool(4), name="large", takes=frozenset({"large"}))
+    other = dataclasses.replace(pool(4), takes=frozenset({"lora"}))
+    cheap = Pool(name="spot", nodes=nodes(2, prefix="s"), gpu_type="h", max_gpus_per_job=2, pricing="spot")
+    job = dataclasses.replace(waiting("j", gpus=2, expected=9 * HOUR), spot=True, job_class="large")
+    second = dataclasses.replace(job, job_id="k")
+    snapshot = Snapshot(pools=[other, large, cheap], waiting=[job, second], running=[])
+    assert {d.job_id: d.pool for d in schedule(snapshot, now=NOW) if isinstance(d, Start)} == {"j": "spot", "k": "large"}
+
+
+def test_a_pool_without_slots_or_with_none_for_lower_tiers_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        local_pool(0)
+    for premium in (-1, 4):
+        with pytest.raises(ValueError, match=r"0\.\.3 can be reserved"):
+            local_pool(4, premium=premium)
+    assert local_pool(4, premium=3).reserved_gpus == 3

@@ -1,0 +1,106 @@
+"""Who gives way, to whom, and who is left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from control_plane.scheduler import Preempt, Reason, Rules, Running, Snapshot, Wait, schedule
+from tests.control_plane.scheduler.queue_cases import HOUR, NOW, decide, pool, running, stopped, waiting
+
+GRAND = waiting("grand", tier="premium", gpus=2, expected=HOUR)
+
+
+def long_runner(
+    job_id: str, gpus: int = 2, *, node: str = "node-0", tier: str = "standard", saved_ago: float = 0.0, stops: int = 0
+) -> Running:
+    r = running(job_id, gpus, ends_in=20 * HOUR, ran=10 * HOUR, node=node, tier=tier, stops=stops)
+    return dataclasses.replace(r, saved_at=NOW - saved_ago)
+
+
+def test_a_blocked_premium_job_gets_the_gpus_of_the_victim_that_loses_least_work() -> None:
+    held = [long_runner("dear", saved_ago=3000), long_runner("cheap", saved_ago=10)]
+    decisions = schedule(Snapshot(pools=[pool(4)], waiting=[GRAND], running=held), now=NOW)
+    stop, wait = decisions
+    assert isinstance(stop, Preempt) and isinstance(wait, Wait)
+    assert (stop.job_id, stop.for_job) == ("cheap", "grand")
+    assert stop.lost_s == 2 * (180 + 0.1 * 10)
+    assert "grand" not in stop.detail
+    assert wait.reason is Reason.WAITING_FOR_PREEMPTED_WORKLOADS
+    assert wait.promise is not None and wait.promise.start == NOW + 60
+    assert "1 running job(s)" in wait.detail
+
+
+def test_lower_tiers_give_way_first_and_equal_ones_never_to_premium() -> None:
+    assert stopped([GRAND], [long_runner("a"), long_runner("b", tier="free", saved_ago=9000)], pool(4)) == [("b", "grand")]
+    shorter = dataclasses.replace(GRAND, expected_s=19 * HOUR)
+    assert stopped([shorter], [long_runner("a", tier="premium"), long_runner("b", tier="premium")], pool(4)) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        pytest.param(running("a", 4, ends_in=HOUR, ran=9 * HOUR, node="node-0"), "past 80 % of its expected time", id="far along"),
+        pytest.param(running("a", 4, ends_in=800, ran=10, node="node-0"), "less than a quarter of an hour is left", id="nearly done"),
+        pytest.param(running("a", 4, ends_in=9 * HOUR, ran=600, node="node-0", stops=1), "it was just stopped", id="cooling down"),
+        pytest.param(running("a", 4, ends_in=-60, ran=9 * HOUR, node="node-0"), "it ends any moment", id="overrunning"),
+    ],
+)
+def test_nobody_is_stopped_who_is(held: Running, why: str) -> None:
+    assert stopped([GRAND], [held], pool(4)) == [], why
+    assert stopped([GRAND], [long_runner("a", 4)], pool(4)) == [("a", "grand")]
+
+
+def test_no_more_are_stopped_than_needed_and_those_on_one_node() -> None:
+    held = [long_runner(f"{node}{i}", 1, node=f"node-{node}", saved_ago=60.0 * node) for node in (0, 1) for i in range(4)]
+    stops = stopped([dataclasses.replace(GRAND, num_gpus=3)], held, pool(8, per_node=4))
+    assert len(stops) == 3
+    assert {victim[0] for victim, _ in stops} == {"0"}
+    wide = stopped([dataclasses.replace(GRAND, num_gpus=8)], [*held[:4], long_runner("x", 2, node="node-1")], pool(8, per_node=4))
+    assert {v for v, _ in wide} == {"00", "01", "02", "03", "x"}
+
+
+def test_nobody_is_stopped_twice_for_one_job_and_nothing_takes_what_they_release() -> None:
+    held = [dataclasses.replace(long_runner("a", 4), stopping=True, stopping_for="grand", stopping_since=NOW - 10)]
+    first = decide([GRAND], [long_runner("a", 4)], pool(4))["grand"]
+    assert isinstance(first, Wait)
+    jobs = [dataclasses.replace(GRAND, promise=first.promise), waiting("small", gpus=4, expected=600)]
+    assert stopped(jobs, held, pool(4)) == []
+    after = decide(jobs, [], pool(4))
+    assert not isinstance(after["grand"], Wait)
+    assert isinstance(after["small"], Wait)
+
+
+def test_a_promise_of_another_is_not_delayed_by_stops() -> None:
+    early = decide(
+        [waiting("mine", gpus=4, tier="free")],
+        [
+            long_runner("a", 4),
+        ],
+        pool(4),
+        rules=Rules(slicing=False),
+    )["mine"]
+    assert isinstance(early, Wait) and early.promise is not None
+    mine = waiting("mine", gpus=4, tier="free", promise=early.promise)
+    assert stopped([mine, dataclasses.replace(GRAND, expected_s=21 * HOUR)], [long_runner("a", 4)], pool(4)) == []
+    assert stopped([mine, GRAND], [long_runner("a", 4)], pool(4)) == [("a", "grand")]
+
+
+def test_a_much_shorter_job_takes_the_place_of_the_one_that_has_longest_to_run() -> None:
+    held = [running("a", 2, ends_in=20 * HOUR, ran=HOUR, node="node-0"), running("b", 2, ends_in=30 * HOUR, ran=HOUR, node="node-0")]
+    assert stopped([waiting("short", gpus=2, expected=HOUR)], held, pool(4)) == [("b", "short")]
+    assert stopped([waiting("longer", gpus=2, expected=11 * HOUR)], held, pool(4)) == []
+    assert stopped([waiting("short", gpus=2, expected=HOUR)], held, pool(4), rules=Rules(slicing=False)) == []
+    fresh = [dataclasses.replace(r, started_at=NOW - 600) for r in held]
+    assert stopped([waiting("short", gpus=2, expected=HOUR)], fresh, pool(4)) == [], "each attempt runs for a quarter of an hour at least"
+    upper = [dataclasses.replace(r, tier="premium") for r in held]
+    assert stopped([waiting("short", gpus=2, expected=HOUR)], upper, pool(4)) == [], "never one of a higher tier"
+
+
+def test_a_job_that_is_due_takes_the_place_of_one_that_is_not_however_long_it_is() -> None:
+    due = dataclasses.replace(waiting("due", gpus=2, waited=9 * HOUR, expected=90 * HOUR), due_at=NOW - 60)
+    other = running("a", 2, ends_in=20 * HOUR, ran=10 * HOUR, node="node-0")
+    assert stopped([due], [other], pool(2)) == [("a", "due")]
+    impatient = dataclasses.replace(other, due_at=NOW, waited_s=20 * HOUR)
+    assert stopped([due], [impatient], pool(2)) == [], "it would be due at once itself"

@@ -1,0 +1,100 @@
+"""What finished jobs teach, read from a real database; estimates and the queue go by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.estimates import Correction
+from control_plane.service import expectation, learning, planning
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.tables import attempts, jobs, reservations
+from tests.followed_jobs import Job
+from tests.training_specs import SPEC
+
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+MODELLED_S = 100.0
+
+
+def ended(
+    job: Job, ratio: float, *, walls: tuple[float, ...] = (), setup_s: float = 0.0, lost_s: float = 0.0, after: int = 0, **columns: Any
+) -> None:
+    """Write that the job was trained, taking `ratio` times what the cost model says, or in attempts of `walls` seconds."""
+    took = walls or (ratio * MODELLED_S,)
+    at = BEGAN + timedelta(days=after)
+    values: dict[str, Any] = {
+        "state": "succeeded", "modelled_s": MODELLED_S, "first_step_at": at + timedelta(seconds=setup_s), "spec": SPEC.to_dict(),
+        "finished_at": at + timedelta(seconds=sum(took)),
+    }  # fmt: skip
+    with job.platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(**values | columns))
+        for number, wall in enumerate(took, 1):
+            which = {"job_id": job.id, "attempt": number}
+            until = at + timedelta(seconds=wall)
+            conn.execute(sa.insert(reservations).values(**which, pool="local", num_gpus=1, granted_at=at, released_at=until))
+            lost = lost_s if number < len(took) else 0.0
+            conn.execute(sa.insert(attempts).values(**which, workload=f"w{number}", started_at=at, ended_at=until, lost_s=lost))
+            at = until
+
+
+def ratio(platform: Platform) -> float:
+    return learning.learned(platform, "tiny-base", f"{SPEC.method}/{SPEC.adapter}", "lora").ratio
+
+
+def test_finished_jobs_correct_what_the_next_is_expected_to_take(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    assert ratio(job.platform) == 1.0
+    ended(job, 3.0)
+    learned = learning.learned(job.platform, "tiny-base", f"{SPEC.method}/{SPEC.adapter}", "lora")
+    assert 1.5 < learned.ratio < 3.0
+    assert (learned.num_jobs, learned.num_alike) == (1, 1)
+    assert learning.learned(job.platform, "tiny-base", "dpo/lora", "lora").num_alike == 0
+
+
+def test_work_done_twice_and_set_ups_after_the_first_are_not_the_trainings_time(new_job: Callable[..., Job]) -> None:
+    straight, stopped = new_job(), new_job()
+    ended(straight, 3.0, setup_s=10.0)
+    ended(stopped, 0.0, walls=(200.0, 160.0), setup_s=10.0, lost_s=50.0)
+    assert ratio(stopped.platform) == pytest.approx(ratio(straight.platform))
+
+
+@pytest.mark.parametrize(
+    "columns", [{"modelled_s": None}, {"state": "failed"}, {"reused_job_id": "ftjob-x"}], ids=["no model", "failed", "reused"]
+)
+def test_jobs_that_say_nothing_are_left_out(new_job: Callable[..., Job], columns: dict[str, Any]) -> None:
+    job = new_job()
+    ended(job, 3.0, **columns)
+    assert ratio(job.platform) == 1.0
+
+
+def test_what_is_held_of_a_quota_is_what_history_lets_expect(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    platform = job.platform
+    with platform.engine.connect() as conn:
+        file = conn.execute(sa.select(jobs.c.training_file).where(jobs.c.id == job.id)).scalar_one()
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": file})
+    model = platform.models.get("tiny-base")
+
+    def held() -> float:
+        placed = planning.placed(platform, request, model, tier="standard")
+        return expectation.of_request(platform, job.tenant, request, model, placed).gpu_seconds
+
+    before = held()
+    ended(job, 3.0)
+    assert held() == pytest.approx(before * ratio(platform))
+    assert held() > 1.5 * before
+
+
+def test_an_expectation_says_what_it_learned_from() -> None:
+    assert "no finished job" in learning.Expectation(modelled_s=100.0, correction=Correction()).in_words()
+    seen = learning.Expectation(modelled_s=100.0, correction=Correction(ratio=1.8, low=1.5, high=2.1, num_jobs=12, num_alike=7))
+    assert seen.expected_s == 180.0
+    assert seen.in_words() == (
+        "history: the cost model's time is multiplied by 1.80, learned from 12 finished jobs on these GPUs, 7 of them with this model, "
+        "method and adapter; eight of ten jobs are expected within 150 to 210 s of training"
+    )

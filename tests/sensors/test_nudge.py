@@ -1,0 +1,112 @@
+"""The database tells of changes of the queue, and the nudge asks for what they make due."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+
+from control_plane.service import files, jobs, run_launches, tenants
+from control_plane.service.due_runs import due_runs, replace_run
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from control_plane.tables import reservations
+from ft_assets.errors import Unavailable
+from resources.dagster_launches import DagsterLaunches
+from resources.database.engine import make_engine
+from sensors.nudge import Nudge, listen
+from sensors.run_requests import missing
+
+
+@pytest.fixture
+def heard(fresh_platform: Platform) -> Iterator[list[float]]:
+    """When a listener has heard of changes; the first time is the beginning."""
+    times: list[float] = []
+    ending = threading.Event()
+    engine = make_engine(fresh_platform.engine.url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
+    thread = threading.Thread(target=listen, args=(engine, lambda: times.append(time.monotonic()), ending))
+    thread.start()
+    until(lambda: len(times) == 1)
+    yield times
+    ending.set()
+    thread.join(10)
+    engine.dispose()
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def submit(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Callable[[], tuple[str, str]]:
+    owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="premium")
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+
+    def make() -> tuple[str, str]:
+        body = {"model": "tiny-base", "training_file": file["id"], "seed": uuid.uuid4().int % 1000}
+        return owner.id, str(jobs.submit(fresh_platform, owner.id, JobRequest.from_body(body)).job["id"])
+
+    return make
+
+
+def until(true: Callable[[], bool], patience_s: float = 10.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < deadline, f"not seen in {patience_s} s"
+        time.sleep(0.01)
+
+
+def test_whatever_changes_the_queue_is_heard_once_it_is_committed(
+    fresh_platform: Platform, heard: list[float], submit: Callable[[], tuple[str, str]]
+) -> None:
+    tenant, job_id = submit()
+    until(lambda: len(heard) == 2)
+    replace_run(fresh_platform, due_runs(fresh_platform, ("prepare",))[0])
+    until(lambda: len(heard) == 3)
+    with fresh_platform.engine.begin() as conn:
+        held = {"job_id": job_id, "attempt": 1, "pool": "local", "num_gpus": 1, "granted_at": fresh_platform.clock()}
+        conn.execute(sa.insert(reservations).values(held))
+        conn.execute(sa.update(reservations).where(reservations.c.job_id == job_id).values(released_at=fresh_platform.clock()))
+        time.sleep(0.2)
+        assert len(heard) == 3, "what is not committed is not told"
+    until(lambda: len(heard) == 4)
+    jobs.cancel(fresh_platform, tenant, job_id)
+    until(lambda: len(heard) == 5)
+
+
+def test_a_burst_is_a_few_rounds(fresh_platform: Platform, heard: list[float]) -> None:
+    for _ in range(100):
+        with fresh_platform.engine.begin() as conn:
+            conn.execute(sa.text("SELECT pg_notify('ft_queue', '')"))
+    until(lambda: len(heard) > 1)
+    time.sleep(0.3)
+    assert len(heard) < 50
+
+
+def test_without_an_answer_from_dagster_the_runs_are_left_to_the_sensors_at_once(
+    fresh_platform: Platform, instance: dg.DagsterInstance, submit: Callable[[], tuple[str, str]]
+) -> None:
+    tenant, job_id = submit()
+    launches = DagsterLaunches("http://127.0.0.1:9")
+    assert Nudge(fresh_platform, instance, launches).round() == []
+    launches.close()
+    (due,) = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
+    assert due.job_id == job_id
+    assert instance.has_dynamic_partition("jobs", f"{tenant}:{job_id}")
+    assert run_launches.asked_by(fresh_platform) == {}
+
+
+def test_a_webserver_that_is_away_is_told_as_such() -> None:
+    launches = DagsterLaunches("http://127.0.0.1:9")
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/graphql launched nothing"):
+        launches.launch(dg.RunRequest(run_key="k", job_name="prepare"))
+    launches.close()

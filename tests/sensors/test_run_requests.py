@@ -1,0 +1,75 @@
+"""A run that is due is asked for once, by a sensor or by the nudge."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from control_plane.service import files, jobs, run_launches, tenants
+from control_plane.service.due_runs import due_runs
+from control_plane.service.platform import Platform
+from control_plane.service.submission import JobRequest
+from sensors.run_requests import missing, run_request
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> list[str]:
+    owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    body = {"model": "tiny-base", "training_file": file["id"]}
+    return [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job["id"] for n in range(3)]
+
+
+def test_of_two_that_ask_at_once_one_gets_each_run(fresh_platform: Platform, submitted: list[str], instance: dg.DagsterInstance) -> None:
+    due = due_runs(fresh_platform, ("prepare",))
+    with ThreadPoolExecutor(8) as threads:
+        asked = list(threads.map(lambda n: missing(fresh_platform, instance, due, by=f"asker-{n}"), range(8)))
+    assert sorted(d.job_id for those in asked for d in those) == sorted(submitted)
+
+
+def test_a_claim_without_a_run_ends_and_one_that_was_given_up_ends_at_once(
+    fresh_platform: Platform, submitted: list[str], instance: dg.DagsterInstance
+) -> None:
+    due = due_runs(fresh_platform, ("prepare",))
+    assert len(missing(fresh_platform, instance, due, by="nudge")) == len(submitted)
+    assert missing(fresh_platform, instance, due, by="sensor") == []
+    run_launches.give_up(fresh_platform, [due[0].run_key], by="nudge")
+    assert missing(fresh_platform, instance, due, by="sensor") == due[:1]
+    later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + timedelta(seconds=run_launches.CLAIM_S + 1))
+    assert len(missing(later, instance, due, by="sensor")) == len(submitted)
+
+
+def test_a_run_that_entered_the_queue_is_never_asked_for_again(
+    fresh_platform: Platform, submitted: list[str], instance: dg.DagsterInstance
+) -> None:
+    due = due_runs(fresh_platform, ("prepare",))
+    with fresh_platform.engine.begin() as conn:
+        assert run_launches.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None
+        assert run_launches.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None, "the same run may cross twice"
+        assert run_launches.bind(conn, due[0].run_key, due[0].job_id, "run-2", by="nudge") == "run-1"
+    later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + timedelta(days=1))
+    assert {d.run_key for d in missing(later, instance, due, by="sensor")} == {d.run_key for d in due[1:]}
+
+
+def test_operators_can_filter_by_tenant_tier_pool_gpus_attempt_and_reason(fresh_platform: Platform, submitted: list[str]) -> None:
+    (first, *_) = due_runs(fresh_platform, ("prepare",))
+    tags = run_request(first, by="nudge").tags
+    assert tags["ft/tier"] == "standard"
+    assert (tags["ft/reason"], tags["ft/asked_by"], tags["dagster/priority"]) == ("submitted", "nudge", "5")
+    assert tags["ft/job"] == submitted[0]
+    held = run_request(replace(first, stage="train", pool="local", num_gpus=2, attempt=3, reason="backfill"), by="sensor").tags
+    assert (held["ft/pool"], held["ft/gpus"], held["ft/attempt"], held["ft/reason"]) == ("local", "2", "3", "backfill")
