@@ -1,4 +1,4 @@
-"""``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log`` and ``client.deletions``: the tenant's own account."""
+"""The tenant's own account: ``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log``, ..."""
 
 from __future__ import annotations
 

@@ -16,12 +16,14 @@ from control_plane.client.types import (
     CreateKey,
     CreateTenant,
     DecideRefund,
+    DrainNode,
     Invoice,
     InvoiceSummary,
     LedgerCheck,
     LedgerEntry,
     NewApiKey,
     NewTenant,
+    Node,
     OperatorQueue,
     OperatorRefundCase,
     Suspend,
@@ -176,6 +178,26 @@ class AsyncWholeQueue(AsyncResource):
         return await self._api.call(OperatorQueue, "GET", at("/v1/admin/queue"), params=given(limit=limit))
 
 
+class AsyncNodes(AsyncResource):
+    """The nodes of the pools, and which of them get nothing new."""
+
+    def list(self) -> AsyncPages[Node]:
+        """Every node of every pool, with the GPUs that are held there."""
+        return self._api.pages(Node, at("/v1/admin/nodes"), given())
+
+    async def retrieve(self, node: str) -> Node:
+        """One node."""
+        return await self._api.call(Node, "GET", at("/v1/admin/nodes/{node}", node=node))
+
+    async def drain(self, node: str, **body: Unpack[DrainNode]) -> Node:
+        """Place nothing new on it; what runs there goes on. Draining it again changes the reason."""
+        return await self._api.call(Node, "POST", at("/v1/admin/nodes/{node}/drain", node=node), json=body, repeatable=True)
+
+    async def undrain(self, node: str) -> Node:
+        """Place jobs on it again."""
+        return await self._api.call(Node, "POST", at("/v1/admin/nodes/{node}/undrain", node=node), repeatable=True)
+
+
 class AsyncAdmin(AsyncResource):
     """The nouns of operators."""
 
@@ -187,3 +209,4 @@ class AsyncAdmin(AsyncResource):
         self.ledger = AsyncBooks(connection)
         self.audit_log = AsyncPlatformAuditLog(connection)
         self.queue = AsyncWholeQueue(connection)
+        self.nodes = AsyncNodes(connection)

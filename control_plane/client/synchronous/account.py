@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from ../asynchronous/account.py: change that, and run it again.
-"""``client.me``, ``client.api_keys``, ``client.members``, ``client.audit_log`` and ``client.deletions``: the tenant's own account."""
+"""The tenant's own account: ``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log``, ..."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from control_plane.client.types import (
     Me,
     Member,
     NewApiKey,
+    Queue,
     Quota,
     RemovedMember,
     RotateKey,
@@ -39,6 +40,14 @@ class Quotas(Resource):
     def retrieve(self) -> Quota:
         """What the tenant may use, has used, holds and has left in this month."""
         return self._api.call(Quota, "GET", at("/v1/quota"))
+
+
+class Queues(Resource):
+    """Why the tenant's jobs wait, and when they start."""
+
+    def retrieve(self) -> Queue:
+        """Waiting jobs with position, reason, expected start and who is ahead in kind; running ones; GPUs in sums."""
+        return self._api.call(Queue, "GET", at("/v1/queue"))
 
 
 class ApiKeys(Resource):

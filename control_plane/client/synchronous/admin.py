@@ -17,12 +17,15 @@ from control_plane.client.types import (
     CreateKey,
     CreateTenant,
     DecideRefund,
+    DrainNode,
     Invoice,
     InvoiceSummary,
     LedgerCheck,
     LedgerEntry,
     NewApiKey,
     NewTenant,
+    Node,
+    OperatorQueue,
     OperatorRefundCase,
     Suspend,
     Tenant,
@@ -168,6 +171,34 @@ class PlatformAuditLog(Resource):
         return self._api.pages(AuditLine, at("/v1/admin/audit_log"), asked | times)
 
 
+class WholeQueue(Resource):
+    """The queue of all tenants."""
+
+    def retrieve(self, *, limit: int = 200) -> OperatorQueue:
+        """Everything in it: of those that wait the first `limit`; nodes, reservations, fair shares, what the rounds did."""
+        return self._api.call(OperatorQueue, "GET", at("/v1/admin/queue"), params=given(limit=limit))
+
+
+class Nodes(Resource):
+    """The nodes of the pools, and which of them get nothing new."""
+
+    def list(self) -> Pages[Node]:
+        """Every node of every pool, with the GPUs that are held there."""
+        return self._api.pages(Node, at("/v1/admin/nodes"), given())
+
+    def retrieve(self, node: str) -> Node:
+        """One node."""
+        return self._api.call(Node, "GET", at("/v1/admin/nodes/{node}", node=node))
+
+    def drain(self, node: str, **body: Unpack[DrainNode]) -> Node:
+        """Place nothing new on it; what runs there goes on. Draining it again changes the reason."""
+        return self._api.call(Node, "POST", at("/v1/admin/nodes/{node}/drain", node=node), json=body, repeatable=True)
+
+    def undrain(self, node: str) -> Node:
+        """Place jobs on it again."""
+        return self._api.call(Node, "POST", at("/v1/admin/nodes/{node}/undrain", node=node), repeatable=True)
+
+
 class Admin(Resource):
     """The nouns of operators."""
 
@@ -178,3 +209,5 @@ class Admin(Resource):
         self.refunds = Refunds(connection)
         self.ledger = Books(connection)
         self.audit_log = PlatformAuditLog(connection)
+        self.queue = WholeQueue(connection)
+        self.nodes = Nodes(connection)

@@ -16,6 +16,7 @@ from control_plane.client.synchronous.account import (
     Deletions,
     Identity,
     Members,
+    Queues,
     Quotas,
 )
 from control_plane.client.synchronous.adapters import Adapters
@@ -79,6 +80,7 @@ class FtClient:
         self.graders = Graders(connection)
         self.checkpoint_permissions = CheckpointPermissions(connection)
         self.me = Identity(connection)
+        self.queue = Queues(connection)
         self.quota = Quotas(connection)
         self.usage = UsageReports(connection)
         self.ledger = Ledger(connection)

@@ -49,7 +49,7 @@ class CreateSweep(TypedDict):
     tier: NotRequired[str | None]
     """free, standard or premium; the tenant's own if absent."""
     spot: NotRequired[bool | None]
-    """Kept and shown; it chooses no pool."""
+    """It may run on spot GPUs first: if it is not premium and takes 4 h or more."""
     recipe: NotRequired[str | None]
     """`<name>@<version>`; chosen by the model if absent."""
     hardware: NotRequired[dict[str, Any] | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from control_plane.client.types.queue import Ahead, Reservation
 from control_plane.client.types.quota import JobQuota
 
 
@@ -45,7 +46,7 @@ class CreateJob(TypedDict):
     tier: NotRequired[str | None]
     """free, standard or premium; the tenant's own if absent."""
     spot: NotRequired[bool | None]
-    """Kept and shown; it chooses no pool."""
+    """It may run on spot GPUs first: if it is not premium and takes 4 h or more."""
     recipe: NotRequired[str | None]
     """`<name>@<version>`; chosen by the model if absent."""
     hardware: NotRequired[dict[str, Any] | None]
@@ -161,9 +162,19 @@ class Job(TypedDict):
     reason: str | None
     """Why it waits: a code."""
     reason_detail: str | None
+    """The same in words."""
+    ahead: Ahead | None
+    """Who is before it in the queue, in kind."""
+    reservation: Reservation | None
+    """GPUs that it has from then on, while it waits for them."""
+    due_at: int | None
+    """While it waits: from then on no job of its tier that comes later is placed before it."""
+    preemptions: int
+    """How often it gave its GPUs to another job, and came back."""
     queued_at: int | None
     started_at: int | None
     estimated_start: int | None
+    """While it waits: when it is expected to start. Null: nobody can tell."""
     step: int | None
     total_steps: int | None
     loss: float | None

@@ -79,7 +79,7 @@ def test_a_node_that_is_not_there_is_not_drained(desk: Platform) -> None:
 @pytest.mark.parametrize("use", [jobs.submit, jobs.check, estimate])
 def test_a_gang_wider_than_what_is_left_of_the_pool_is_refused_at_submission(submit: Callable[..., Any], use: Callable[..., Any]) -> None:
     with pytest.raises(
-        InvalidRequest, match="exceeds the 3 that pool desk gives to a job of tier standard .1 of its 4 are kept"
+        InvalidRequest, match=r"exceeds the 3 that pool desk gives to a job of tier standard .1 of its 4 are kept"
     ) as refused:
         submit("standard", use, hardware={"num_gpus": 4})
     assert (refused.value.code, refused.value.param) == ("invalid_hardware", "hardware.num_gpus")
@@ -90,7 +90,7 @@ def test_a_gang_wider_than_what_is_left_of_the_pool_is_refused_at_submission(sub
 
 @pytest.mark.parametrize("use", [jobs.submit, jobs.check, estimate])
 def test_a_class_that_no_pool_takes_is_refused_at_submission(submit: Callable[..., Any], use: Callable[..., Any]) -> None:
-    with pytest.raises(InvalidRequest, match="no pool of this platform takes training of all parameters .* they take adapters") as refused:
+    with pytest.raises(InvalidRequest, match=r"no pool of this platform takes training of all parameters .* they take adapters") as refused:
         submit("premium", use, adapter="full")
     assert refused.value.code == "no_pool"
 
