@@ -3,6 +3,7 @@
 from benchmarks.api import load
 from benchmarks.datasets import __main__ as datasets
 from benchmarks.evals import harness
+from benchmarks.scheduler import campaign
 from benchmarks.serving import swap, throughput
 from benchmarks.training import effects, memory_cpu, overhead
 
@@ -22,3 +23,5 @@ if __name__ == "__main__":
     swap.main(["--quick"])
     print("\nthe jobs API over a long history", flush=True)
     load.main(["--quick"])
+    print("\nthe planned mix under all scheduling policies", flush=True)
+    campaign.main(["mix", "--quick"])

@@ -59,5 +59,10 @@ def refund_id(job_id: str, attempt: int) -> str:
     return f"{job_id}/a{attempt}/refund"
 
 
+def part_id(job_id: str, attempt: int) -> str:
+    """What of an attempt a stop of the platform cost, given back at once; an operator may still give back the rest (:func:`refund_id`)."""
+    return f"{job_id}/a{attempt}/refund/part"
+
+
 def storage_id(tenant: str, day: date) -> str:
     return f"storage/{tenant}/{day.isoformat()}"

@@ -105,7 +105,8 @@ def _description(entry: Entry) -> str:
     if entry.kind == "usage":
         return f"GPU time, {detail.get('num_gpus', 1)} x {entry.gpu_type}, {detail.get('outcome', 'ended')}"
     if entry.kind == "refund":
-        return f"Refund, {detail.get('outcome', '')}" + (", decided by an operator" if "decided_by" in detail else ", platform at fault")
+        why = "decided by an operator" if "decided_by" in detail else "of a part: stop" if "kept_gpu_ms" in detail else "platform at fault"
+        return f"Refund, {detail.get('outcome', '')}, {why}"
     if entry.kind == "storage":
         return f"Storage of {entry.occurred_at.astimezone(UTC):%Y-%m-%d}, {detail['stored_bytes']} bytes"
     return f"Adjustment: {detail.get('reason', '')}"

@@ -1,9 +1,9 @@
 """The cluster's side of the pools: objects of Kueue, which enforces on the nodes what the policy has decided.
 
 1. A pool is a cohort: what one tier leaves another may borrow, and nothing is borrowed from another pool.
-2. A queue for each tier and pool. The nominal quotas of a pool's queues add up to the GPUs that are ready in it, nodes that are drained
-   left out: Kueue can then admit whatever the policy releases, and not a GPU more. What is reserved is premium's nominal quota and is
-   lent to nobody; the rest is standard's, and free borrows it.
+2. A queue for each tier and pool. The nominal quotas of a pool's queues add up to the GPUs that are ready in it and those that jobs still
+   hold on drained nodes, whose pods count against the quota until they end: Kueue can then admit whatever the policy releases. What is
+   reserved is premium's nominal quota and is lent to nobody; the rest is standard's, and free borrows it.
 3. Kueue preempts nothing: the policy chooses victims by work lost, and gives them time to save. Quotas of Kueue alone would choose by
    priority and kill.
 4. Kueue's queues are not strict: the order is the policy's, and a workload is released only when it fits, so that the first of a queue
@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -23,6 +23,9 @@ from control_plane.tenants import TIERS
 from ft_assets.training.memory import GPUS
 
 Manifest = dict[str, Any]
+Held = Mapping[str, int]
+"""By node, GPUs that jobs hold there."""
+NOTHING_HELD: Held = {}
 API = "kueue.x-k8s.io/v1beta2"
 POOL_LABEL, GPU_LABEL, FABRIC_LABEL = "ft-platform/pool", "ft-platform/gpu", "ft-platform/fabric"
 """Of nodes."""
@@ -63,25 +66,30 @@ def on_cluster(pools: Iterable[Pool]) -> list[Pool]:
     return [p for p in pools if not GPUS[p.gpu_type].is_cpu]
 
 
-def nominal(pool: Pool) -> dict[str, int]:
-    """GPUs that each tier's queue owns of the pool; they add up to the ready ones."""
+def leaving(pool: Pool, held: Held) -> int:
+    """GPUs of nodes that are not ready which jobs still hold."""
+    return sum(min(n.num_gpus, held.get(n.name, 0)) for n in pool.nodes if not n.ready)
+
+
+def nominal(pool: Pool, held: Held = NOTHING_HELD) -> dict[str, int]:
+    """GPUs that each tier's queue owns of the pool; they add up to the ready ones and those that are held on nodes that are not."""
     tiers = [tier for tier in TIERS if pool.widest(tier) > 0]
-    owned = dict.fromkeys(tiers, 0)
+    owned, in_all = dict.fromkeys(tiers, 0), pool.num_gpus + leaving(pool, held)
     if RESERVED_FOR in owned:
-        owned[RESERVED_FOR] = min(pool.reserved_gpus, pool.num_gpus)
+        owned[RESERVED_FOR] = min(pool.reserved_gpus, in_all)
     rest = "standard" if "standard" in owned else RESERVED_FOR
-    owned[rest] += pool.num_gpus - sum(owned.values())
+    owned[rest] += in_all - sum(owned.values())
     return owned
 
 
-def render(pools: Sequence[Pool]) -> list[Manifest]:
+def render(pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[Manifest]:
     """What all tenants share; ``ValueError`` where no pool has GPUs."""
     found = on_cluster(pools)
     if not found:
         raise ValueError("no pool has GPUs of a cluster: all are slots of this machine; describe the cluster's in the file of FT_POOLS")
     priorities = [_priority(tier) for tier in TIERS]
     topologies = [_topology(name, levels) for name, levels in sorted({_topology_of(p) for p in found})]
-    queues = [_cluster_queue(p, tier, gpus) for p in found for tier, gpus in nominal(p).items()]
+    queues = [_cluster_queue(p, tier, gpus) for p in found for tier, gpus in nominal(p, held).items()]
     return [*priorities, *topologies, *map(_flavor, found), *map(_cohort, found), *queues]
 
 
@@ -108,7 +116,7 @@ def node_labels(pools: Sequence[Pool]) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-def differences(cluster: Iterable[Manifest], pools: Sequence[Pool]) -> list[str]:
+def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[str]:
     """What the ClusterQueues of a cluster have that the pools have not, each with what to do; empty: both say the same."""
     mine = [q for q in cluster if q.get("kind") == "ClusterQueue"]
     quotas: Counter[str] = Counter()
@@ -123,10 +131,12 @@ def differences(cluster: Iterable[Manifest], pools: Sequence[Pool]) -> list[str]
         quotas.update(_gpus_of(queue))
     for pool in on_cluster(pools):
         name = flavor_name(pool)
-        if quotas[name] != pool.num_gpus:
+        still = leaving(pool, held)
+        if quotas[name] != pool.num_gpus + still:
+            beside = f" and {still} that jobs hold on drained nodes" if still else ""
             told.append(
-                f"flavor {name}: the queues' nominal quotas add up to {quotas[name]} GPUs and pool {pool.name} has {pool.num_gpus} ready; "
-                "apply `ft admin kueue` again"
+                f"flavor {name}: the queues' nominal quotas add up to {quotas[name]} GPUs and pool {pool.name} has {pool.num_gpus} ready"
+                f"{beside}; apply `ft admin kueue` again"
             )
     known = {flavor_name(p) for p in on_cluster(pools)}
     return told + [f"flavor {name} has a quota and no pool; delete its queues, or add the pool" for name in sorted(set(quotas) - known)]

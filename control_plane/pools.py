@@ -59,9 +59,13 @@ class Pool:
     packing: Packing = "dense"
     num_gpus: int = field(init=False)
     """Of all nodes that are ready."""
+    _unreserved: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_gpus", sum(n.num_gpus for n in self.nodes if n.ready))
+        unreserved = self.total_gpus - self.reserved_gpus
+        whole = self.packing == "whole_node" and self.reserved_gpus
+        object.__setattr__(self, "_unreserved", _whole_nodes_within(self.nodes, unreserved) if whole else unreserved)
 
     @property
     def total_gpus(self) -> int:
@@ -69,9 +73,9 @@ class Pool:
         return sum(n.num_gpus for n in self.nodes)
 
     def widest(self, tier: str) -> int:
-        """Widest gang of `tier` that can ever be placed here, whatever nodes are ready now."""
-        unreserved = self.total_gpus - (0 if tier == RESERVED_FOR else self.reserved_gpus)
-        return max(0, min(self.max_gpus_per_job, unreserved))
+        """Widest gang of `tier` that can ever be placed here, whatever nodes are ready now: with all the GPUs that it takes, none of which
+        is reserved for others."""
+        return max(0, min(self.max_gpus_per_job, self.total_gpus if tier == RESERVED_FOR else self._unreserved))
 
     def accepts(self, kind: str) -> bool:
         """Whether jobs of class `kind` are placed here."""
@@ -102,6 +106,25 @@ def largest_gang(of: Sequence[Node]) -> int:
     for node in of:
         fabrics[node.fabric].append(node.num_gpus)
     return max((max(sizes) * sizes.count(max(sizes)) for sizes in fabrics.values()), default=0)
+
+
+def _whole_nodes_within(of: Sequence[Node], limit: int) -> int:
+    """The most GPUs, at most `limit`, that a gang on nodes of its own takes: one node, or the largest of a fabric and one of the others."""
+    largest = max((n.num_gpus for n in of), default=0)
+    best = max((n.num_gpus for n in of if n.num_gpus <= limit), default=0)
+    fabrics: defaultdict[str, list[int]] = defaultdict(list)
+    for node in of:
+        fabrics[node.fabric].append(node.num_gpus)
+    for sizes in fabrics.values():
+        taken = 0
+        for i, size in enumerate(sorted(sizes, reverse=True)):
+            if taken + size > limit:
+                taken += max((s for s in sorted(sizes, reverse=True)[i:] if taken + s <= limit), default=0)
+                break
+            taken += size
+        if taken > largest:  # a gang that fits on a node is on one
+            best = max(best, taken)
+    return best
 
 
 def taking(pools: Sequence[Pool], kind: str) -> list[Pool]:

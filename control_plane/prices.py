@@ -64,10 +64,11 @@ class PriceList:
     storage_micros_per_gib_month: int
     storage_origin: str
 
-    def gpu_micros(self, gpu_type: str, *, tier: str, pricing: Pricing, gpu_ms: int) -> int:
-        """Price of `gpu_ms` milliseconds of a GPU; ``ValueError`` where the list has no price for its type."""
+    def gpu_micros(self, gpu_type: str, *, tier: str, pricing: Pricing, gpu_ms: int, down: bool = False) -> int:
+        """Price of `gpu_ms` milliseconds of a GPU, to the nearest micro-dollar or `down`; ``ValueError`` where its type has none."""
         hourly = self.gpu(gpu_type).per_hour(pricing) * self.tiers[tier].gpu_percent
-        return half_even(hourly * gpu_ms, 100 * MS_PER_HOUR)
+        exact = hourly * gpu_ms, 100 * MS_PER_HOUR
+        return exact[0] // exact[1] if down else half_even(*exact)
 
     def storage_micros_per_day(self, *, tier: str, stored_bytes: int, days_in_month: int) -> int:
         """Price of one day of storage: what lies beyond the tier's allowance."""

@@ -32,7 +32,7 @@ def waits_for(job: Mapping[str, Any]) -> str:
         None: "is placed by the next round",
         Reason.WAITING_FOR_QUOTA: f"waits for {gpus}{of_pool}",
         Reason.WAITING_BEHIND_HEAD: f"waits for {gpus}{of_pool}: a job before it has reserved the next ones",
-        Reason.WAITING_FOR_PREEMPTED_WORKLOADS: f"{gpus}{of_pool} are being cleared for it",
+        Reason.WAITING_FOR_PREEMPTED_WORKLOADS: f"{gpus}{of_pool} {'is' if job.get('num_gpus') == 1 else 'are'} being cleared for it",
         Reason.TOPOLOGY_PLACEMENT_FAILED: f"waits for {gpus}{of_pool} that lie together",
         Reason.RESERVED_FOR_PREMIUM: f"waits for {gpus}{of_pool}: the free ones are kept for premium jobs",
         Reason.EXCEEDS_MAX_QUOTA: f"can never start: no pool gives {gpus} to one job",

@@ -58,8 +58,8 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
     A request that cannot be carried out ends the job and the run, and so does a base model with other bytes than the job was
     promised; nothing is retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
     """
-    done = threading.Event()
-    beats = threading.Thread(target=_beat, args=(platform, job_id, done), daemon=True, name=f"beat-{job_id}")
+    turn, done = preparation.turn_of(platform, job_id), threading.Event()
+    beats = threading.Thread(target=_beat, args=(platform, job_id, turn, done), daemon=True, name=f"beat-{job_id}")
     beats.start()
     try:
         yield
@@ -74,8 +74,8 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
         beats.join()
 
 
-def _beat(platform: Platform, job_id: str, done: threading.Event) -> None:
+def _beat(platform: Platform, job_id: str, turn: preparation.Turn, done: threading.Event) -> None:
     """Tell every few seconds that somebody works on the job; a database that is away for a moment is asked again."""
     while not done.wait(BEAT_S):
         with contextlib.suppress(SQLAlchemyError):
-            preparation.beat(platform, job_id)
+            preparation.beat(platform, job_id, turn)

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from dagster import DagsterRun
 from dagster._core.run_coordinator import SubmitRunContext
 from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordinator
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 from dagster._serdes import ConfigurableClassData
 
-from control_plane.service.due_runs import training_key
+from control_plane.service.due_runs import STAGE_STATES, training_key
 from control_plane.service.run_launches import bind
 from control_plane.settings import load
 from control_plane.tables import jobs, reservations
@@ -24,6 +25,8 @@ GATED_ASSETS = frozenset({"checkpoint"})
 KEYED_JOBS = frozenset({"prepare", "train", "evaluate"})
 """Runs of these have keys that are the platform's own; each key has one run."""
 RUN_KEY_TAG, ATTEMPT_TAG, ASKED_BY_TAG = "ft/run_key", "ft/attempt", "ft/asked_by"
+REFUSED_KEY_TAG = "ft/refused_run_key"
+"""What a run that was turned away had asked for."""
 NEXT_STEP = "Submit it through the API, `ft submit` or the `submit` job; the scheduler starts it when it fits"
 
 
@@ -39,36 +42,58 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
 
     def submit_run(self, context: SubmitRunContext) -> DagsterRun:
         run = context.dagster_run
-        refusal = self.refusal(run)
+        refusal, run_key = self.judge(run)
         if refusal is None:
+            if run_key and run.tags.get(RUN_KEY_TAG) != run_key:  # the sensor `failures` finds it by its key
+                self._instance.add_run_tags(run.run_id, {RUN_KEY_TAG: run_key})
             return super().submit_run(context)
+        if RUN_KEY_TAG in run.tags:  # whoever looks for the run of this key must find the one that serves it
+            self._instance.add_run_tags(run.run_id, {RUN_KEY_TAG: "", REFUSED_KEY_TAG: run.tags[RUN_KEY_TAG]})
         self._instance.report_run_canceled(run, message=refusal)
         refused = self._instance.get_run_by_id(run.run_id)
         assert refused is not None
         return refused
 
-    def refusal(self, run: DagsterRun) -> str | None:
-        """Why `run` may not start; None when it may, and then it has its key for ever."""
+    def judge(self, run: DagsterRun) -> tuple[str | None, str]:
+        """Why `run` may not start, None when it may; and the key that it then has for ever, empty where it serves nothing that is due.
+
+        A run of a stage that is due serves it, also when it was started by hand and names no key. Where nothing is due, an operator
+        may run a preparation or an evaluation again; a re-execution has the key of its parent among its tags, which says nothing.
+        """
         selected = {key.path[-1] for key in run.asset_selection or ()}
         gated = run.job_name in GATED_JOBS or bool(selected & GATED_ASSETS)
+        if not gated and run.job_name not in KEYED_JOBS:
+            return None, ""
         key = run.tags.get("dagster/partition", "")
         tenant, _, job_id = key.partition(":")
-        run_key = run.tags.get(RUN_KEY_TAG, "") if run.job_name in KEYED_JOBS else ""
-        if not gated and not run_key:
-            return None
+        named = "" if PARENT_RUN_ID_TAG in run.tags or run.job_name not in KEYED_JOBS else run.tags.get(RUN_KEY_TAG, "")
+        if named and not named.startswith(f"{job_id}#"):
+            return f"refused: {named} is the key of another job's run, and this one is of job {key or '(no partition)'}", ""
         with shared_engine(control_plane_url(load())).begin() as conn:
             if gated:
                 held = _held(conn, tenant, job_id)
                 if held is None:
-                    return f"refused: job {key or '(no partition)'} holds no reservation, so it may not train. {NEXT_STEP}"
+                    return f"refused: job {key or '(no partition)'} holds no reservation, so it may not train. {NEXT_STEP}", ""
                 if run.tags.get(ATTEMPT_TAG, str(held.attempt)) != str(held.attempt):
                     told = f"refused: it is for attempt {run.tags[ATTEMPT_TAG]} of job {key}"
-                    return f"{told}, whose reservation is given back; attempt {held.attempt} holds one now. {NEXT_STEP}"
-                run_key = run_key or training_key(job_id, held.attempt, held.train_runs)
-            elif not _is_of(conn, tenant, job_id):
-                return f"refused: there is no job {key or '(no partition)'}; submit one through the API, `ft submit` or the `submit` job"
-            other = bind(conn, run_key, job_id, run.run_id, by=run.tags.get(ASKED_BY_TAG, "by hand"))
-        return None if other is None else f"refused: run {other} serves {run_key} already; if it failed, another one is asked for by itself"
+                    return f"{told}, whose reservation is given back; attempt {held.attempt} holds one now. {NEXT_STEP}", ""
+                due = training_key(job_id, held.attempt, held.train_runs)
+            else:
+                job = _job(conn, tenant, job_id)
+                if job is None:
+                    return (
+                        f"refused: there is no job {key or '(no partition)'}; submit one through the API, `ft submit` or the `submit` job",
+                        "",
+                    )
+                due = f"{job_id}#{run.job_name}{job[f'{run.job_name}_runs']}" if job["state"] == STAGE_STATES[run.job_name] else ""
+            if named and named != due:
+                return f"refused: job {key} needs no run {named} any more{f'; it needs {due} now' if due else ''}", ""
+            if not due:
+                return None, ""
+            other = bind(conn, due, job_id, run.run_id, by=run.tags.get(ASKED_BY_TAG, "by hand"))
+        if other is None:
+            return None, due
+        return f"refused: run {other} serves {due} already; if it failed, another one is asked for by itself", ""
 
 
 def _held(conn: sa.Connection, tenant: str, job_id: str) -> Any:
@@ -81,5 +106,7 @@ def _held(conn: sa.Connection, tenant: str, job_id: str) -> Any:
     return conn.execute(query).first()
 
 
-def _is_of(conn: sa.Connection, tenant: str, job_id: str) -> bool:
-    return conn.execute(sa.select(sa.literal(1)).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).first() is not None
+def _job(conn: sa.Connection, tenant: str, job_id: str) -> Any:
+    """State of the job, and how often the runs of its stages were replaced; None when the tenant has no such job."""
+    query = sa.select(jobs.c.state, jobs.c.prepare_runs, jobs.c.evaluate_runs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)
+    return conn.execute(query).mappings().first()

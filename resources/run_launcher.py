@@ -23,7 +23,8 @@ from dagster._serdes import ConfigurableClassData, serialize_value
 from control_plane.settings import load
 from ft_assets.errors import Unavailable
 from resources.launcher.identity import alive
-from resources.run_server import PRELOADED, read_record, runs_dir, socket_path
+from resources.run_records import check_owned, read_record, runs_dir, socket_path
+from resources.run_server import PRELOADED
 
 ANSWER_TIMEOUT_S = 15.0
 """A fork takes milliseconds; a machine that swaps takes longer."""
@@ -47,9 +48,11 @@ class ForkingRunLauncher(DefaultRunLauncher):
         """False: nobody listens, and nothing was asked for."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
+            settings = load()
             try:
-                connection.connect(str(socket_path(load())))
-            except OSError:
+                check_owned(settings)
+                connection.connect(str(socket_path(settings)))
+            except (OSError, Unavailable):
                 return False
             asked = {"run_id": run.run_id, "instance_ref": serialize_value(self._instance.get_ref())}
             try:

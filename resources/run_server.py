@@ -1,11 +1,12 @@
 """Runs as children forked from a process that has imported everything: a run begins in a tenth of a second instead of seconds.
 
 ``python -m resources.run_server`` listens at ``<FT_HOME>/runs/server.sock`` for :class:`resources.run_launcher.ForkingRunLauncher`.
-Each run is a child in a session of its own: it outlives a server that is killed, and the server that comes after it knows it
-by its record ``<FT_HOME>/runs/<run id>.json``. A server that is asked to end (SIGTERM) ends its runs first.
+Each run is a child in a session of its own: it outlives a server that is killed, and whoever comes after it knows it by its
+record (:mod:`resources.run_records`). A server that is asked to end (SIGTERM) ends its runs first, and the stack those of a server
+that could not.
 
-The server has one thread and no connection to any database, so a child inherits neither. A child that dies without a word is
-reported to Dagster at once, by another child.
+The server has one thread and no connection to any database, so a child inherits neither. A run that dies without a word is
+reported to Dagster at once, by a child, also when a server before this one had forked it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -34,46 +34,20 @@ from dagster._core.instance.ref import InstanceRef
 from dagster._serdes import deserialize_value
 from dagster._utils.interrupts import capture_interrupts
 
-from control_plane.settings import Settings, load
-from resources.launcher.identity import alive, identity
+from control_plane.settings import load
+from resources.launcher.identity import identity
 from resources.launcher.watch import write_json
+from resources.run_records import check_owned, end_all, lives, read_record, ready_file, record_path, runs_dir, send, socket_path
 
 PRELOADED = "ft_assets.definitions"
 """The code location of ``workspace.yaml``; runs of another one are not forked."""
 LATE_IMPORTS = ("dagster_postgres", "resources.run_launcher", "resources.run_coordinator")
 """What a run's instance is made of: ``dagster.yaml`` names it, so nothing of the code location imports it."""
-MAX_SOCKET_PATH = 100
-"""Bytes: a Unix socket's path may have 107, and ``connect`` says no more than that it is too long."""
 LOOK_EVERY_S = 0.25
 """Seconds between looks for children that ended, while nobody asks for anything."""
 REQUEST_TIMEOUT_S = 5.0
-END_GRACE_S = 8.0
-"""For runs to end after SIGTERM, within the 10 s that the stack gives this server."""
 
 log = logging.getLogger("resources.run_server")
-
-
-def runs_dir(settings: Settings) -> Path:
-    return settings.home / "runs"
-
-
-def socket_path(settings: Settings) -> Path:
-    """Below the home; under ``/tmp``, named after the home, where the home's own path is too long for a socket."""
-    path = runs_dir(settings) / "server.sock"
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        return path
-    import hashlib
-
-    return Path("/tmp") / f"ft-runs-{os.getuid()}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.sock"
-
-
-def ready_file(settings: Settings) -> Path:
-    """Written when it listens."""
-    return runs_dir(settings) / "ready"
-
-
-def record_path(directory: Path, run_id: str) -> Path:
-    return directory / f"{run_id}.json"
 
 
 @dataclass(kw_only=True)
@@ -96,12 +70,13 @@ class RunServer:
                 connection, _ = listener.accept()
             except TimeoutError:
                 self._reap()
+                self._look_for_orphans()
                 continue
             with connection:
                 connection.settimeout(REQUEST_TIMEOUT_S)
                 self._answer(listener, connection)
             self._reap()
-        self._end_all()
+        end_all(self.directory, meanwhile=self._reap)
 
     def _answer(self, listener: socket.socket, connection: socket.socket) -> None:
         try:
@@ -117,12 +92,25 @@ class RunServer:
 
     def _start(self, run_id: str, instance_ref: str, sockets: tuple[socket.socket, ...]) -> int:
         known = read_record(self.directory, run_id)
-        if known is not None and alive(known["pid"], known["identity"]):
+        if known is not None and lives(known):
             return int(known["pid"])
-        pid = _fork(sockets, lambda: _run(run_id, instance_ref))
-        self.children[pid] = (run_id, instance_ref)
-        body = {"pid": pid, "identity": identity(pid), "stack": self.stack, "instance_ref": instance_ref}
-        write_json(record_path(self.directory, run_id), body)
+        heard, told = os.pipe()
+        with os.fdopen(heard, "rb") as recorded:
+
+            def work() -> int:
+                pid = os.getpid()
+                body = {"pid": pid, "identity": identity(pid), "stack": self.stack, "instance_ref": instance_ref}
+                write_json(record_path(self.directory, run_id), body)
+                recorded.close()
+                os.close(told)
+                return _run(run_id, instance_ref)
+
+            try:
+                pid = _fork(sockets, work)
+                self.children[pid] = (run_id, instance_ref)
+            finally:
+                os.close(told)
+            recorded.read()  # nothing is sent: it ends when the child has written its record, or has died
         return pid
 
     def _reap(self) -> None:
@@ -144,43 +132,26 @@ class RunServer:
                 self.children[reporter] = ("", "")
 
     def _take_over(self) -> None:
-        """Records of runs that a server before this one started: what lives of this stack goes on, the rest ends."""
+        """Runs that a server before this one started: those of this stack go on, the rest end."""
         for path in self.directory.glob("*.json"):
             known = read_record(self.directory, path.stem)
-            if known is None:
+            if known is not None and known.get("stack") == self.stack:
                 continue
-            lives = alive(known["pid"], known["identity"])
-            if lives and known.get("stack") != self.stack:
-                _signal(known["pid"], signal.SIGKILL)
-                lives = False
-            if not lives:
-                path.unlink(missing_ok=True)
+            if known is not None and lives(known):
+                send(known["pid"], signal.SIGKILL)
+            path.unlink(missing_ok=True)
 
-    def _end_all(self) -> None:
-        for signum, patience_s in ((signal.SIGTERM, END_GRACE_S), (signal.SIGKILL, 1.0)):
-            left = self._living()
-            for pid in left.values():
-                _signal(pid, signum)
-            deadline = time.monotonic() + patience_s
-            while self._living() and time.monotonic() < deadline:
-                self._reap()
-                time.sleep(0.05)
-
-    def _living(self) -> dict[str, int]:
-        found = {}
+    def _look_for_orphans(self) -> None:
+        """Runs that this server did not fork, and whose end no ``waitpid`` tells."""
+        own = {run_id for run_id, _ in self.children.values()}
         for path in self.directory.glob("*.json"):
-            known = read_record(self.directory, path.stem)
-            if known is not None and alive(known["pid"], known["identity"]):
-                found[path.stem] = int(known["pid"])
-        return found
-
-
-def read_record(directory: Path, run_id: str) -> dict[str, Any] | None:
-    try:
-        body: dict[str, Any] = json.loads(record_path(directory, run_id).read_text())
-        return body
-    except (FileNotFoundError, ValueError):
-        return None
+            run_id = path.stem
+            known = None if run_id in own else read_record(self.directory, run_id)
+            if known is None or lives(known):
+                continue
+            path.unlink(missing_ok=True)
+            reporter = _fork((), lambda i=run_id, k=known: _report_dead(i, k["instance_ref"], k["pid"], "no word to its server"))
+            self.children[reporter] = ("", "")
 
 
 def _line(connection: socket.socket) -> bytes:
@@ -191,11 +162,6 @@ def _line(connection: socket.socket) -> bytes:
             raise ValueError("the request ended in the middle")
         received += part
     return received
-
-
-def _signal(pid: int, signum: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)
 
 
 def _fork(sockets: tuple[socket.socket, ...], work: Any) -> int:
@@ -251,6 +217,8 @@ def main() -> int:
     settings = load()
     directory, address = runs_dir(settings), socket_path(settings)
     directory.mkdir(parents=True, exist_ok=True)
+    address.parent.mkdir(mode=0o700, exist_ok=True)
+    check_owned(settings)
     server = RunServer(directory=directory, stack=os.environ.get("FT_STACK_ID", ""))
 
     def end(_signum: int, _frame: FrameType | None) -> None:

@@ -29,6 +29,11 @@ MAX_REPLACEMENTS = 5
 ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
 SETTLED = timedelta(seconds=1)
 """How long after its end a run may still be moving its job: the transition is written beside Dagster's own."""
+UNQUEUED = timedelta(seconds=30)
+"""Between its creation and the queue a run is for a moment in the hands of a webserver or of the daemon: one that stays there was lost with
+it. Longer than the 20 s that the nudge waits for an answer. Should it enter the queue after all, its key is not due any more."""
+MAX_OF_A_KEY = 5
+"""One has entered the queue; others are on their way to be turned away there, or were lost before."""
 WORKING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
@@ -39,14 +44,18 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
     awaited = due_runs(opened, ("prepare", "train", "evaluate"))
     replaced = end_forgotten(context.instance, {d.run_key for d in awaited}, opened.clock())
     for due in awaited:
-        replacements, beat = run_replacements(opened, due)
-        why = why_gone(context.instance, due, beat, opened.clock())
+        known = run_replacements(opened, due)
+        why = None if known is None else why_gone(context.instance, due, known[1], opened.clock())
         if why is None:
             continue
-        replaced.append(f"{due.run_key}: {why}")
+        replacements = due.runs
         if replacements + 1 < MAX_REPLACEMENTS:
-            replace_run(opened, due)
+            if replace_run(opened, due):
+                replaced.append(f"{due.run_key}: {why}")
             continue
+        if run_replacements(opened, due) is None:  # to ask Dagster took a while
+            continue
+        replaced.append(f"{due.run_key}: {why}")
         fail(
             opened,
             due.tenant,
@@ -61,10 +70,14 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
 
 def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:
     """Why `due`'s run will not move its job any more; None while it may."""
-    records = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}), limit=1)
+    records = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}), limit=MAX_OF_A_KEY)
     if not records:
         return None
-    run, changed = records[0].dagster_run, records[0].update_timestamp
+    entered = [r for r in records if r.dagster_run.status is not dg.DagsterRunStatus.NOT_STARTED]
+    run, changed = (entered or records)[0].dagster_run, (entered or records)[0].update_timestamp
+    if not entered and now - changed > UNQUEUED:
+        instance.report_run_failed(run, message="it never entered the queue; the job gets another run")
+        return f"run {run.run_id} never entered the queue"
     silent_since = max(t for t in (beat, changed) if t is not None)
     if run.status in ENDED:
         return f"run {run.run_id} ended {run.status.value}" if now - changed > SETTLED else None

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import dagster as dg
+import psycopg2
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,7 +32,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.scheduling import place
 from control_plane.settings import load
 from ft_assets import logs, tracing
-from ft_assets.errors import FtError
+from ft_assets.errors import FtError, Unavailable
 from ft_assets.partitions import JOBS, partition_key
 from resources.dagster_launches import DagsterLaunches
 from resources.database.engine import make_engine
@@ -46,6 +47,10 @@ LAUNCHES_AT_ONCE = 4
 """As many as Dagster's daemon dequeues at once."""
 RETRY_S = 2.0
 """After an error; by then the sensors may have done it."""
+MAX_PAUSE_S = 30.0
+"""Between rounds while launches keep failing; the sensors ask every five seconds."""
+KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+"""Of the connection that listens: it sends nothing, so a server that went away without a word is noticed only by these, in a minute."""
 LOOK_EVERY_S = 1.0
 """How soon SIGTERM is heard."""
 NUDGE = "nudge"
@@ -57,29 +62,50 @@ log = logging.getLogger("sensors.nudge")
 class Nudge:
     """One round at a time over a platform and its Dagster instance."""
 
-    def __init__(self, platform: Platform, instance: dg.DagsterInstance, launches: DagsterLaunches) -> None:
+    def __init__(
+        self, platform: Platform, instance: dg.DagsterInstance, launches: DagsterLaunches, ending: threading.Event | None = None
+    ) -> None:
         self._platform, self._instance, self._launches = platform, instance, launches
+        self._ending = ending or threading.Event()
+        self._away = threading.Event()
+        self.pause_s = 0.0
+        """How long to leave it all to the sensors after this round: launches failed in it."""
 
     def round(self) -> list[str]:
-        """Place what fits, ask for what is due; the keys of the runs that were asked for."""
+        """Place what fits, ask for what is due; the keys of the runs that were asked for.
+
+        A claim from which no run came is given back, so what is left is due again: the first lap with such a one is the last.
+        """
         place(self._platform)
         asked: list[str] = []
-        while True:
+        self._away.clear()
+        while not self._ending.is_set():
             due = missing(self._platform, self._instance, due_runs(self._platform, STAGES), by=NUDGE)
             self._instance.add_dynamic_partitions(str(JOBS.name), [partition_key(d.tenant, d.job_id) for d in due if d.stage == "prepare"])
             with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as threads:
-                asked += [key for key in threads.map(self._ask, due) if key]
-            if len(due) < MAX_REQUESTS_PER_TICK:
+                made = [key for key in threads.map(self._ask, due) if key]
+            asked += made
+            if len(made) < len(due):
+                self.pause_s = min(MAX_PAUSE_S, max(RETRY_S, 2 * self.pause_s))
                 return asked
+            if len(due) < MAX_REQUESTS_PER_TICK:
+                break
+        self.pause_s = 0.0
+        return asked
 
     def _ask(self, due: DueRun) -> str | None:
-        try:
-            self._launches.launch(run_request(due, by=NUDGE))
-        except FtError as error:
-            log.warning("%s is left to the sensors: %s", due.run_key, error.message)
-            run_launches.give_up(self._platform, [due.run_key], by=NUDGE)
-            return None
-        return due.run_key
+        why = "this process ends" if self._ending.is_set() else "Dagster did not answer before" if self._away.is_set() else ""
+        if not why:
+            try:
+                self._launches.launch(run_request(due, by=NUDGE))
+                return due.run_key
+            except FtError as error:
+                why = error.message
+                if isinstance(error, Unavailable):
+                    self._away.set()
+        log.warning("%s is left to the sensors: %s", due.run_key, why)
+        run_launches.give_up(self._platform, [due.run_key], by=NUDGE)
+        return None
 
 
 def listen(engine: Engine, heard: Callable[[], object], ending: threading.Event) -> None:
@@ -94,7 +120,11 @@ def listen(engine: Engine, heard: Callable[[], object], ending: threading.Event)
             if not ready:
                 continue
             time.sleep(BURST_S)
-            raw.poll()
+            try:
+                raw.poll()
+            except psycopg2.Error as error:  # SQLAlchemy wraps none that this connection raises itself
+                conn.invalidate(error)
+                raise Unavailable(f"the connection that listens to {CHANNEL} was lost: {error}") from error
             if raw.notifies:
                 raw.notifies.clear()
                 heard()
@@ -102,11 +132,12 @@ def listen(engine: Engine, heard: Callable[[], object], ending: threading.Event)
 
 def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Event) -> None:
     """Listen until `ending`, through errors of the database and of Dagster; `alive` is touched once it listens."""
-    engine = make_engine(platform.engine.url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
+    url = platform.engine.url.update_query_dict(KEEPALIVE)
+    engine = make_engine(url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
     launches = DagsterLaunches(dagster_url)
     try:
         with dg.DagsterInstance.get() as instance:
-            nudge = Nudge(platform, instance, launches)
+            nudge = Nudge(platform, instance, launches, ending)
 
             def heard() -> None:
                 alive.touch()
@@ -114,11 +145,12 @@ def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Eve
                 asked = nudge.round()
                 if asked:
                     log.info("asked for %d runs in %.2f s: %s", len(asked), time.monotonic() - began, ", ".join(asked))
+                ending.wait(nudge.pause_s)
 
             while not ending.is_set():
                 try:
                     listen(engine, heard, ending)
-                except (SQLAlchemyError, OSError, FtError, dg.DagsterError) as error:
+                except (SQLAlchemyError, psycopg2.Error, OSError, FtError, dg.DagsterError) as error:
                     log.warning("the sensors are alone for a moment: %s: %s", type(error).__name__, str(error)[:300])
                     ending.wait(RETRY_S)
     finally:

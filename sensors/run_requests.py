@@ -15,7 +15,8 @@ from resources.run_coordinator import ASKED_BY_TAG, ATTEMPT_TAG, RUN_KEY_TAG
 
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) inside a tick that has 60 s."""
-
+KEYS_PER_QUERY = 4 * MAX_REQUESTS_PER_TICK
+"""Of those that one query of Dagster's storage names: a burst may make thousands due, of which a tick asks for 25."""
 
 LIVE = (
     dg.DagsterRunStatus.QUEUED,
@@ -32,11 +33,14 @@ def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueR
     A key has one run for ever: one that ended without moving its job is replaced under another key (sensor ``failures``).
     """
     left = run_launches.unbound(platform, due)
-    if not left:
-        return []
-    made = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: [d.run_key for d in left]}))
-    served = {run.tags[RUN_KEY_TAG] for run in made}
-    return run_launches.claim(platform, [d for d in left if d.run_key not in served][:MAX_REQUESTS_PER_TICK], by=by)
+    for start in range(0, len(left), KEYS_PER_QUERY):
+        looked_at = left[start : start + KEYS_PER_QUERY]
+        made = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: [d.run_key for d in looked_at]}))
+        served = {run.tags[RUN_KEY_TAG] for run in made}
+        won = run_launches.claim(platform, [d for d in looked_at if d.run_key not in served][:MAX_REQUESTS_PER_TICK], by=by)
+        if won:
+            return won
+    return []
 
 
 def run_request(due: DueRun, *, by: str = "sensor") -> dg.RunRequest:

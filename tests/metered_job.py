@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.billing import Entry
+from control_plane.metering import Work
 from control_plane.pools import Pool, nodes
 from control_plane.service import ledger, metering, tenants
 from control_plane.service.platform import Platform
@@ -39,8 +40,18 @@ class MeteredJob:
     def started(self, conn: Connection, attempt: int, at: datetime, *, pool: Pool = POOL, num_gpus: int = 1) -> None:
         metering.report_started(conn, self.row, attempt, pool=pool, num_gpus=num_gpus, at=at, now=self.platform.clock())
 
-    def ended(self, conn: Connection, attempt: int, at: datetime, *, outcome: str = "succeeded", fault: Fault | None = None) -> None:
-        metering.report_ended(conn, self.row, attempt, outcome=outcome, fault=fault, at=at, now=self.platform.clock(), seen=True)
+    def ended(
+        self,
+        conn: Connection,
+        attempt: int,
+        at: datetime,
+        *,
+        outcome: str = "succeeded",
+        fault: Fault | None = None,
+        work: Work | None = None,
+    ) -> None:
+        now = self.platform.clock()
+        metering.report_ended(conn, self.row, attempt, outcome=outcome, fault=fault, at=at, now=now, seen=True, work=work)
 
     def run(
         self,
@@ -50,12 +61,13 @@ class MeteredJob:
         hours: float = 1.0,
         outcome: str = "succeeded",
         fault: Fault | None = None,
+        work: Work | None = None,
         **how: Any,
     ) -> list[Entry]:
         """An attempt from its start to its entries."""
         with self.platform.engine.begin() as conn:
             self.started(conn, attempt, at, **how)
-            self.ended(conn, attempt, at + timedelta(hours=hours), outcome=outcome, fault=fault)
+            self.ended(conn, attempt, at + timedelta(hours=hours), outcome=outcome, fault=fault, work=work)
             return metering.settle(conn, self.platform, self.tenant, self.id, attempt)
 
     def entries(self) -> list[Entry]:

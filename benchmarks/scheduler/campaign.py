@@ -1,12 +1,15 @@
 """All policies over all traces, with the tables and pictures: ``python -m benchmarks.scheduler.campaign philly|mix|made``.
 
-A run that is in the result file already is not done again: stop and go on as you like; ``--again`` starts over.
+A run that is in the result file already is not done again: stop and go on as you like; ``--again`` starts over. ``--jobs 2`` simulates two
+cases at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,47 +85,89 @@ CAMPAIGNS = {"philly": philly, "mix": mix, "made": made}
 
 def simulate(case: Case) -> tuple[Outcome, dict[str, Any]]:
     began = time.process_time()
-    tick = 900.0 if case.policy == "ours" else 0.0  # the others know no time
-    outcome = Simulation(case.jobs, [case.pool], policies.named(case.policy), estimate_error=case.error, seed=case.seed, tick_s=tick).run()
+    knows_time = case.policy == "ours" or case.error != 1.0  # with exact estimates nothing changes for the others between events
+    simulation = Simulation(
+        case.jobs,
+        [case.pool],
+        policies.named(case.policy),
+        estimate_error=case.error,
+        seed=case.seed,
+        tick_s=900.0 if knows_time else 0.0,
+    )
+    outcome = simulation.run()
     return outcome, {**report.detailed(outcome), "cpu_s": round(time.process_time() - began, 2)}
 
 
+def summed_up(case: Case) -> tuple[str, dict[str, Any]]:
+    return case.key, simulate(case)[1]
+
+
+def all_of(cases: Sequence[Case], processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each case's key and numbers, in order."""
+    if processes == 1:
+        yield from map(summed_up, cases)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(summed_up, cases)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    args = _arguments().parse_args(argv)
+    path = args.out / f"scheduler_{args.campaign}_202611.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() and not (args.again or args.quick) else {}
+    every = list(CAMPAIGNS[args.campaign](args))
+    if args.quick:
+        every = [case for case in every if (case.group, case.seed) == (every[0].group, every[0].seed)]
+    for key, one in all_of([case for case in every if case.key not in found], args.jobs):
+        found[key] = one
+        if not args.quick:
+            _write(path, json.dumps(found, indent=1) + "\n")
+        print(_line(key, one), flush=True)
+    found = {case.key: found[case.key] for case in every} | found  # in their order
+    if args.quick:
+        print(page(args.campaign, found))
+        return 0
+    _write(path, json.dumps(found, indent=1) + "\n")
+    _write(path.with_suffix(".md"), page(args.campaign, found))
+    if args.pictures:
+        first = [case for case in every if (case.group, case.seed) == (every[0].group, every[0].seed)]
+        plots.draw({case.policy: simulate(case)[0] for case in first}, args.pictures, prefix=f"scheduler_{args.campaign}_")
+    return 0
+
+
+def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("campaign", choices=CAMPAIGNS)
     parser.add_argument("--trace", type=Path, default=Path("../shared/data/traces/philly_vc_ee9e8c.csv"))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--days", type=float, default=MIX_DAYS)
+    parser.add_argument("--days", type=float, default=MIX_DAYS, help="of arrivals of the mix")
+    parser.add_argument("--jobs", type=int, choices=range(1, 65), default=1, metavar="N", help="simulations at once, each in a process")
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--pictures", type=Path, help=f"where pictures go, {PICTURES} say; without it none are drawn")
-    parser.add_argument("--again", action="store_true")
-    args = parser.parse_args(argv)
-    path = args.out / f"scheduler_{args.campaign}_202611.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() and not args.again else {}
-    drawn: dict[str, dict[str, Outcome]] = {}
-    for case in CAMPAIGNS[args.campaign](args):
-        if case.key in found:
-            continue
-        outcome, found[case.key] = simulate(case)
-        drawn.setdefault(case.group, {})[case.policy] = outcome
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        one = found[case.key]
-        figures = f"{one['avg_completion_s'] / 3600:.2f} h, longest wait {one['max_wait_s'] / 3600:.1f} h"
-        print(
-            f"{case.key}: {figures}, premium late {one['premium_late']}, broken {one['broken_reservations']}, {one['cpu_s']} s", flush=True
-        )
-    path.with_suffix(".md").write_text(page(args.campaign, found))
-    if args.pictures and drawn:
-        plots.draw(next(iter(drawn.values())), args.pictures, prefix=f"scheduler_{args.campaign}_")
-    return 0
+    parser.add_argument("--again", action="store_true", help="do all runs again; a second call without it goes on where that stopped")
+    parser.add_argument("--quick", action="store_true", help="the first table with one seed; it is printed, nothing is written")
+    return parser
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or the one before: a run that is stopped here is gone on with later."""
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def _line(key: str, one: Mapping[str, Any]) -> str:
+    times = f"{one['avg_completion_s'] / 3600:.2f} h, longest wait {one['max_wait_s'] / 3600:.1f} h"
+    promises = f"broken {one['broken_reservations']}, slipped {one['slipped_reservations']}"
+    return f"{key}: {times}, premium late {one['premium_late']}, {promises}, {one['cpu_s']} s"
 
 
 def page(campaign: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     """The tables of a campaign; over several seeds means, and the worst of what is a bound."""
-    groups: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    groups: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
     for key, one in found.items():
-        group, _, policy = key.split(" / ")
-        groups.setdefault(group, {}).setdefault(policy, []).append(one)
+        group, seed, policy = key.split(" / ")
+        groups.setdefault(group, {}).setdefault(policy, {})[seed] = one
     command = f"python -m benchmarks.scheduler.campaign {campaign}"
     parts = [f"# Scheduling: {campaign}\n\nMade by `{command}`, with the rules as they ship. Waits are all stays in the queue together.\n"]
     for group, by_policy in groups.items():
@@ -130,8 +175,31 @@ def page(campaign: str, found: Mapping[str, Mapping[str, Any]]) -> str:
         over = ""
         if seeds > 1:
             over = f"\n\nMeans over {seeds} seeds; longest waits, broken reservations and late premium jobs: of all."
-        parts.append(f"## {group}{over}\n\n{tables.of({name: merged(by_policy[name]) for name in policies.NAMES if name in by_policy})}\n")
+        merged_runs = {name: merged(list(by_policy[name].values())) for name in policies.NAMES if name in by_policy}
+        parts.append(f"## {group}{over}\n\n{tables.of(merged_runs)}\n\n{ratios(by_policy)}\n")
     return "\n".join(parts)
+
+
+def ratios(by_policy: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Ours over another policy, seed by seed: a largest wait of several seeds hides where ours is worse, and so does a mean."""
+    if not all(name in by_policy for name in ("ours", "easy", "shortest-first")):
+        return ""
+    seeds = [seed for seed in by_policy["ours"] if all(seed in by_policy[name] for name in ("easy", "shortest-first"))]
+    rows = []
+    for title, key, other in COMPARED:
+        found = [_ratio(by_policy["ours"][seed][key], by_policy[other][seed][key]) for seed in seeds]
+        rows.append([title, *(f"{one:.3f}" for one in (report.mean(found), max(found), *found))])
+    return tables.markdown(["", "mean", "worst", *seeds], rows)
+
+
+def _ratio(ours: float, other: float) -> float:
+    return ours / other if other else 1.0 if ours == other else math.inf
+
+
+COMPARED = (
+    ("longest wait of ours over that of EASY", "max_wait_s", "easy"),
+    ("average completion of ours over that of shortest-first", "avg_completion_s", "shortest-first"),
+)
 
 
 WORST = ("max_wait_s", "max_first_wait_s", "fairness_worst", "most_preemptions_of_a_job", "premium_max_first_wait_s")

@@ -12,14 +12,20 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from benchmarks.scheduler.pledges import LATE_S, Pledges
 from benchmarks.scheduler.trace import Job
-from control_plane.pools import Node, Pool
+from control_plane.pools import Pool
 from control_plane.scheduler import Decision, Placement, Preempt, Promise, Running, Snapshot, Start, Wait, Waiting
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 ARRIVAL, END, RELEASE, FAILURE, REPAIR, WAKE = range(6)
-LATE_S = 1.0
-"""A start later than this after its promise breaks it: below a second, times only differ by rounding."""
+HELPFUL = (ARRIVAL, END, RELEASE, REPAIR)
+"""Events that may let a waiting job start. There is always one more failure."""
+STUCK_S = 86400.0
+"""A policy may wait for a moment that only it knows; one that leaves all GPUs idle for a day, with nothing to come, waits for ever."""
+
+MOST_FAILURES = 1000
+"""Of one job: with a checkpoint now and then none comes near it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +82,6 @@ class _Live:
     running: _Attempt | None = None
     due_at: float | None = None
     promise: Promise | None = None
-    promised: tuple[float, float] | None = None
-    """When the engine heard the promise, and the earliest start that was promised since."""
     waiting: Waiting | None = None
 
 
@@ -99,9 +103,9 @@ class Outcome:
     num_gpus: int
     spans: list[Span] = field(default_factory=list)
     broken: list[tuple[str, float, float]] = field(default_factory=list)
-    """Job, promised start, start: late although nothing overran its estimate and no node was lost meanwhile."""
+    """Job, promised start, start: late although nothing where it was promised overran its estimate and no node was lost there meanwhile."""
     slipped: int = 0
-    """Promises that an overrun or a lost node made late."""
+    """Promises that an overrun or a lost node made late, see :class:`Pledges`."""
     rounds: int = 0
     log: list[tuple[float, str, str, Placement]] = field(default_factory=list)
     """Time, ``start`` or ``release``, job, GPUs: the whole history of who held what."""
@@ -135,7 +139,9 @@ class Simulation:
         self.shared = len({j.tenant for j in jobs}) > 1
         self.now, self.seq, self.left = 0.0, 0, len(jobs)
         self.events: list[tuple[float, int, int, str, int]] = []
-        self.disturbed: list[float] = []
+        self.helpful = 0
+        self.idle_since: float | None = None
+        self.pledges = Pledges(pools=self.pools, broken=self.outcome.broken)
         for job in jobs:
             self._at(job.submit_s, ARRIVAL, job.job_id)
         if self.costs.node_mtbf_days < math.inf:
@@ -148,23 +154,28 @@ class Simulation:
         self.now = self.events[0][0]
         while self.left:
             if not self.events:
-                stuck = ", ".join(list(self.queue)[:5])
-                raise RuntimeError(f"{len(self.queue)} jobs wait and nothing will ever happen: {stuck}")
+                raise self._nothing_happens()
             time = self.events[0][0]
             self._pass(time)
             changed = False
             while self.events and self.events[0][0] <= time:
                 _, kind, _, key, number = heapq.heappop(self.events)
+                self.helpful -= kind in HELPFUL
                 if kind == WAKE:
                     changed = changed or number in (0, self.outcome.rounds)
                 else:
                     changed = handlers[kind](key, number) or changed
             if changed:
                 self._decide()
+        self.outcome.slipped = self.pledges.slipped
         return self.outcome
+
+    def _nothing_happens(self) -> RuntimeError:
+        return RuntimeError(f"{len(self.queue)} jobs wait and nothing will ever happen: {', '.join(list(self.queue)[:5])}")
 
     def _at(self, time: float, kind: int, key: str, number: int = 0) -> None:
         self.seq += 1
+        self.helpful += kind in HELPFUL
         heapq.heappush(self.events, (time, kind, self.seq, key, number))
 
     def _pass(self, time: float) -> None:
@@ -235,6 +246,8 @@ class Simulation:
         one.record.lost_gpu_s += one.record.job.num_gpus * min(attempt.load_s, until - attempt.started)
 
     def _free(self, key: str, one: _Live, attempt: _Attempt) -> None:
+        if attempt.stop_asked is None and attempt.expected_end < self.now - LATE_S:
+            self._disturb(one, attempt)
         free = self.free[attempt.pool]
         sizes = {n.name: n.num_gpus for p in self.pools if p.name == attempt.pool for n in p.nodes}
         for node, gpus in attempt.placement:
@@ -252,16 +265,21 @@ class Simulation:
     def _fail(self, key: str, _: int) -> bool:
         """A node is lost, and with it what its jobs did since their newest checkpoint."""
         pool, node = key.split("/", 1)
-        self.disturbed.append(self.now)
+        self.pledges.disturb(pool, {node}, "")
         for job_id, one in list(self.held.items()):
             attempt = one.running
             if attempt is None or attempt.pool != pool or node not in dict(attempt.placement):
                 continue
+            self._disturb(one, attempt)
             self._free(job_id, one, attempt)
             worked = max(0.0, self.now - attempt.started - attempt.load_s)
             saved = self._saved(one.record.job, worked)
             one.done_s += saved
             one.record.failures += 1
+            if one.record.failures > MOST_FAILURES:
+                raise RuntimeError(
+                    f"{job_id} lost its node {MOST_FAILURES} times and will never end: let it save sooner or nodes last longer"
+                )
             one.record.lost_gpu_s += one.record.job.num_gpus * (worked - saved)
             self._queue(one)
         del self.free[pool][node]
@@ -320,8 +338,11 @@ class Simulation:
             return
         waiting = [one.waiting for one in self.queue.values() if one.waiting is not None]
         running = [self._running(one, one.running) for one in self.held.values() if one.running is not None]
-        if any(r.expected_end < self.now - LATE_S for r in running) and (not self.disturbed or self.disturbed[-1] < self.now):
-            self.disturbed.append(self.now)
+        if self.pledges.of:
+            for one in self.held.values():
+                attempt = one.running
+                if attempt is not None and attempt.stop_asked is None and attempt.expected_end < self.now - LATE_S:
+                    self._disturb(one, attempt)
         snapshot = Snapshot(pools=self.pools, waiting=waiting, running=running, used=dict(self.used))
         decisions = self.policy(snapshot, self.now)
         self.outcome.rounds += 1
@@ -337,7 +358,16 @@ class Simulation:
                 self._wait(decision)
                 head = decision if head is None or decision.position < head.position else head
         self._span(self._unusable(head))
+        if any(not isinstance(d, Wait) for d in decisions):
+            self.idle_since = None
+        elif not self.held and not self.helpful:
+            self.idle_since = self.now if self.idle_since is None else self.idle_since
+            if self.now - self.idle_since >= STUCK_S:
+                raise self._nothing_happens()
         self._wake_later()
+
+    def _disturb(self, one: _Live, attempt: _Attempt) -> None:
+        self.pledges.disturb(attempt.pool, [name for name, _ in attempt.placement], one.record.job.tier)
 
     def _start(self, decision: Start) -> None:
         one = self.queue.pop(decision.job_id)
@@ -351,7 +381,7 @@ class Simulation:
             assert 0 < gpus <= free.get(node, 0), f"{gpus} GPUs of {node} are given to {job.job_id}, {free.get(node, 0)} are free"
             free[node] -= gpus
         one.record.waited_s += self.now - one.since
-        self._judge(one)
+        self.pledges.judge(job.job_id, self.now, decision.pool, [name for name, _ in placement], job.tier)
         load = self.costs.load_s[job.job_class] if one.attempts else 0.0
         one.attempts += 1
         assert one.waiting is not None
@@ -368,18 +398,6 @@ class Simulation:
             self._at(expected + 2 * LATE_S, WAKE, "")
         self.outcome.log.append((self.now, "start", job.job_id, placement))
 
-    def _judge(self, one: _Live) -> None:
-        if one.promised is None:
-            return
-        heard, start = one.promised
-        one.promised = None
-        if self.now <= start + LATE_S:
-            return
-        if any(when >= heard for when in self.disturbed[-1:]):
-            self.outcome.slipped += 1
-        else:
-            self.outcome.broken.append((one.record.job.job_id, start, self.now))
-
     def _preempt(self, decision: Preempt) -> None:
         one = self.held[decision.job_id]
         attempt = one.running
@@ -390,8 +408,7 @@ class Simulation:
     def _wait(self, decision: Wait) -> None:
         one = self.queue[decision.job_id]
         if decision.promise is not None:
-            heard, start = one.promised or (self.now, math.inf)
-            one.promised = (heard, min(start, decision.promise.start))
+            self.pledges.hear(decision.job_id, one.record.job.tier, decision.promise)
         if one.waiting is not None and (one.due_at != decision.due_at or one.promise != decision.promise):
             one.due_at, one.promise = decision.due_at, decision.promise
             one.waiting = _told(one.waiting, decision)
@@ -423,14 +440,4 @@ def _told(waiting: Waiting, decision: Wait) -> Waiting:
 
 
 def _with_node(pool: Pool, name: str, ready: bool) -> Pool:
-    nodes = tuple(Node(name=n.name, num_gpus=n.num_gpus, fabric=n.fabric, ready=ready) if n.name == name else n for n in pool.nodes)
-    return Pool(
-        name=pool.name,
-        nodes=nodes,
-        gpu_type=pool.gpu_type,
-        max_gpus_per_job=pool.max_gpus_per_job,
-        reserved_gpus=pool.reserved_gpus,
-        pricing=pool.pricing,
-        takes=pool.takes,
-        packing=pool.packing,
-    )
+    return replace(pool, nodes=tuple(replace(n, ready=ready) if n.name == name else n for n in pool.nodes))

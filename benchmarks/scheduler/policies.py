@@ -46,7 +46,8 @@ def easy(snapshot: Snapshot, now: float, *, beside: bool = True) -> list[Decisio
     """EASY backfilling.
 
     1. In order of arrival; whoever fits starts, until one does not: the head.
-    2. The head is promised the first moment at which, as running jobs end, it fits, and the GPUs it takes then.
+    2. The head is promised the first moment at which, as running jobs end, it fits, and the GPUs it takes then. One that waits for a node
+       to be repaired is promised nothing, and stops nobody.
     3. Of those behind it, in order of arrival, one starts if it fits now and ends by then or, with `beside`, fits beside the promised GPUs.
     """
     pool = snapshot.pools[0]
@@ -55,22 +56,22 @@ def easy(snapshot: Snapshot, now: float, *, beside: bool = True) -> list[Decisio
     decisions: list[Decision] = []
     promise: Promise | None = None
     later: Free = {}
+    both: Free | None = None  # free now, and beside the promised GPUs
     for job in sorted(snapshot.waiting, key=by_arrival):
         placement = place(pool, free, job.num_gpus)
-        if promise is None:
-            if placement is None:
-                promise, later = promised(pool, free, ends, job, now)
-                decisions.append(_wait(job, len(decisions), promise))
-                continue
-        else:
-            placement = _beside(pool, free, later if beside else {}, job, now, promise)
-            if placement is None:
-                decisions.append(_wait(job, len(decisions), None))
-                continue
-        assert placement is not None
+        long = promise is not None and now + job.expected_s > promise.start
+        if placement is not None and long:
+            both = {n: min(count, later[n]) if beside else 0 for n, count in free.items()} if both is None else both
+            placement = place(pool, both, job.num_gpus)
+        if placement is None:
+            head = promised(pool, free, ends, job, now) if promise is None else None
+            promise, later = head or (promise, later)
+            decisions.append(_wait(job, len(decisions), head[0] if head else None))
+            continue
         take(free, placement)
+        both = None
         ends.append((now + job.expected_s, placement))
-        if promise is not None and now + job.expected_s > promise.start:
+        if long:
             take(later, placement)
         decisions.append(_start(job, pool, placement, backfill=promise is not None))
     return decisions
@@ -78,8 +79,11 @@ def easy(snapshot: Snapshot, now: float, *, beside: bool = True) -> list[Decisio
 
 def promised(
     pool: Pool, free: Mapping[str, int], ends: Sequence[tuple[float, Placement]], job: Waiting, now: float
-) -> tuple[Promise, Free]:
-    """The first moment at which `job` fits as others end, with its GPUs, and what is free then beside them."""
+) -> tuple[Promise, Free] | None:
+    """The first moment at which `job` fits as others end, with its GPUs, and what is free then beside them.
+
+    None: too few nodes are ready.
+    """
     later = dict(free)
     ordered = sorted(ends)
     for i, (end, placement) in enumerate(ordered):
@@ -90,13 +94,7 @@ def promised(
         if found is not None:
             take(later, found)
             return Promise(start=max(now, end), pool=pool.name, placement=found, made_at=now), later
-    raise AssertionError(f"{job.job_id} fits nowhere in an empty pool")
-
-
-def _beside(pool: Pool, free: Free, later: Free, job: Waiting, now: float, promise: Promise) -> Placement | None:
-    if now + job.expected_s <= promise.start:
-        return place(pool, free, job.num_gpus)
-    return place(pool, {n: min(count, later.get(n, 0)) for n, count in free.items()}, job.num_gpus)
+    return None
 
 
 def ours(rules: scheduler.Rules | None = None) -> Callable[[Snapshot, float], Sequence[Decision]]:

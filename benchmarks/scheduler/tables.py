@@ -22,7 +22,7 @@ ROWS: tuple[tuple[str, str, float, str], ...] = (
     ("idle_while_queued", "GPUs free while jobs wait", 1, ".4f"),
     ("premium_late", "premium jobs that start after 5 min", 1, ".0f"),
     ("broken_reservations", "broken reservations", 1, ".0f"),
-    ("slipped_reservations", "reservations that an overrun made late", 1, ".0f"),
+    ("slipped_reservations", "reservations late by an overrun or a lost node there", 1, ".0f"),
     ("preemptions", "preemptions", 1, ".0f"),
     ("most_preemptions_of_a_job", "most preemptions of one job", 1, ".0f"),
     ("lost_gpu_s", "GPU-hours lost", HOUR, ".1f"),

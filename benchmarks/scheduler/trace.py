@@ -41,7 +41,7 @@ class Job:
 def read(path: Path, *, num_gpus: int) -> list[Job]:
     """The jobs of a trace by time of submission; :class:`BadTrace` for the first thing that is wrong with it."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
             header = [name.strip() for name in rows.fieldnames or ()]
             rows.fieldnames = header

@@ -62,7 +62,7 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
         queue_position=row["queue_position"],
         reason=row["reason"] if state in EXPLAINED else None,
         reason_detail=row["reason_detail"] if state in EXPLAINED else None,
-        ahead=_ahead(row) if state in WAITING else None,
+        ahead=_ahead(view) if state in WAITING else None,
         reservation=_reservation(row) if state in WAITING else None,
         due_at=seconds(row["due_at"]) if state in WAITING else None,
         preemptions=row["preemptions"],
@@ -122,8 +122,8 @@ def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": shown, shown: {"hyperparameters": hyperparameters}}
 
 
-def _ahead(row: RowMapping) -> schemas.Ahead | None:
-    found = queue_documents.ahead(row["ahead"])
+def _ahead(view: JobView) -> schemas.Ahead | None:
+    found = queue_documents.ahead(view.row["ahead"], view.own_ahead)
     return None if found is None else schemas.Ahead(**found)
 
 

@@ -50,7 +50,7 @@ def whole_queue(
     watch: Watch = False,
     as_json: Json = False,
 ) -> None:
-    """Show the queue of all tenants: who waits and why, reservations, what runs, pools, fair shares, what the rounds did."""
+    """Show the queue of all tenants: who waits and why, reservations, what runs, pools, recent use, what the rounds did."""
     from control_plane.cli.admin import open_local
     from control_plane.service import queue_documents, queue_view
 
@@ -169,7 +169,7 @@ def _rounds(found: Mapping[str, Any], now: float) -> str:
 
 
 def _apart(pool: Mapping[str, Any]) -> str:
-    return f"; {_gpus(pool['unusable_gpus'])} would do for the widest job that waits, and lie apart" if pool["unusable_gpus"] else ""
+    return f"; {_gpus(pool['unusable_gpus'])} lie apart that the widest job that waits could have together" if pool["unusable_gpus"] else ""
 
 
 def _node(node: Mapping[str, Any], pool: Mapping[str, Any]) -> Sequence[str]:

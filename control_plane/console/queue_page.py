@@ -22,6 +22,8 @@ MAX_NODES = 128
 """Of a pool, in its picture; nodes without jobs are left out first."""
 STEPS_S = (600.0, 1800.0, 3600.0, 3 * 3600.0, 6 * 3600.0, 12 * 3600.0, 86400.0)
 MAX_TICKS = 9
+STOPS_IN_S = 60.0
+"""A job that was asked to stop is drawn until then: the handshake that the policy takes for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +73,7 @@ def queue_page(found: Mapping[str, Any], *, now: float) -> str:
 def timeline(pool: Mapping[str, Any], found: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], *, now: float) -> Timeline:
     """What each node of a pool does from now on: running jobs to their expected end, then those that have reserved it."""
     reserved = [j for j in found["waiting"] if j["reservation"] and j["reservation"]["pool"] == pool["name"]]
-    ends = [j["estimated_end"] - now for j in found["running"] if j["pool"] == pool["name"] and j["estimated_end"]]
+    ends = [_left(j, now) for j in found["running"] if j["pool"] == pool["name"]]
     ends += [j["reservation"]["start"] - now + (j["expected_s"] or 0) for j in reserved]
     span = min(LONGEST_S, max([SHORTEST_S, *(e * 1.05 for e in ends)]))
     shown = sorted(pool["nodes"], key=lambda n: not (n["jobs"] or n["reserved_for"]))[:MAX_NODES]
@@ -79,34 +81,59 @@ def timeline(pool: Mapping[str, Any], found: Mapping[str, Any], jobs: Mapping[st
     rows = []
     for i, node in enumerate(n for n in pool["nodes"] if n["name"] in kept):
         y = TOP + i * ROW
-        note = "not ready" if not node["ready"] else f"{node['free_gpus']} free" if node["free_gpus"] else "full"
-        bars = [*_running(node, jobs, y, span, now), *_reserved(node, reserved, y, span, now)]
+        bars = [*_running(node, jobs, y, span, now), *_reserved(node, reserved, jobs, y, span, now)]
+        note = _note(node)
         rows.append(Row(name=node["name"], note=note, y=y, bars=bars))
     return Timeline(rows=rows, ticks=_ticks(span, now), hidden=len(pool["nodes"]) - len(rows), height=TOP + len(rows) * ROW + 4)
+
+
+def _note(node: Mapping[str, Any]) -> str:
+    if not node["ready"]:
+        return "not ready"
+    if node["free_gpus"]:
+        return f"{node['free_gpus']} free"
+    return "full" if sum(node["jobs"].values()) >= node["num_gpus"] else "taken"
+
+
+def _left(job: Mapping[str, Any], now: float) -> float:
+    left = max(0.0, (job["estimated_end"] or now) - now)
+    return min(left, STOPS_IN_S) if job["stopping"] else left
 
 
 def _running(node: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], y: float, span: float, now: float) -> list[Bar]:
     bars, lane = [], 0
     for job_id, gpus in node["jobs"].items():
         job = jobs[job_id]
-        left = max(0.0, (job["estimated_end"] or now) - now)
+        left = _left(job, now)
         kind = f"{job['tier']}{' stopping' if job['stopping'] else ''}{' over' if job['overrun_s'] > 0 else ''}"
-        until = f"ends in {span_words(left)}" if left else "takes longer than expected"
+        until = "makes room" if job["stopping"] else f"ends in {span_words(left)}" if left else "takes longer than expected"
         title = f"{job_id} of {job['tenant']}: {gpus} of {job['num_gpus']} GPUs here, {job['tier']}, {until}"
         bars.append(_bar(job, kind, title, (0.0, left), (lane, gpus, node["num_gpus"]), y, span))
         lane += gpus
     return bars
 
 
-def _reserved(node: Mapping[str, Any], waiting: Sequence[Mapping[str, Any]], y: float, span: float, now: float) -> list[Bar]:
-    bars = []
-    for job in waiting:
+def _reserved(
+    node: Mapping[str, Any], waiting: Sequence[Mapping[str, Any]], jobs: Mapping[str, Mapping[str, Any]], y: float, span: float, now: float
+) -> list[Bar]:
+    """From below, each where nothing else is drawn at its time."""
+    bars: list[Bar] = []
+    drawn: list[tuple[float, float, int, int]] = []
+    """From when to when, and which of the node's GPUs."""
+    lane = 0
+    for job_id, gpus in node["jobs"].items():
+        drawn.append((0.0, _left(jobs[job_id], now), lane, lane + gpus))
+        lane += gpus
+    for job in sorted(waiting, key=lambda j: (j["reservation"]["start"], j["position"] or 0)):
         gpus = dict(job["reservation"]["placement"]).get(node["name"], 0)
         if gpus:
             start = max(0.0, job["reservation"]["start"] - now)
             title = f"{job['id']} of {job['tenant']} has {gpus} GPUs here from in {span_words(start)} on, for {job['num_gpus']} in all"
-            lanes = (node["num_gpus"] - gpus, gpus, node["num_gpus"])
-            bars.append(_bar(job, f"{job['tier']} reserved", title, (start, start + (job["expected_s"] or 0.0)), lanes, y, span))
+            end, lowest = start + (job["expected_s"] or 0.0), max(0, node["num_gpus"] - gpus)
+            beside = [(first, last) for begin, until, first, last in drawn if begin < end and start < until]
+            lane = next((n for n in range(lowest, -1, -1) if all(last <= n or first >= n + gpus for first, last in beside)), lowest)
+            drawn.append((start, end, lane, lane + gpus))
+            bars.append(_bar(job, f"{job['tier']} reserved", title, (start, end), (lane, gpus, node["num_gpus"]), y, span))
     return bars
 
 
@@ -133,7 +160,8 @@ def _ticks(span: float, now: float) -> list[tuple[float, str]]:
     found, at = [], first
     while at < span:
         then = time.localtime(now + at)
-        found.append((LEFT + at * (WIDTH - LEFT) / span, time.strftime("%H:%M" if step < STEPS_S[-1] else "%a %d", then)))
+        form = "%a %d" if step >= STEPS_S[-1] or (then.tm_hour, then.tm_min) == (0, 0) else "%H:%M"
+        found.append((LEFT + at * (WIDTH - LEFT) / span, time.strftime(form, then)))
         at += step
     return found
 

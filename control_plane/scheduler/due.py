@@ -5,51 +5,82 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from control_plane.scheduler.forecast import forecast
-from control_plane.scheduler.model import TIER_ORDER, Waiting
+from control_plane.scheduler.model import TIER_ORDER, Running, Waiting
 from control_plane.scheduler.placement import PoolRooms
 from control_plane.scheduler.rules import DEFAULT, Rules
+
+Able = Callable[[Waiting | Running], Sequence[str]]
+"""The pools that could ever hold a job."""
+Group = tuple[str, frozenset[str]]
+"""Jobs that wait for the same: a tier, and the pools that could ever hold them."""
+
+
+def group(job: Waiting | Running, able: Able) -> Group:
+    return job.tier, frozenset(able(job))
 
 
 def due_times(
     waiting: Sequence[Waiting],
     rooms: Mapping[str, PoolRooms],
-    able: Callable[[Waiting], Sequence[str]],
+    able: Able,
     *,
     now: float,
     rules: Rules = DEFAULT,
 ) -> dict[str, float]:
     """The moment at which each waiting job is due; it is kept with the job, and only ever gets later.
 
+    `waiting` are those whose tenants are let in: what others would take is nobody's wait.
+
     1. Patience is the load's own number: what a job that joins now would wait first come, first served, if nobody overtook anybody. What
-       runs ends as expected, those of its tier and of higher ones have their turns, each once enough GPUs are free. It is measured when a
-       job joins, and holds for every waiting job of its tier: whoever came in a quiet hour is not due in the middle of a storm for that.
+       runs ends as expected, those of its tier and of higher ones have their turns, each once enough GPUs are free. It is measured when
+       jobs join, the longest of their waits, and holds for every waiting job of its :data:`Group`: whoever came in a quiet hour is not
+       due in the middle of a storm for that, and whoever waits for an idle pool has nothing to do with a full one.
     2. But no less than what the tier promises.
-    3. A job is due once it has waited so long, all of its stays together. One that comes back to the queue has at least the patience of
-       those that wait.
+    3. A job is due once it has waited so long, all of its stays together.
+    4. One that comes back to the queue has at least the patience of those of its group that wait: it was in the system when theirs was
+       measured. A new one has that of the present load alone, so that a storm's patience leaves with the jobs that saw it, also where
+       the queue never empties.
     """
-    news = {w.tier for w in waiting if w.due_at is None}
-    back = any(w.waiting_since is not None and w.due_at is not None for w in waiting)
-    if not news and not back:
-        return {w.job_id: w.due_at for w in waiting if w.due_at is not None}
-    patience = dict.fromkeys(TIER_ORDER, 0.0)
-    for w in waiting:
-        if w.due_at is not None:
-            patience[w.tier] = max(patience.get(w.tier, 0.0), w.due_at - w.queued_at)
-    joins = _joins(waiting, rooms, able, now=now) if news else {}
-    fresh = {tier: max(rules.due_floor_s.get(tier, 0.0), rules.due_stretch * wait) for tier, wait in joins.items()}
+    groups = {w.job_id: group(w, able) for w in waiting}
+    fresh = _fresh(waiting, rooms, able, groups, now=now, rules=rules)
+    told = patience_of([w for w in waiting if w.due_at is not None], {}, able)
 
     def due_at(job: Waiting) -> float:
+        mine = groups[job.job_id]
         own = -1.0 if job.due_at is None else job.due_at - job.queued_at
-        returned = patience.get(job.tier, 0.0) if job.waiting_since is not None else 0.0
-        return job.queued_at + max(own, returned, fresh.get(job.tier, 0.0) if job.tier in news else 0.0)
+        inherited = told.get(mine, 0.0) if _came_back(job) else 0.0
+        return job.queued_at + max(own, inherited, fresh.get(mine, 0.0))
 
     return {w.job_id: due_at(w) for w in waiting}
 
 
-def _joins(
-    waiting: Sequence[Waiting], rooms: Mapping[str, PoolRooms], able: Callable[[Waiting], Sequence[str]], *, now: float
-) -> dict[str, float]:
-    """What the newest job of each tier would wait, first come, first served."""
-    turns = sorted(waiting, key=lambda w: (TIER_ORDER.get(w.tier, len(TIER_ORDER)), w.queued_at, w.job_id))
+def patience_of(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able) -> dict[Group, float]:
+    """The longest patience of those that wait in each group; what `due` does not say is as it was told before."""
+    found: dict[Group, float] = {}
+    for w in waiting:
+        due_at = due.get(w.job_id, w.due_at)
+        if due_at is not None:
+            mine = group(w, able)
+            found[mine] = max(found.get(mine, 0.0), due_at - w.queued_at)
+    return found
+
+
+def _came_back(job: Waiting) -> bool:
+    """Whether it held GPUs before: every queued job has a beginning of its stay, only those have an earlier one or a stop."""
+    return job.waited_s > 0.0 or job.preemptions > 0
+
+
+def _fresh(
+    waiting: Sequence[Waiting], rooms: Mapping[str, PoolRooms], able: Able, groups: Mapping[str, Group], *, now: float, rules: Rules
+) -> dict[Group, float]:
+    """Of the groups that jobs join now, the longest that one of these would wait first come, first served."""
+    news = [w for w in waiting if w.due_at is None]
+    if not news:
+        return {}
+    turns = sorted(waiting, key=lambda w: (TIER_ORDER.get(w.tier, len(TIER_ORDER)), w.joined_at(), w.job_id))
     starts = forecast(((w, able(w)) for w in turns), rooms, {}, now, in_turn=True)
-    return {w.tier: starts[w.job_id] - now for w in turns if w.due_at is None and w.job_id in starts}
+    found: dict[Group, float] = {}
+    for w in news:
+        wait = max(rules.due_floor_s.get(w.tier, 0.0), rules.due_stretch * (starts.get(w.job_id, now) - now))
+        found[groups[w.job_id]] = max(found.get(groups[w.job_id], 0.0), wait)
+    return found

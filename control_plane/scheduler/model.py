@@ -64,10 +64,17 @@ class Waiting:
     due_at: float | None = None
     """When it stops being overtaken; None where no round has said so yet."""
     promise: Promise | None = None
+    barred_until: float | None = None
+    """When its tenant's hard cap or suspension last kept it from GPUs: of this stay, what was before then is no waiting."""
 
     def waited(self, now: float) -> float:
-        """Seconds in the queue, all stays together."""
-        return self.waited_s + max(0.0, now - (self.queued_at if self.waiting_since is None else self.waiting_since))
+        """Seconds in the queue, all stays together, without those in which its tenant was not let in."""
+        since = self.queued_at if self.waiting_since is None else self.waiting_since
+        return self.waited_s + max(0.0, now - max(since, self.barred_until or 0.0))
+
+    def joined_at(self) -> float:
+        """Its place where everybody is served in turn: a tenant that is let in again joins behind those that waited meanwhile."""
+        return max(self.queued_at, self.barred_until or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +122,6 @@ class Snapshot:
     """Tenants whom an operator has suspended, with the reason in words."""
     used: Mapping[str, float] = field(default_factory=dict)
     """GPU-seconds that each tenant used lately, those long ago counting less: what its fair share is held against."""
-    shares: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each tenant; 1 where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from control_plane.scheduler.model import TIER_ORDER, Running, Snapshot, Waiting
@@ -50,11 +51,14 @@ def patience(job: Running) -> float:
 
 
 def factors(snapshot: Snapshot, *, rules: Rules = DEFAULT) -> dict[str, float]:
-    """How much longer each tenant's jobs count: its part of the recent use over the part it has a share in, between 1 and a bound."""
-    total = sum(snapshot.used.values())
+    """How much longer each tenant's jobs count: its part of the recent use over its share, between 1 and a bound.
+
+    Tenants that wait or used something lately have equal shares.
+    """
+    total = math.fsum(snapshot.used.values())
     if total < rules.fair_from_gpu_s:
         return {}
     tenants: Collection[str] = {w.tenant for w in snapshot.waiting} | {t for t, use in snapshot.used.items() if use > 0.0}
-    shares = sum(sorted(snapshot.shares.get(t, 1.0) for t in tenants))
-    part = {t: snapshot.used.get(t, 0.0) / total / max(snapshot.shares.get(t, 1.0) / shares, 1e-9) for t in tenants}
+    share = 1.0 / len(tenants)
+    part = {t: snapshot.used.get(t, 0.0) / total / share for t in tenants}
     return {t: min(max(1.0, over), rules.fair_at_most) for t, over in part.items()}

@@ -97,7 +97,7 @@ class PoolRooms:
     def _fits_now(self, num_gpus: int, lower: bool, until: float) -> Placement | None:
         if lower and not self.shared.fits_now(num_gpus, until):
             return None
-        found = self._on_a_node_now(num_gpus, until) if num_gpus <= self.largest else self._on_nodes_now(num_gpus, until)
+        found = self._on_a_node_now(num_gpus, until) if num_gpus <= self.largest else self._on_nodes_now(num_gpus, until, lower)
         if found and lower and self.whole and not self.shared.fits_now(self.held(found), until):
             return None
         return found
@@ -115,7 +115,7 @@ class PoolRooms:
             best = other
         return ((self.rooms[best[1]].name, num_gpus),) if best else None
 
-    def _on_nodes_now(self, num_gpus: int, until: float) -> Placement | None:
+    def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
         fits = [r for i in self._free.with_at_least(1) if (r := self.rooms[i])]
         fits += [r for r in self._claimed.values() if r.fits_now(1, until)]
         fabrics: dict[str, list[Room]] = {}
@@ -125,7 +125,7 @@ class PoolRooms:
         for fabric, rooms in fabrics.items():
             empty = [r for r in rooms if r.free == r.size and r.fits_now(r.size, until)]
             placement = _spread(num_gpus, empty, rooms if not self.whole else empty, lambda r, n: r.fits_now(n, until))
-            if placement:
+            if placement and not (lower and self.whole and not self.shared.fits_now(self.held(placement), until)):
                 found.append((sum(r.size for r in empty), fabric, placement))
         return min(found)[2] if found else None
 
@@ -137,7 +137,7 @@ class PoolRooms:
         for _ in range(ROUNDS):
             if lower:
                 after = self.shared.earliest(num_gpus, length, after)
-            start, placement = self._earliest(num_gpus, length, after)
+            start, placement = self._earliest(num_gpus, length, after, self.shared.size if lower else self.pool.num_gpus)
             if start == NEVER or not lower:
                 return start, placement
             after = self.shared.earliest(self.held(placement), length, start)
@@ -145,19 +145,25 @@ class PoolRooms:
                 return start, placement
         return NEVER, ()
 
-    def _earliest(self, num_gpus: int, length: float, after: float) -> tuple[float, Placement]:
+    def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
+        """The first moment and nodes for the gang, of those of which it takes no more than `most` GPUs."""
         if after == NEVER:
             return NEVER, ()
         if num_gpus <= self.largest:
             start, _, room = min(
-                (r.earliest(self.takes(r, num_gpus), length, after) if r.size >= num_gpus else NEVER, r.free, r.index) for r in self.rooms
+                (
+                    r.earliest(takes, length, after) if r.size >= num_gpus and (takes := self.takes(r, num_gpus)) <= most else NEVER,
+                    r.free,
+                    r.index,
+                )
+                for r in self.rooms
             )
             return (start, ((self.rooms[room].name, num_gpus),)) if start < NEVER else (NEVER, ())
         fabrics: dict[str, list[Room]] = {}
         for r in self.rooms:
             fabrics.setdefault(r.fabric, []).append(r)
         found = [self._together(num_gpus, rooms, length, after) for rooms in fabrics.values()]
-        return min(found, key=lambda f: f[0], default=(NEVER, ()))
+        return min((f for f in found if self.held(f[1]) <= most), key=lambda f: f[0], default=(NEVER, ()))
 
     def _together(self, num_gpus: int, rooms: Sequence[Room], length: float, after: float) -> tuple[float, Placement]:
         if sum(r.size for r in rooms) < num_gpus:
@@ -245,9 +251,6 @@ class PoolRooms:
         sizes: dict[str, list[int]] = {}
         for node in self.pool.nodes:
             sizes.setdefault(node.fabric, []).append(node.num_gpus)
-        limit = self.pool.total_gpus - (0 if tier == RESERVED_FOR else self.pool.reserved_gpus)
-        if any(n >= num_gpus and (not self.whole or n <= limit) for of in sizes.values() for n in of):
-            return True
         return any(sum(of) >= num_gpus for of in sizes.values())
 
     def together(self, num_gpus: int) -> bool:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from control_plane.pools import RESERVED_FOR, Pool, in_order, may_use_spot
 from control_plane.scheduler import explain, preemption
-from control_plane.scheduler.due import due_times
+from control_plane.scheduler.due import due_times, group, patience_of
 from control_plane.scheduler.forecast import forecast
 from control_plane.scheduler.model import Ahead, Decision, Preempt, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
 from control_plane.scheduler.order import factors, order, overdue
 from control_plane.scheduler.placement import PoolRooms
-from control_plane.scheduler.promises import TIE_S, Promises, length
+from control_plane.scheduler.promises import ROUNDING_S, TIE_S, Promises, length
+from control_plane.scheduler.rooms import NEVER
 from control_plane.scheduler.rules import DEFAULT, Rules
 
+_Kind = tuple[int, str, bool, tuple[str, ...]]
+"""Of a job for which others may be stopped: width, tier, whether it is due, pools."""
 PASSES = 3
-"""Times that the queue is walked in a round: a promised job that starts elsewhere gives back what others were refused for."""
+"""Times that the queue is walked in a round at most: a promised job that starts gives back what others were refused for."""
 
 
 def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[Decision]:
@@ -25,25 +28,20 @@ def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[
     1. The order is that of :func:`control_plane.scheduler.order.order`; when a job is due, :mod:`control_plane.scheduler.due` says.
     2. Pools are tried in the order of :func:`control_plane.pools.in_order`: spot first for those that may use it.
     3. A gang starts whole or not at all, on nodes as :class:`control_plane.scheduler.placement.PoolRooms` says.
-    4. Nothing starts that would delay a promise (:class:`control_plane.scheduler.promises.Promises`). The first blocked jobs of each pool
-       and tier get one: one that is not due, and some that are.
+    4. Nothing starts that would delay a promise (:class:`control_plane.scheduler.promises.Promises`). In each pool and tier as many blocked
+       jobs hold one as :attr:`control_plane.scheduler.rules.Rules.promises` says, the first of those that came to need one; jobs that start
+       now, and those that others are stopped for, are not counted.
     5. Running jobs are stopped (:mod:`control_plane.scheduler.preemption`), and their GPUs promised to the job that they are stopped for,
+       unless that one is promised GPUs as soon anyway,
 
        1. for a premium job, jobs of lower tiers;
-       2. for a job that is due, or much shorter, jobs of its own tier or a lower one that have run for a while.
+       2. for a job that is due, or much shorter, jobs of its own tier or a lower one that have run for a while, never premium ones.
     6. A gang that no pool can ever hold waits for ever and says so; it holds up nobody.
     7. Jobs of tenants at their hard cap, or suspended, come after all others, start nowhere and hold up nobody.
     """
-    starts: list[Decision] = []
-    for _ in range(PASSES - 1):
-        this = _Round(snapshot, now, rules)
-        if not this.walk():
-            return [*starts, *this.answer()]
-        starts += this.starts.values()
-        snapshot = this.after()
     this = _Round(snapshot, now, rules)
     this.walk()
-    return [*starts, *this.answer()]
+    return this.answer()
 
 
 def projected_start(snapshot: Snapshot, job_id: str, *, now: float, rules: Rules = DEFAULT) -> float | None:
@@ -59,7 +57,7 @@ def projected_start(snapshot: Snapshot, job_id: str, *, now: float, rules: Rules
 
 
 class _Round:
-    """One walk over the queue: rooms, promises and what was decided so far."""
+    """One round: rooms, promises and what was decided so far."""
 
     def __init__(self, snapshot: Snapshot, now: float, rules: Rules) -> None:
         self.snapshot, self.now, self.rules = snapshot, now, rules
@@ -71,11 +69,11 @@ class _Round:
             **{tenant: (Reason.TENANT_SUSPENDED, why) for tenant, why in snapshot.suspended.items()},
         }
         fair = factors(snapshot, rules=rules)
-        self.due = due_times(snapshot.waiting, self.rooms, self.names, now=now, rules=rules)
-        self.patience: dict[str, float] = {}
-        for w in snapshot.waiting:
-            self.patience[w.tier] = max(self.patience.get(w.tier, 0.0), self.due[w.job_id] - w.queued_at)
-        every = order(snapshot.waiting, now=now, rules=rules, fair=fair, due=self.due)
+        let_in = [w for w in snapshot.waiting if w.tenant not in self.barred]
+        due = due_times(let_in, self.rooms, self.names, now=now, rules=rules)
+        self.patience = patience_of(let_in, due, self.names)
+        self.due: dict[str, float | None] = {w.job_id: due.get(w.job_id, w.due_at) for w in snapshot.waiting}
+        every = order(snapshot.waiting, now=now, rules=rules, fair=fair, due=due)
         self.queue = [w for w in every if w.tenant not in self.barred]
         self.last = [w for w in every if w.tenant in self.barred]
         self.promises = Promises(self.rooms, now)
@@ -87,6 +85,11 @@ class _Round:
             if r.stopping and r.stopping_for:
                 self.stopping_for[r.stopping_for] = self.stopping_for.get(r.stopping_for, 0) + 1
         self.slots: dict[tuple[str, str], int] = {}
+        """By pool and tier, how many of the blocked jobs hold a promise as the first of them."""
+        self.heads: dict[str, tuple[str, str]] = {}
+        """Those jobs, with pool and tier."""
+        self.failed: dict[_Kind, float] = {}
+        """Shortest length for which no stops were found, by kind of job: a longer one finds none either."""
         self._orders: dict[bool, dict[str, list[Running]]] = {}
         self.searches = {True: rules.preemptors, False: rules.preemptors}
 
@@ -94,6 +97,8 @@ class _Round:
 
     def _run(self) -> None:
         promised = {w.job_id: w.promise.start for w in self.snapshot.waiting if w.promise}
+        passed = [w.promise for w in self.snapshot.waiting if w.promise and w.promise.start < self.now - self.rules.handshake_s - TIE_S]
+        self._missed = {(p.pool, name) for p in passed for name, _ in p.placement}
         for r in sorted(self.snapshot.running, key=lambda r: (not r.placement, r.job_id)):
             if r.pool in self.rooms:
                 self.rooms[r.pool].run(r.job_id, r.tier, r.num_gpus, r.placement, self._end(r, promised))
@@ -101,18 +106,20 @@ class _Round:
             rooms.ready()
 
     def _end(self, job: Running, promised: Mapping[str, float]) -> float:
-        """When it is taken to end: as expected, after the handshake if it is being stopped, a little later if it overruns."""
-        end = job.expected_end
+        """When it is taken to end: as expected; after the handshake if it is being stopped, and another one if it takes longer than that;
+        a little later if it overruns."""
+        end, late = job.expected_end, max(self.rules.overrun_least_s, self.rules.overrun_share * job.expected_s)
         if job.stopping:
-            if job.stopping_since is None:
-                end = min(end, max(self.now, promised.get(job.stopping_for or "", self.now + self.rules.handshake_s)))
-            else:
+            late = self.rules.handshake_s
+            if job.stopping_since is not None:
                 end = min(end, job.stopping_since + self.rules.handshake_s)
-        if end >= self.now - TIE_S:
-            return max(end, self.now)
-        return self.now + max(self.rules.overrun_least_s, self.rules.overrun_share * job.expected_s)
+            else:
+                end = min(end, max(self.now, promised.get(job.stopping_for or "", self.now + self.rules.handshake_s)))
+        elif end <= self.now + TIE_S and any((job.pool, name) in self._missed for name, _ in job.placement):
+            return self.now + late  # it was to end before, whatever is said now
+        return max(end, self.now) if end >= self.now - TIE_S else self.now + late
 
-    def able(self, job: Waiting) -> list[Pool]:
+    def able(self, job: Waiting | Running) -> list[Pool]:
         """Pools that could ever hold the job, the preferred first."""
         spot = may_use_spot(spot=job.spot, tier=job.tier, expected_s=job.expected_s)
         key = (job.tier, job.job_class, job.num_gpus, spot)
@@ -121,7 +128,7 @@ class _Round:
             self._able[key] = [p for p in pools if self.rooms[p.name].could_hold(job.num_gpus, job.tier)]
         return self._able[key]
 
-    def names(self, job: Waiting) -> list[str]:
+    def names(self, job: Waiting | Running) -> list[str]:
         """Of the pools that could ever hold the job."""
         return [p.name for p in self.able(job)]
 
@@ -130,36 +137,54 @@ class _Round:
 
     # The walk
 
-    def walk(self) -> bool:
-        """Offer GPUs to each job in order; whether promised nodes were given back that others may have been refused for."""
+    def walk(self) -> None:
+        """Offer GPUs to each job in order, again while promises were given back that others may have been refused for."""
         promised = [w for w in self.queue if w.promise]
         self.promises.keep(promised, {w.job_id: self.names(w) for w in promised})
-        for job in promised:
-            if job.job_id in self.promises.of:
-                self._count(job)
-        again = False
+        held = [job for job in promised if job.job_id in self.promises.of]
+        for job in held:
+            self._count(job)
+        for job in held:
+            self._sooner(job)
+        for i in range(PASSES):
+            if not self._offer(again=i > 0):
+                break
+
+    def _offer(self, *, again: bool) -> bool:
+        """Offer GPUs to each job in order; whether it is worth doing it again."""
+        given_back = False
+        before: set[str] = set()
+        self.failed.clear()
         for job in self.queue:
             pools = self.able(job)
-            if not pools:
+            if not pools or job.job_id in self.starts or job.job_id in self.stops:
                 continue
             old = self.promises.drop(job)
-            start = self._start(job, pools, overtakes=bool(self.promises.of))
+            start = self._start(job, pools, before)
             if start is not None:
-                again |= old is not None and (old.pool, old.placement) != (start.pool, start.placement)
-            elif old is not None:
+                given_back |= self._uncount(job) or (old is not None and (old.pool, old.placement) != (start.pool, start.placement))
+                if old is not None:
+                    self.failed.clear()
+                continue
+            if old is not None:
                 self.promises.make(job, old)
-                self._preempt(job, pools, old)
+                if again:
+                    self._sooner(job)
+                given_back |= self._preempt(job, pools)
             else:
                 self._block(job, pools)
-        return again
+            if (now_has := self.promises.of.get(job.job_id)) is not None:
+                before.add(now_has.pool)
+        return given_back
 
-    def _start(self, job: Waiting, pools: Sequence[Pool], *, overtakes: bool) -> Start | None:
+    def _start(self, job: Waiting, pools: Sequence[Pool], before: Collection[str]) -> Start | None:
+        """`before`: pools in which a job that is earlier in the order holds a promise."""
         for pool in pools:
             rooms = self.rooms[pool.name]
-            placement = rooms.fits_now(job.num_gpus, job.tier, length(job))
+            placement = rooms.fits_now(job.num_gpus, job.tier, length(job) - ROUNDING_S)
             if placement is not None:
                 rooms.start(job.job_id, job.tier, placement, length(job))
-                backfill = overtakes and job.promise is None
+                backfill = pool.name in before and job.promise is None
                 start = Start(job_id=job.job_id, pool=pool.name, num_gpus=job.num_gpus, placement=placement, backfill=backfill)
                 self.starts[job.job_id] = start
                 return start
@@ -167,33 +192,60 @@ class _Round:
 
     def _block(self, job: Waiting, pools: Sequence[Pool]) -> None:
         """A promise for a blocked job, if there is one to give, and GPUs of others, if the rules say so."""
-        open_in = [p.name for p in pools if self.slots.get((p.name, job.tier), 0) < self.rules.promises]
-        promise = self.promises.plan(job, open_in) if open_in else None
+        promise = self.promises.plan(job, self._open(job))
         if promise is not None:
             self.promises.make(job, promise)
             self._count(job)
-        self._preempt(job, pools, promise)
+        self._preempt(job, pools)
+
+    def _open(self, job: Waiting) -> list[str]:
+        """Pools in which one more job of its tier may be promised something."""
+        return [name for name in self.names(job) if self.slots.get((name, job.tier), 0) < self.rules.promises]
+
+    def _sooner(self, job: Waiting) -> None:
+        """Promise it an earlier start, where it was promised one or where one more may be."""
+        self._uncount(job)
+        own, to = self.promises.of[job.job_id].pool, self._open(job)
+        self.promises.sooner(job, [name for name in self.names(job) if name == own or name in to])
+        self._count(job)
 
     def _count(self, job: Waiting) -> None:
-        key = (self.promises.of[job.job_id].pool, job.tier)
-        self.slots[key] = self.slots.get(key, 0) + 1
+        """Its promise is one of the few of its pool and tier, unless it starts now, or others are stopped for it."""
+        promise = self.promises.of[job.job_id]
+        if job.job_id not in self.stopping_for and promise.start > self.now + TIE_S:
+            key = self.heads[job.job_id] = (promise.pool, job.tier)
+            self.slots[key] = self.slots.get(key, 0) + 1
 
-    def _preempt(self, job: Waiting, pools: Sequence[Pool], promise: Promise | None) -> None:
-        """Rule 5."""
-        premium, due = job.tier == RESERVED_FOR, self._is_due(job)
-        if self.stopping_for.get(job.job_id) or job.job_id in self.stops or not (premium or self.rules.slicing):
-            return
-        if self.searches[premium] <= 0 or (promise and promise.start <= self.now + self.rules.handshake_s + TIE_S):
-            return
-        self.searches[premium] -= 1
-        old = self.promises.drop(job)
+    def _uncount(self, job: Waiting) -> bool:
+        """Whether its promise was one of the few; another job may have it from now on."""
+        key = self.heads.pop(job.job_id, None)
+        if key is not None:
+            self.slots[key] -= 1
+        return key is not None
+
+    def _preempt(self, job: Waiting, pools: Sequence[Pool]) -> bool:
+        """Rule 5; whether the job gave back one of the few promises of a pool and tier."""
+        premium, due, soon = job.tier == RESERVED_FOR, self._is_due(job), self.rules.handshake_s + TIE_S
+        if job.job_id in self.stops or not (premium or self.rules.slicing) or self.searches[premium] <= 0:
+            return False
+        promise = self.promises.of.get(job.job_id)
+        if promise is not None and promise.start <= self.now + soon:
+            return False
+        kind = (job.num_gpus, job.tier, due, tuple(p.name for p in pools))
+        if promise is None and self.failed.get(kind, NEVER) <= length(job):
+            return False
+        old, left = self.promises.drop(job), self.searches[premium]
         stops = self._cheapest(job, pools, premium=True, due=due) if premium else None
         if stops is None and self.rules.slicing:
             stops = self._cheapest(job, pools, premium=False, due=due)
+        self.searches[premium] = max(self.searches[premium], left - 1)
         if stops is not None:
             self._stop(job, stops)
-        elif old is not None:
+            return self._uncount(job)
+        self.failed[kind] = min(length(job), self.failed.get(kind, NEVER))
+        if old is not None:
             self.promises.make(job, old)
+        return False
 
     def _cheapest(self, job: Waiting, pools: Sequence[Pool], *, premium: bool, due: bool) -> preemption.Stops | None:
         def yields(victim: Running) -> bool:
@@ -201,15 +253,18 @@ class _Round:
                 return False
             if premium:
                 return preemption.yields_to_premium(victim, job, now=self.now, rules=self.rules)
-            patience = self.patience.get(victim.tier, 0.0)
+            patience = self.patience.get(group(victim, self.names), 0.0)
             return preemption.yields_to_slice(victim, job, due=due, least_patience=patience, now=self.now, rules=self.rules)
 
         found: list[preemption.Stops] = []
+        looked = False
         for pool in pools:
             victims = [v for v in self._preemptees(longest=not premium).get(pool.name, []) if yields(v)]
+            looked |= bool(victims)
             stops = preemption.cheapest(job, self.rooms[pool.name], victims, now=self.now, rules=self.rules)
             if stops is not None:
                 found.append(stops)
+        self.searches[job.tier == RESERVED_FOR] -= looked
         return min(found, key=preemption.Stops.key, default=None)
 
     def _preemptees(self, *, longest: bool) -> dict[str, list[Running]]:
@@ -228,6 +283,7 @@ class _Round:
         self.rooms[stops.pool].end_sooner(ids, moment)
         self.promises.make(job, Promise(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
         self.stopped |= ids
+        self.failed.clear()
         what = f"a {job.tier} job of {job.num_gpus} GPU(s)"
         why = "has the right of way" if job.tier == RESERVED_FOR else "is due" if self._is_due(job) else "is much shorter"
         self.stops[job.job_id] = [
@@ -241,30 +297,6 @@ class _Round:
         ]
 
     # The answer
-
-    def after(self) -> Snapshot:
-        """The snapshot after what this walk started; what it promised and stopped is thought over again."""
-        started = [
-            Running(
-                job_id=w.job_id,
-                pool=start.pool,
-                num_gpus=w.num_gpus,
-                expected_end=self.now + length(w),
-                tier=w.tier,
-                tenant=w.tenant,
-                placement=start.placement,
-                started_at=self.now,
-                expected_s=w.expected_s,
-                queued_at=w.queued_at,
-                waited_s=w.waited(self.now),
-                due_at=self.due[w.job_id],
-                preemptions=w.preemptions,
-            )
-            for w in self.queue
-            if (start := self.starts.get(w.job_id))
-        ]
-        waiting = [replace(w, due_at=self.due[w.job_id]) for w in (*self.queue, *self.last) if w.job_id not in self.starts]
-        return replace(self.snapshot, waiting=waiting, running=[*self.snapshot.running, *started])
 
     def answer(self) -> list[Decision]:
         """Decisions about all jobs, in order."""
@@ -295,7 +327,7 @@ class _Round:
         elif not rooms:
             (reason, detail), start = explain.never(job), None
         else:
-            stopping = stops or self.stopping_for.get(job.job_id, 0)
+            stopping = stops + self.stopping_for.get(job.job_id, 0)
             reason, detail = explain.why(job, rooms, promise, stopping=stopping)
             start = explain.expected(job, promise, guess, rooms, self.now)
         return Wait(

@@ -79,11 +79,12 @@ def yields_to_premium(job: Running, other: Waiting, *, now: float, rules: Rules)
 def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: float, now: float, rules: Rules) -> bool:
     """Rule 5.2: a job of the same or a lower tier gives way to one that is due, or much shorter.
 
-    1. Nobody whose waiting is used up: it would be due at once itself. It has at least the patience of those that wait in its tier.
-    2. Nobody who has not run for a while in this attempt.
-    3. For a job that is not due: nobody who has not many times as long to run.
+    1. No premium job: it gives way to nobody.
+    2. Nobody whose waiting is used up: it would be due at once itself. It has at least the patience of those that wait in its tier.
+    3. Nobody who has not run for a while in this attempt.
+    4. For a job that is not due: nobody who has not many times as long to run.
     """
-    if TIER_ORDER.get(job.tier, LOWEST) < TIER_ORDER.get(other.tier, LOWEST):
+    if job.tier == RESERVED_FOR or TIER_ORDER.get(job.tier, LOWEST) < TIER_ORDER.get(other.tier, LOWEST):
         return False
     if max(patience(job), least_patience - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
         return False
@@ -96,7 +97,7 @@ def cheapest(job: Waiting, pool: PoolRooms, victims: Sequence[Running], *, now: 
 
     1. A gang that fits on a node: the node whose victims are cheapest, of the fewest that suffice in the order in which they give way.
        Looked at are the nodes that need the fewest GPUs of others.
-    2. A wider one: the nodes of one fabric that are emptied the cheapest.
+    2. A wider one: the nodes of one fabric that are emptied the cheapest; of the last one, no more than is left of the gang.
     3. Nobody's promise is delayed: after the stops the gang fits for its whole length.
 
     None where nothing suffices.
@@ -115,10 +116,11 @@ class _Search:
         self.by_id = {v.job_id: v for v in victims}
         self.rank = {v.job_id: i for i, v in enumerate(victims)}
         self.held: dict[str, int] = {}
-        """GPUs that victims hold, by node."""
+        """GPUs that are free once victims are stopped, by node: in pools of packing ``whole_node`` all of it."""
         for v in victims:
             for name, n in v.placement:
-                self.held[name] = self.held.get(name, 0) + n
+                if (room := pool.by_name.get(name)) is not None:
+                    self.held[name] = self.held.get(name, 0) + pool.takes(room, n)
 
     def on_a_node(self) -> list[Stops]:
         need = self.job.num_gpus
@@ -152,6 +154,8 @@ class _Search:
         for _, room, needed in ranked:
             if left <= 0:
                 break
+            if left < room.size:
+                needed = self._emptied(room, left) or []
             placement.append((room.name, min(left, room.size)))
             victims |= {v.job_id: v for v in needed}
             left -= room.size

@@ -11,6 +11,8 @@ from control_plane.scheduler.rooms import NEVER
 
 TIE_S = 1.0
 """Moments closer than this are one: ends and rounds come in whole events, a plan is not changed for less."""
+ROUNDING_S = TIE_S / 2
+"""Two promises may overlap by this, and what starts may reach so far into one: neither holds up the other, and together they are no tie."""
 
 
 class Promises:
@@ -27,7 +29,7 @@ class Promises:
         self.of: dict[str, Promise] = {}
 
     def keep(self, jobs: Sequence[Waiting], pools: Mapping[str, Sequence[str]]) -> None:
-        """Claim what was promised, the earliest first, then look for something sooner in the order of `jobs`."""
+        """Claim what was promised, the earliest first; `pools`: those that could ever hold each job."""
         held = [(max(self.now, j.promise.start), i, j, j.promise) for i, j in enumerate(jobs) if j.promise]
         for start, _, job, promise in sorted(held, key=lambda h: h[:2]):
             if job.waiting_since is not None and promise.made_at < job.waiting_since:
@@ -36,12 +38,7 @@ class Promises:
                 continue
             real = self.rooms[promise.pool].when_free(promise.placement, job.tier, length(job), start)
             if real < NEVER:
-                self.make(job, replace(promise, start=real) if real > start + TIE_S else promise)
-        for job in jobs:
-            old = self.drop(job)
-            if old is not None:
-                new = self.plan(job, pools[job.job_id])
-                self.make(job, new if new is not None and new.start < old.start - TIE_S else old)
+                self.make(job, replace(promise, start=real) if real > start + ROUNDING_S else promise)
 
     def make(self, job: Waiting, promise: Promise) -> None:
         """Claim the promise's GPUs; the job holds no other promise."""
@@ -55,6 +52,15 @@ class Promises:
         if promise is not None:
             self.rooms[promise.pool].unclaim(job.job_id, promise.placement)
         return promise
+
+    def sooner(self, job: Waiting, pools: Sequence[str]) -> None:
+        """Change a job's promise to one of an earlier start, in one of `pools`, if there is one to give."""
+        old = self.drop(job)
+        new = self.plan(job, pools)
+        if new is not None and (old is None or new.start < old.start - TIE_S):
+            self.make(job, new)
+        elif old is not None:
+            self.make(job, old)
 
     def plan(self, job: Waiting, pools: Sequence[str]) -> Promise | None:
         """The first moment at which one of `pools` can hold the job, with the nodes; None: none will."""

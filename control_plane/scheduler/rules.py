@@ -33,8 +33,9 @@ class Rules:
     """Reservations for blocked jobs in each pool and tier (EASY: one); those for whom others are stopped come in addition."""
     overrun_share: float = 0.1
     """A job that runs past its estimate is taken to run this share of it longer, each time it is looked at."""
-    overrun_least_s: float = 60.0
-    """And this at least: the daemon's rounds are seconds apart, and a short job's share would be less."""
+    overrun_least_s: float = 120.0
+    """And this at least, two handshakes: the daemon's rounds are seconds apart, a short job's share would be less, and nobody waits for one
+    that overruns rather than for one that is stopped."""
     handshake_s: float = 60.0
     """From the notice to free GPUs: a checkpoint is promised within 25 s, then processes end and the next round places."""
     overhead_s: float = 180.0
@@ -55,7 +56,8 @@ class Rules:
     shorter_by: float = 3.0
     """A job takes another's place only if the other has this many times as long to run."""
     preemptors: int = 8
-    """Jobs in a round for which GPUs are looked for by stopping others: it bounds the round's time, the next one goes on."""
+    """Times in a round that GPUs are looked for among those of jobs that could be stopped, for premium jobs and again for the others: it
+    bounds the round's time, the next one goes on. Where nothing was found, it is not looked again for longer jobs of the same kind."""
     candidates: int = 16
     """Nodes on which such a gang is found room for before the cheapest of them is taken; the most promising are looked at first."""
 

@@ -89,7 +89,8 @@ def bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, end
     ended = moment(status.ended_at) or metering.last_proof_of_life(conn, held.job_id, held.attempt)
     if ended is None:
         return
-    metering.report_ended(conn, job, held.attempt, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen)
+    work = metering.work(conn, held.job_id, held.attempt, began_at=moment(ending.began_at), kept_until=moment(ending.kept_until))
+    metering.report_ended(conn, job, held.attempt, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen, work=work)
     metering.settle(conn, platform, held.tenant, held.job_id, held.attempt)
 
 

@@ -24,7 +24,7 @@ from control_plane.service.claims import Claim as Claim
 from control_plane.service.claims import Ending as Ending
 from control_plane.service.claims import Reported as Reported
 from control_plane.service.platform import Platform
-from control_plane.service.preparation import fail, job_row
+from control_plane.service.preparation import fail_in, job_row
 from control_plane.service.transition import locked, record, transition
 from control_plane.tables import attempts, checkpoints, job_events, jobs, reservations
 from ft_assets.errors import FtError, NotAdmitted
@@ -69,18 +69,21 @@ def workload_held(platform: Platform, job_id: str) -> str | None:
 
 
 def abandon(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
-    """End a job that cannot be trained: it fails with `error`, and its reservation goes; what ran is billed and given back."""
-    fail(platform, tenant, job_id, error)
+    """End a job that cannot be trained: it fails with `error`, and its reservation goes; what ran is billed and given back.
+
+    One transaction, which locks as the end of an attempt does: the reservation, then the job.
+    """
     now = platform.clock()
     with platform.engine.begin() as conn:
-        over = (attempts.c.job_id == job_id) & attempts.c.ended_at.is_(None)
+        held = (reservations.c.job_id == job_id) & reservations.c.released_at.is_(None)
+        conn.execute(sa.update(reservations).where(held).values(released_at=now))
         job = locked(conn, job_id, tenant_id=tenant)
+        fail_in(conn, job, error, now=now)
+        over = (attempts.c.job_id == job_id) & attempts.c.ended_at.is_(None)
         ended = sa.update(attempts).where(over).values(outcome=error.code, ended_at=now).returning(attempts.c.attempt)
         for attempt in conn.execute(ended).scalars().all():
             metering.report_lost(conn, job, attempt, outcome=error.code, now=now)
             metering.settle(conn, platform, tenant, job_id, attempt)
-        held = (reservations.c.job_id == job_id) & reservations.c.released_at.is_(None)
-        conn.execute(sa.update(reservations).where(held).values(released_at=now))
 
 
 def _workload(job_id: str, attempt: int) -> str:
@@ -102,23 +105,17 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
 def stop_asked(platform: Platform, held: Claim) -> str | None:
     """``cancel``, ``pause`` or ``preempt`` when somebody asked this attempt to end; records a beat in passing.
 
-    A word to make room is for the attempt that it was said to: one that it has outlived stops nobody.
+    A word to make room is for the attempt that it was said to: one that it has outlived stops nobody. An attempt without its reservation
+    beats for nobody, or nobody would miss whoever follows the next one, and is cancelled: its GPUs are another's.
     """
-    asked = stop_requested(platform, held.job_id)
-    if asked != StopReason.PREEMPT:
-        return asked
-    this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt)
-    with platform.engine.connect() as conn:
-        at = conn.execute(sa.select(reservations.c.stop_asked_at).where(this)).scalar()
-    return None if at is None else asked
-
-
-def stop_requested(platform: Platform, job_id: str) -> str | None:
-    """What was asked of the job, of whichever attempt; records a beat in passing."""
+    this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt) & reservations.c.released_at.is_(None)
+    beat = sa.update(jobs).where(jobs.c.id == reservations.c.job_id, this).values(heartbeat_at=platform.clock())
     with platform.engine.begin() as conn:
-        query = sa.update(jobs).where(jobs.c.id == job_id).values(heartbeat_at=platform.clock()).returning(jobs.c.stop_requested)
-        asked: str | None = conn.execute(query).scalar_one()
-    return asked
+        row = conn.execute(beat.returning(jobs.c.stop_requested, reservations.c.stop_asked_at)).one_or_none()
+    if row is None:
+        return StopReason.CANCEL
+    asked: str | None = row.stop_requested
+    return None if asked == StopReason.PREEMPT and row.stop_asked_at is None else asked
 
 
 def reported(platform: Platform, held: Claim, *, from_step: int = 0) -> Reported:
@@ -159,7 +156,8 @@ def record_progress(
                 _start_running(conn, job, held, now)
             left = last["total_steps"] - last["step"]
             pace = _seconds_per_step(steps)
-            finish = datetime.fromtimestamp(now.timestamp() + left * pace, tz=UTC) if pace else None
+            known = pace or left == 0  # after the last step it is that step's moment
+            finish = datetime.fromtimestamp(now.timestamp() + left * (pace or 0.0), tz=UTC) if known else None
             values = {
                 "step": last["step"],
                 "total_steps": last["total_steps"],
@@ -258,6 +256,15 @@ def holds(platform: Platform, held: Claim) -> bool:
         return holds_in(conn, held)
 
 
+def must_hold(platform: Platform, held: Claim) -> None:
+    """``NotAdmitted`` when the attempt was released: it may start nothing any more."""
+    if not holds(platform, held):
+        raise NotAdmitted(
+            f"attempt {held.attempt} of job {held.job_id} was released before its workload was started, so it starts nothing; the job goes "
+            "on in its next attempt, or has ended"
+        )
+
+
 def tell(platform: Platform, held: Claim, event: Event) -> bool:
     """Write an event of the job; False, and nothing is written, when the attempt was released or the job has ended."""
     with platform.engine.begin() as conn:
@@ -295,10 +302,13 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
 def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at: float | None) -> int:
     """Record where the attempt resumes and when its workload started; billing counts from there.
 
-    Returns the step up to which metrics were reported: `from_step`, or later when a dead follower is being replaced.
+    Returns the step up to which metrics were reported: `from_step`, or later when a dead follower is being replaced. Of an attempt that
+    was released nothing is recorded: whoever released it has billed what there was.
     """
     this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
     with platform.engine.begin() as conn:
+        if not holds_in(conn, held):
+            return from_step
         at = attempt_ends.moment(started_at) or platform.clock()
         fresh = conn.execute(
             sa.update(attempts).where(this, attempts.c.started_at.is_(None)).values(from_step=from_step, started_at=at)
@@ -311,10 +321,11 @@ def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at:
 
 
 def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
-    """Record where the attempt will go on from, before its workload starts."""
+    """Record where the attempt will go on from, before its workload starts; of one that was released, nothing."""
     this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt) & attempts.c.started_at.is_(None)
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(attempts).where(this).values(from_step=from_step))
+        if holds_in(conn, held):
+            conn.execute(sa.update(attempts).where(this).values(from_step=from_step))
 
 
 def from_step(platform: Platform, held: Claim) -> int:

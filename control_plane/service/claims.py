@@ -39,6 +39,10 @@ class Ending:
     """Whether its end was seen; else it is inferred."""
     again_s: float = 0.0
     """Seconds of its steps after the last committed checkpoint: what the next attempt does again."""
+    began_at: float | None = None
+    """Unix seconds at which its first step began; None: it made none."""
+    kept_until: float | None = None
+    """Unix seconds at which the last step ended that a committed checkpoint of its own has; None: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import yaml
 
 from control_plane import kueue
-from control_plane.service import gpu_pools, tenants
+from control_plane.pools import Pool
+from control_plane.service import gpu_pools, nodes, tenants
 from control_plane.service.platform import Platform
 from ft_assets.adapters.cluster import to_yaml
 from ft_assets.errors import Conflict, InvalidRequest
 
 
 def files(platform: Platform) -> dict[str, str]:
-    """By file name: what all share, what each tenant has, and the labels of the nodes. Quotas count the nodes that are not drained."""
-    pools = gpu_pools.pools(platform)
+    """By file name: what all share, what each tenant has, and the labels of the nodes. Of drained nodes quotas count what is still held."""
+    pools, held = _now(platform)
     try:
-        shared = kueue.render(pools)
+        shared = kueue.render(pools, held)
     except ValueError as e:
         raise Conflict(f"nothing to render: {e}", code="no_cluster") from e
     owned = [made for tenant in tenants.list_all(platform) for made in kueue.render_tenant(tenant.id, tenant.tier, pools)]
@@ -27,14 +28,20 @@ def check(platform: Platform, text: str) -> list[str]:
     try:
         documents = [d for d in yaml.safe_load_all(text) if d]
         queues = [item for d in documents for item in d.get("items", [d])]
-        return kueue.differences(queues, gpu_pools.pools(platform))
+        return kueue.differences(queues, *_now(platform))
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as e:
         raise InvalidRequest(
             f"these are no ClusterQueues: {str(e)[:200]}; give what `kubectl get clusterqueues -o yaml` writes", code="invalid_cluster"
         ) from e
 
 
-def _labelling(nodes: list[tuple[str, dict[str, str]]]) -> str:
+def _now(platform: Platform) -> tuple[list[Pool], kueue.Held]:
+    """The pools, and what jobs hold of each node."""
+    with platform.whole.engine.connect() as conn:
+        return gpu_pools.pools(platform, conn), nodes.held_gpus(conn)
+
+
+def _labelling(labels_of: list[tuple[str, dict[str, str]]]) -> str:
     lines = ["#!/bin/sh -e", "# Labels that flavors and topologies look for. Nodes that come and go get theirs from their node group."]
-    lines += [f"kubectl label --overwrite node {name} {' '.join(f'{k}={v}' for k, v in labels.items())}" for name, labels in nodes]
+    lines += [f"kubectl label --overwrite node {name} {' '.join(f'{k}={v}' for k, v in labels.items())}" for name, labels in labels_of]
     return "\n".join(lines) + "\n"

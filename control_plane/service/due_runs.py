@@ -36,6 +36,8 @@ class DueRun:
     num_gpus: int = 0
     attempt: int = 0
     """Of the reservation; 0 for other stages."""
+    runs: int = 0
+    """That were given up before it: with the attempt, what tells it from those that come after it."""
     trace_parent: str | None = None
     """Of the request that made the job."""
 
@@ -55,6 +57,7 @@ def _due_by_state(conn: sa.Connection, stage: str) -> list[DueRun]:
             tenant=r.tenant_id,
             job_id=r.id,
             run_key=f"{r.id}#{stage}{r.runs}",
+            runs=r.runs,
             priority=PRIORITY.get(r.tier, 0),
             tier=r.tier,
             reason="replaced" if r.runs else FIRST_REASON[stage],
@@ -83,6 +86,7 @@ def _due_training(conn: sa.Connection) -> list[DueRun]:
             tenant=r.tenant_id,
             job_id=r.id,
             run_key=training_key(r.id, r.attempt, r.runs),
+            runs=r.runs,
             priority=PRIORITY.get(r.tier, 0),
             tier=r.tier,
             reason="replaced" if r.runs else "backfill" if r.backfill else "in_order",
@@ -95,15 +99,30 @@ def _due_training(conn: sa.Connection) -> list[DueRun]:
     ]
 
 
-def replace_run(platform: Platform, run: DueRun) -> None:
-    """Give up on `run` (it ended, or its worker died, while the job did not move): the next round asks for another one."""
-    column = jobs.c[f"{run.stage}_runs"]
+def replace_run(platform: Platform, run: DueRun) -> bool:
+    """Give up on `run` (it ended, or its worker died, while the job did not move): the next round asks for another one.
+
+    False, and nothing changes, where it is not due any more: somebody else has given up on it, or its job has moved on.
+    """
+    again = sa.update(jobs).where(_still_due(run)).values({_runs(run): run.runs + 1, jobs.c.heartbeat_at: platform.clock()})
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(jobs).where(jobs.c.id == run.job_id).values({column: column + 1, jobs.c.heartbeat_at: platform.clock()}))
+        return conn.execute(again).rowcount == 1
 
 
-def run_replacements(platform: Platform, run: DueRun) -> tuple[int, datetime | None]:
-    """How often `run`'s stage was replaced, and the job's last beat."""
+def run_replacements(platform: Platform, run: DueRun) -> tuple[int, datetime | None] | None:
+    """How often `run`'s stage was replaced, and the job's last beat; None where it is not due any more."""
     with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(jobs.c[f"{run.stage}_runs"], jobs.c.heartbeat_at).where(jobs.c.id == run.job_id)).one()
-    return int(row[0]), row[1]
+        row = conn.execute(sa.select(_runs(run), jobs.c.heartbeat_at).where(_still_due(run))).one_or_none()
+    return None if row is None else (int(row[0]), row[1])
+
+
+def _still_due(run: DueRun) -> sa.ColumnElement[bool]:
+    same = (jobs.c.id == run.job_id) & (_runs(run) == run.runs)
+    if run.stage != "train":
+        return same & (jobs.c.state == STAGE_STATES[run.stage])
+    held = (reservations.c.job_id == jobs.c.id) & (reservations.c.attempt == run.attempt) & reservations.c.released_at.is_(None)
+    return same & (jobs.c.attempt == run.attempt) & sa.exists().where(held)
+
+
+def _runs(run: DueRun) -> sa.Column[int]:
+    return jobs.c[f"{run.stage}_runs"]

@@ -25,6 +25,8 @@ EXPLAINED_EVERY = timedelta(seconds=5)
 GRAIN_S, GRAIN = 5.0, 0.02
 """An expected start is written again when it moved by more than five seconds and a fiftieth of the wait: it is an estimate."""
 CAPPED_GRAIN = timedelta(seconds=5)
+BARRED = frozenset({scheduler.Reason.TENANT_SUSPENDED, scheduler.Reason.EXCEEDS_MAX_QUOTA})
+"""Waits that no GPU ends: what a tier promises counts from their end, as it does for a cap."""
 KEPT_S = 10.0
 """A promise is kept if the job starts so soon after it: rounds come every second or two, and GPUs are given back a few seconds
 after their trainings end."""
@@ -57,12 +59,9 @@ def explain(
     """Write what changed; `left_s`: what each job would take, `capped`: tenants at their cap, `last`: when all places were told."""
     whole = len(waits) <= LONG or last is None or not timedelta(0) <= now - last < EXPLAINED_EVERY
     changed: dict[str, Told] = {}
-    promises = dropped = 0
     for wait in waits:
         row = rows[wait.job_id]
-        promises += row.promise is None and wait.promise is not None
-        dropped += row.promise is not None and wait.promise is None
-        capped_now = row.tenant_id in capped and _capped_anew(row, now)
+        capped_now = (row.tenant_id in capped or wait.reason in BARRED) and _capped_anew(row, now)
         decided = capped_now or _is_decided_anew(row, wait)
         if decided or whole or wait.position <= EXACT:
             told = _told(row, wait, left_s[wait.job_id], capped_at=now if capped_now else row.capped_at)
@@ -71,7 +70,8 @@ def explain(
     waiting = sa.select(jobs.c.id).where(among(jobs.c.id, changed), jobs.c.state == JobState.QUEUED)
     still = conn.execute(waiting.with_for_update(key_share=True, skip_locked=True)).scalars().all() if changed else []
     update_each(conn, jobs, [changed[job_id] for job_id in still])
-    return Explained(promises=promises, dropped=dropped, whole=whole)
+    news = [(rows[job_id].promise is not None, changed[job_id]["promise"] is not None) for job_id in still]
+    return Explained(promises=news.count((False, True)), dropped=news.count((True, False)), whole=whole)
 
 
 def missed(row: sa.Row[Any], now: datetime) -> bool:
@@ -105,7 +105,7 @@ def _promise(row: sa.Row[Any], promise: scheduler.Promise | None) -> dict[str, A
 
 
 def _capped_anew(row: sa.Row[Any], now: datetime) -> bool:
-    """Whether it has to be written that the cap of its tenant still keeps the job from its first start."""
+    """Whether it has to be written that the cap of its tenant, or what else no GPU ends, still keeps the job from its first start."""
     return row.started_at is None and (row.capped_at is None or abs(now - row.capped_at) >= CAPPED_GRAIN)
 
 

@@ -5,7 +5,7 @@ A round never waits for a row that somebody else holds: it leaves that job as it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -84,9 +84,9 @@ def _why_now(job: sa.Row[Any], start: scheduler.Start) -> str:
 
 
 def waited_s(job: sa.Row[Any], now: datetime) -> float:
-    """Seconds in the queue, all stays together."""
+    """Seconds in the queue, all stays at its place together, less what it was barred for in this one."""
     since: datetime = job.waiting_since or job.queued_at or job.created_at
-    return float(job.waited_s) + max(0.0, (now - since).total_seconds())
+    return float(job.waited_s) + max(0.0, (now - max(since, job.capped_at or since)).total_seconds())
 
 
 def _span(seconds: float) -> str:
@@ -94,7 +94,10 @@ def _span(seconds: float) -> str:
 
 
 def ask_to_stop(conn: Connection, preempts: Sequence[scheduler.Preempt], now: datetime) -> list[scheduler.Preempt]:
-    """Ask running jobs for a checkpoint and their GPUs; returns those that go on training and were not asked before.
+    """Ask running jobs for a checkpoint and their GPUs; returns those that were asked.
+
+    All who make room for one job are asked, or none of them: of a part of its GPUs it cannot start, and work would be lost for nothing.
+    So who has ended, was asked before, or is held by somebody else, spares the others for this round.
 
     Locks are taken in the order in which the end of an attempt takes them: the reservation, then the job.
     """
@@ -106,10 +109,11 @@ def ask_to_stop(conn: Connection, preempts: Sequence[scheduler.Preempt], now: da
     )
     held = conn.execute(active.order_by(reservations.c.job_id).with_for_update(skip_locked=True)).all()
     attempt_of = {r.job_id: r.attempt for r in held}
+    attempt_of = {i: attempt_of[i] for i in _whole_sets(preempts, attempt_of)}
     training = sa.select(jobs.c.id).where(
         among(jobs.c.id, attempt_of), jobs.c.state.in_([s.value for s in TRAINING]), jobs.c.stop_requested.is_(None)
     )
-    asked = list(conn.execute(training.order_by(jobs.c.id).with_for_update(skip_locked=True)).scalars())
+    asked = _whole_sets(preempts, set(conn.execute(training.order_by(jobs.c.id).with_for_update(skip_locked=True)).scalars()))
     update_each(conn, jobs, [{"id": job_id, "stop_requested": PREEMPT} for job_id in asked])
     stops = [
         {"job_id": i, "attempt": attempt_of[i], "stop_asked_at": now, "preempted_for": by_id[i].for_job}
@@ -118,6 +122,12 @@ def ask_to_stop(conn: Connection, preempts: Sequence[scheduler.Preempt], now: da
     update_each(conn, reservations, stops, key=("job_id", "attempt"))
     record_many(conn, [(i, _asked(by_id[i], attempt_of[i])) for i in asked], now=now)
     return [by_id[i] for i in asked]
+
+
+def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> list[str]:
+    """Of those who are to make room, the ones of the jobs for which every one of them is `able` to."""
+    refused = {p.for_job for p in preempts if p.job_id not in able}
+    return [p.job_id for p in preempts if p.for_job not in refused]
 
 
 def _asked(preempt: scheduler.Preempt, attempt: int) -> Event:

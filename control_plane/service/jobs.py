@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane import events
 from control_plane.jobs import FINAL, HOLDING_GPUS, JobState, check_transition
 from control_plane.quotas import HARD_CAP_REACHED, Ask, Refusal, Standing, Usage, admit, hours, overage_s, promised_start
-from control_plane.service import capability_suites, expectation, idempotency, planning, quotas, results, reuse, warm_starts
+from control_plane.service import capability_suites, expectation, idempotency, planning, queue_view, quotas, results, reuse, warm_starts
 from control_plane.service.datasets import check_enough_to_train, check_format, check_reviewed
 from control_plane.service.deletion_guard import refuse_while_deleted
 from control_plane.service.job_filters import JobFilter
@@ -66,6 +66,8 @@ class JobView:
     promised_start: datetime | None = None
     """By then its tier promises a start; None: best effort."""
     sla_missed: bool = False
+    own_ahead: int = 0
+    """Of a job that waits: how many of its tenant's stand before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,6 +320,8 @@ def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> 
     )
     sweeps: dict[str, str] = {r.job_id: r.sweep_id for r in conn.execute(of_sweeps)}
     left = results.stored(conn, {r["id"]: r["reused_job_id"] or r["id"] for r in rows})
+    waiting = {r["tenant_id"] for r in rows if r["state"] == JobState.QUEUED}
+    own = {job_id: n for tenant in waiting for job_id, n in queue_view.own_ahead(conn, tenant).items()}
     return [
         JobView(
             row=r,
@@ -326,6 +330,7 @@ def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> 
             result_files=left.get(r["id"], ()),
             promised_start=_promised(r),
             sla_missed=_sla_missed(r, now),
+            own_ahead=own.get(r["id"], 0),
         )
         for r in rows
     ]

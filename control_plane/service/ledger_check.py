@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane import invoicing, prices
-from control_plane.billing import Entry, refund_id, usage_id
+from control_plane.billing import Entry, part_id, refund_id, usage_id
 from control_plane.metering import Interval, bill, fold
 from control_plane.prices import PriceBook
 from control_plane.service import ledger, metering, storage
@@ -114,7 +114,7 @@ def _not_as_metered(intervals: list[Interval], entries: Mapping[str, Entry], boo
         except ValueError as error:
             yield Difference(code="not_billed", id=usage_id(*of), detail=str(error))
             continue
-        expected |= {usage_id(*of), refund_id(*of)}
+        expected |= {usage_id(*of), refund_id(*of), part_id(*of)}
         if usage_id(*of) not in entries:
             yield Difference(code="not_billed", id=usage_id(*of), detail="its reports are complete; the sensor `metering` bills it")
             continue
@@ -123,8 +123,13 @@ def _not_as_metered(intervals: list[Interval], entries: Mapping[str, Entry], boo
         given_back, decided = refund_id(*of) in entries, f"{interval.job_id}-a{interval.attempt}" in granted
         if given_back and refund_id(*of) not in billed and not decided:
             yield Difference(code="refund", id=refund_id(*of), detail="given back without the platform's fault or a granted case")
+        if part_id(*of) in entries and part_id(*of) not in billed:
+            yield Difference(code="refund", id=part_id(*of), detail="given back as a part, and no stop that made room has one in it")
         if decided and not given_back:
             yield Difference(code="refund", id=refund_id(*of), detail="granted, and not given back")
+        left = sum(entries[id_].amount_micros for id_ in (usage_id(*of), part_id(*of), refund_id(*of)) if id_ in entries)
+        if decided and given_back and left:
+            yield Difference(code="refund", id=refund_id(*of), detail=f"granted, and {left} micro-dollars of it are still billed")
     for id_, entry in entries.items():
         if entry.kind in ("usage", "refund") and "prices_of" in entry.detail and id_ not in expected:
             yield Difference(code="recomputed", id=id_, detail="no reports tell of what it bills")

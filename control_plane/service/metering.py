@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +19,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane import prices
 from control_plane.billing import Entry, usage_id
-from control_plane.metering import INFERRED, SEEN, MeterEvent, bill, fold
+from control_plane.metering import INFERRED, SEEN, MeterEvent, Work, bill, fold, goes_on_after_stop, milliseconds
 from control_plane.pools import Pool
 from control_plane.service import ledger
 from control_plane.service.platform import Platform
@@ -35,6 +36,7 @@ from control_plane.tables import (
     unbilled_attempts,
 )
 from ft_assets.errors import Fault
+from ft_assets.training.failures import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +61,30 @@ def report_ended(
     at: datetime,
     now: datetime,
     seen: bool,
+    work: Work | None = None,
 ) -> None:
-    """Report that the workload of an attempt ended at `at`, which somebody saw, or is the last time that it was known to live."""
-    data = {"outcome": outcome, "fault": None if fault is None else str(fault), "source": SEEN if seen else INFERRED}
+    """Report that the workload of an attempt ended at `at`, which somebody saw, or is the last time that it was known to live.
+
+    `work` (:func:`work`) is reported where a stop that made room has a part in the attempt.
+    """
+    data: dict[str, Any] = {"outcome": outcome, "fault": None if fault is None else str(fault), "source": SEEN if seen else INFERRED}
+    if work is not None and (work.after_stop or (outcome == Outcome.PREEMPTED and fault is Fault.PLATFORM)):
+        data["work"] = asdict(work)
     _report(conn, job["tenant_id"], job["id"], attempt, "ended", data, at=at, now=now)
+
+
+def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
+    """What is the tenant's of an attempt: when it made its first step and its last one that is kept, and what the database has of stops."""
+    asked = sa.select(reservations.c.stop_asked_at).where(reservations.c.job_id == job_id, reservations.c.attempt == attempt)
+    from_step = sa.select(attempts.c.from_step).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
+    ends = sa.select(meter_events.c.data).where(
+        meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
+    )
+    before = conn.execute(ends.order_by(meter_events.c.attempt.desc())).scalars()
+    times = began_at, kept_until, conn.execute(asked).scalar()
+    began_ms, kept_until_ms, asked_ms = (None if at is None else milliseconds(at) for at in times)
+    after_stop = bool(conn.execute(from_step).scalar()) and goes_on_after_stop(before)
+    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, asked_ms=asked_ms)
 
 
 def report_lost(conn: Connection, job: RowMapping, attempt: int, *, outcome: str, now: datetime) -> None:
@@ -100,7 +122,7 @@ def settle(conn: Connection, platform: Platform, tenant: str, job_id: str, attem
     now = platform.clock()
     new = [entry for entry in entries if ledger.post(conn, tenant, entry, now=now)]
     if new and interval.fault is Fault.AMBIGUOUS:
-        open_case(conn, tenant, entries[0], outcome=interval.outcome, now=now)
+        open_case(conn, tenant, entries, outcome=interval.outcome, now=now)
     this = unbilled_attempts.c.job_id == job_id, unbilled_attempts.c.attempt == attempt
     conn.execute(sa.delete(unbilled_attempts).where(*this))
     return new

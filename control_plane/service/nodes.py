@@ -84,6 +84,11 @@ def get(platform: Platform, name: str) -> NodeView:
         return _view(pool, node, _drains(conn).get(name), _held(conn).get(name, []))
 
 
+def held_gpus(conn: sa.Connection) -> dict[str, int]:
+    """By node, GPUs that jobs hold there."""
+    return {node: sum(gpus) for node, gpus in _held(conn).items()}
+
+
 def _existing(platform: Platform, name: str) -> tuple[Pool, Node]:
     for pool in gpu_pools.planned(platform):
         for node in pool.nodes:

@@ -11,7 +11,6 @@ from sqlalchemy.engine import Connection
 
 from control_plane.events import FOR_OPERATORS, Event
 from control_plane.jobs import JobState
-from control_plane.service.platform import Platform
 from control_plane.service.set_based import among
 from control_plane.service.transition import record_many
 from control_plane.tables import attempts, job_events, jobs, reservations
@@ -34,11 +33,9 @@ class OverdueRelease:
     age_s: float
 
 
-def overdue_releases(platform: Platform) -> list[OverdueRelease]:
+def overdue_releases(conn: Connection, now: datetime) -> list[OverdueRelease]:
     """Reservations that were granted more than :data:`ADMITTED_WITHIN` ago and whose workload has not started, oldest first."""
-    now = platform.clock()
-    with platform.whole.engine.connect() as conn:
-        return [_overdue(r, now) for r in conn.execute(_late(now))]
+    return [_overdue(r, now) for r in conn.execute(_late(now))]
 
 
 def report(conn: Connection, now: datetime) -> int:

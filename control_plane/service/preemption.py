@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from control_plane import scheduler
 from control_plane.events import Event
 from control_plane.jobs import JobState
@@ -22,7 +20,8 @@ def tell_when(platform: Platform, held: Claim) -> None:
     """Write when the job of `held`, which is queued again, is expected to go on.
 
     A forecast of the queue as it is now, made behind the transaction that gave the GPUs back: what waits for them waits for no
-    forecast. Where none can be made, and where the job has gone on by then, nothing is written.
+    forecast. Where none can be made, and where the job has gone on by then, nothing is written. It is for information: whatever goes wrong
+    with it, the attempt has ended as it should.
     """
     try:
         now = platform.clock().timestamp()
@@ -33,7 +32,7 @@ def tell_when(platform: Platform, held: Claim) -> None:
             job = locked(conn, held.job_id)
             if job["state"] == JobState.QUEUED and job["attempt"] == held.attempt:
                 record(conn, held.job_id, _forecast(start, now), now=platform.clock())
-    except SQLAlchemyError:
+    except Exception:
         log.exception("when %s goes on could not be told", held.job_id)
 
 

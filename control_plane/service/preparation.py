@@ -235,23 +235,33 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
 def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
     """End the job with `error` unless it has ended already; its workload, if it has one, is told to stop."""
     with platform.engine.begin() as conn:
-        state = JobState(locked(conn, job_id, tenant_id=tenant)["state"])
-        if state in FINAL:
-            return
-        stop: dict[str, Any] = {"stop_requested": "cancel"} if state in HOLDING_GPUS else {}
-        transition(
-            conn,
-            job_id,
-            JobState.FAILED,
-            message=error.message,
-            data={"fault": str(error.fault)},
-            now=platform.clock(),
-            error=error.to_dict(),
-            **stop,
-        )
+        fail_in(conn, locked(conn, job_id, tenant_id=tenant), error, now=platform.clock())
 
 
-def beat(platform: Platform, job_id: str) -> None:
-    """Record that a step works on the job: a job without a beat for a while is picked up again."""
+def fail_in(conn: Connection, job: RowMapping, error: FtError, *, now: datetime) -> None:
+    """:func:`fail` of a `job` whose row is locked."""
+    state = JobState(job["state"])
+    if state in FINAL:
+        return
+    stop: dict[str, Any] = {"stop_requested": "cancel"} if state in HOLDING_GPUS else {}
+    data, told = {"fault": str(error.fault)}, error.to_dict()
+    transition(conn, job["id"], JobState.FAILED, message=error.message, data=data, now=now, error=told, **stop)
+
+
+Turn = tuple[int, ...]
+"""The attempt of a job, and how often each stage's run was given up: a step that began with other numbers was replaced."""
+TURN = (jobs.c.attempt, jobs.c.prepare_runs, jobs.c.train_runs, jobs.c.evaluate_runs)
+
+
+def turn_of(platform: Platform, job_id: str) -> Turn:
+    """Whose turn it is: what a step that begins now beats for; empty where there is no such job."""
+    with platform.engine.connect() as conn:
+        return tuple(conn.execute(sa.select(*TURN).where(jobs.c.id == job_id)).first() or ())
+
+
+def beat(platform: Platform, job_id: str, turn: Turn) -> None:
+    """Record that a step works on the job: a job without a beat for a while is picked up again. A step whose turn is over beats for nobody,
+    or the death of the one that replaced it would not be seen."""
+    still = [column == number for column, number in zip(TURN, turn, strict=False)]
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(heartbeat_at=platform.clock()))
+        conn.execute(sa.update(jobs).where(jobs.c.id == job_id, *still).values(heartbeat_at=platform.clock()))

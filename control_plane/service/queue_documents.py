@@ -16,9 +16,9 @@ Document = dict[str, Any]
 HOUR_S = 3600.0
 
 
-def ahead(stored: Mapping[str, Any] | None) -> Document | None:
-    """Who is ahead of a job, as its row has it."""
-    return _ahead(queue_view.ahead_of(stored))
+def ahead(stored: Mapping[str, Any] | None, own: int = 0) -> Document | None:
+    """Who is ahead of a job, as its row has it; `own`: waiting jobs of its tenant that stand before it."""
+    return _ahead(queue_view.ahead_of(stored, own))
 
 
 def reservation(stored: Mapping[str, Any] | None) -> Document | None:
@@ -145,10 +145,10 @@ def _pool(use: PoolUse) -> Document:
 
 def _operators_pool(use: PoolUse, found: WholeQueue) -> Document:
     promised: dict[str, list[str]] = {}
-    for job in found.waiting:
-        if job.reserved is not None and job.reserved.pool == use.pool.name:
-            for node, _ in job.reserved.placement:
-                promised.setdefault(node, []).append(job.job_id)
+    for job_id, kept in found.reserved.items():
+        if kept.pool == use.pool.name:
+            for node, _ in kept.placement:
+                promised.setdefault(node, []).append(job_id)
     nodes = [
         {
             "name": n.node.name,

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.jobs import JobState
 from control_plane.service import queue_view
+from control_plane.service.explaining import BARRED
 from control_plane.service.platform import Platform
 from control_plane.tables import attempts, jobs, reservations
 from control_plane.tenants import TIERS
@@ -19,7 +20,7 @@ WAITS_OVER = timedelta(hours=1)
 """Jobs that were placed within this time speak for the queue."""
 QUANTILES = (0.5, 0.95)
 PROMISED = {name: timedelta(seconds=t.starts_within_s) for name, t in TIERS.items() if t.starts_within_s is not None}
-"""From submission, or the end of what the tenant's own cap kept it for, to the first start."""
+"""From submission, or the end of what its tenant's own cap or an operator's word kept it for, to the first start."""
 LATE = "(jobs.started_at - GREATEST(jobs.created_at, jobs.capped_at)) > :within"
 """The first start, as the index over it is worded."""
 
@@ -49,7 +50,7 @@ class QueueGauges:
     waits_s: Mapping[tuple[str, float], float]
     """From queue to GPUs, by tier and quantile, over :data:`WAITS_OVER`."""
     promised_waiting: Mapping[str, int]
-    """Jobs by tier that wait for their first start for longer than the tier promises."""
+    """Jobs by tier that wait for their first start for longer than the tier promises, and could start if GPUs were free."""
     promised_late: Mapping[str, int]
     """Jobs by tier that started later than that, since the beginning."""
     pools: Mapping[str, PoolGauges]
@@ -62,7 +63,7 @@ class QueueGauges:
 
 
 def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
-    """All of it in one transaction."""
+    """All of it on one connection."""
     waited = _waited(now)
     number = sa.func.count()
     by_reason = sa.select(jobs.c.tier, jobs.c.reason, number, sa.func.sum(jobs.c.num_gpus), sa.func.max(waited))
@@ -80,7 +81,7 @@ def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
         lost_gpu_s=float(
             conn.execute(sa.select(sa.func.coalesce(sa.func.sum(attempts.c.lost_s), 0)).where(attempts.c.lost_s > 0)).scalar_one()
         ),
-        overdue=_overdue(conn, platform, now),
+        overdue=_overdue(conn, now),
         round=last,
         round_age_s=None if last.last_at is None else max(0.0, (now - last.last_at).total_seconds()),
     )
@@ -114,10 +115,11 @@ def _waits(conn: Connection, since: datetime) -> dict[tuple[str, float], float]:
 
 def _promised_waiting(conn: Connection, now: datetime) -> dict[str, int]:
     found = {}
+    could_start = sa.func.coalesce(jobs.c.reason, "").not_in([str(r) for r in BARRED])
     for tier, within in PROMISED.items():
         late = sa.func.greatest(jobs.c.created_at, jobs.c.capped_at) < now - within
-        query = sa.select(sa.func.count()).where(jobs.c.state == JobState.QUEUED, jobs.c.tier == tier, jobs.c.started_at.is_(None), late)
-        found[tier] = int(conn.execute(query).scalar_one())
+        waits = sa.and_(jobs.c.state == JobState.QUEUED, jobs.c.tier == tier, jobs.c.started_at.is_(None))
+        found[tier] = int(conn.execute(sa.select(sa.func.count()).where(waits, late, could_start)).scalar_one())
     return found
 
 
@@ -145,6 +147,6 @@ def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
     }
 
 
-def _overdue(conn: Connection, platform: Platform, now: datetime) -> dict[str, int]:
-    found: Sequence[queue_view.Overdue] = queue_view.overdue(conn, platform, now)
+def _overdue(conn: Connection, now: datetime) -> dict[str, int]:
+    found: Sequence[queue_view.Overdue] = queue_view.overdue(conn, now)
     return {kind: sum(1 for o in found if o.kind == kind) for kind in ("start", "stop")}

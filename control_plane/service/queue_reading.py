@@ -70,7 +70,7 @@ def _held() -> sa.Select[Any]:
         sa.select(
             r.job_id, r.attempt, r.pool, r.num_gpus, r.placement, r.granted_at, r.stop_asked_at, r.preempted_for,
             j.tenant_id, j.tier, j.job_class, j.state, j.queued_at, j.created_at, j.waited_s, j.expected_s, j.step, j.total_steps,
-            j.due_at, j.preemptions, j.stop_requested,
+            j.due_at, j.preemptions, j.stop_requested, j.estimated_finish_at,
             j.request["spot"].astext.label("spot"),
             a.started_at, a.from_step,
             saved.correlate(reservations).scalar_subquery().label("saved_at"),
@@ -97,6 +97,7 @@ def _waiting(r: sa.Row[Any]) -> scheduler.Waiting:
         preemptions=r.preemptions,
         due_at=None if r.due_at is None else _unix(r.due_at),
         promise=promise_of(r.promise),
+        barred_until=None if r.capped_at is None else _unix(r.capped_at),
     )
 
 
@@ -111,11 +112,20 @@ def _left_s(r: sa.Row[Any]) -> float:
     return min(expected, left)
 
 
+RELEASE_S = 60.0
+"""From the last step to free GPUs: a stop's handshake (``Rules.handshake_s``), for the same is done: a save, and the processes end."""
+
+
 def _expected_end(r: sa.Row[Any], now: datetime) -> float:
-    """By its pace once the attempt has made steps; until then as was estimated, also where that is past."""
+    """By its pace once the attempt has made steps; until then as was estimated, also where that is past.
+
+    After its last step it is to end at a fixed moment, however long it saves: past that it overruns.
+    """
     started, expected = r.started_at or r.granted_at, float(r.expected_s or 0.0)
     begun_at = r.from_step if r.from_step is not None else r.saved_step or 0
     step = r.step or 0 if r.state == JobState.RUNNING else begun_at  # until then the step is that of an earlier attempt
+    if step > begun_at and step >= (r.total_steps or step + 1):
+        return _unix(r.estimated_finish_at or r.saved_at or started) + RELEASE_S
     since = now if step > begun_at else started
     return _unix(since) + estimates.remaining_s(
         expected_s=expected,

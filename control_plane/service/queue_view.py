@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -150,11 +150,15 @@ class TenantQueue:
 class WholeQueue:
     by_tier: Mapping[str, int]
     waiting: Sequence[QueuedJob]
-    """In order of their positions; those that no round has seen yet at the end."""
+    """In order of their positions; those that no round has seen yet at the end. The first ones, where a limit was given."""
+    waiting_of: Mapping[str, int]
+    """By tenant, waiting jobs, all of them."""
+    reserved: Mapping[str, Reserved]
+    """By waiting job, GPUs to come, all of them."""
     running: Sequence[RunningJob]
     pools: Sequence[PoolUse]
     used_gpu_s: Mapping[str, float]
-    """By tenant, lately: what fair shares are held against."""
+    """By tenant, lately: all have the same share, and who used more waits longer."""
     widest: Mapping[str, int]
     """By pool, GPUs of the widest waiting job that it takes."""
     overdue: Sequence[Overdue]
@@ -171,7 +175,7 @@ def of_tenant(platform: Platform, tenant: str) -> TenantQueue:
     now = platform.clock()
     with platform.engine.connect() as conn:
         mine = jobs.c.tenant_id == tenant
-        waiting = _waiting(conn, now, mine)
+        waiting = _waiting(conn, now, mine, own=own_ahead(conn, tenant))
         running = _running(conn, mine)
         preparing = conn.execute(sa.select(sa.func.count()).where(mine, jobs.c.state == JobState.VALIDATING)).scalar_one()
     with platform.whole.engine.connect() as conn:
@@ -182,7 +186,7 @@ def of_tenant(platform: Platform, tenant: str) -> TenantQueue:
         length=sum(by_tier.values()),
         by_tier=by_tier,
         preparing=preparing,
-        waiting=_with_own(waiting),
+        waiting=waiting,
         running=running,
         pools=in_use,
         last_round_at=last.last_at,
@@ -199,11 +203,13 @@ def of_all(platform: Platform, *, limit: int | None = None) -> WholeQueue:
         return WholeQueue(
             by_tier=_by_tier(conn),
             waiting=_waiting(conn, now, sa.true(), limit=limit),
+            waiting_of=_waiting_of(conn),
+            reserved=_reserved(conn),
             running=running,
             pools=occupancy(available, [_holding(r) for r in running]),
             used_gpu_s=recent_use(conn, now),
             widest=widest_waiting(conn, available),
-            overdue=overdue(conn, platform, now),
+            overdue=overdue(conn, now),
             round=last_round(conn),
             now=now,
         )
@@ -218,9 +224,9 @@ def widest_waiting(conn: Connection, available: Sequence[Pool]) -> dict[str, int
     return {name: gpus for name, gpus in widest.items() if gpus}
 
 
-def overdue(conn: Connection, platform: Platform, now: datetime) -> list[Overdue]:
+def overdue(conn: Connection, now: datetime) -> list[Overdue]:
     """Reservations whose workload has not begun in time, then those that were asked to stop and have not."""
-    late = overdue_releases(platform)
+    late = overdue_releases(conn, now)
     unstarted = [Overdue(job_id=o.job_id, attempt=o.attempt, pool=o.pool, num_gpus=o.num_gpus, kind="start", age_s=o.age_s) for o in late]
     asked = sa.select(reservations).where(
         reservations.c.released_at.is_(None), reservations.c.stop_asked_at < now - timedelta(seconds=STOPPED_WITHIN_S)
@@ -252,11 +258,18 @@ def last_round(conn: Connection) -> Round:
     return Round(last_at=row["last_round_at"], took_s=row["round_s"], queued=row["queued"], counts={n: int(row[n]) for n in names})
 
 
-def ahead_of(stored: Mapping[str, Any] | None) -> Ahead | None:
-    """Who is ahead, as a job's row has it."""
+def ahead_of(stored: Mapping[str, Any] | None, own: int = 0) -> Ahead | None:
+    """Who is ahead, as a job's row has it; `own`: waiting jobs of its tenant that stand before it."""
     if stored is None:
         return None
-    return Ahead(jobs={tier: int(n) for tier, n in (stored.get("jobs") or {}).items()}, num_gpus=int(stored.get("num_gpus") or 0))
+    counts = {tier: int(n) for tier, n in (stored.get("jobs") or {}).items()}
+    return Ahead(jobs=counts, num_gpus=int(stored.get("num_gpus") or 0), yours=min(own, sum(counts.values())))
+
+
+def own_ahead(conn: Connection, tenant: str) -> dict[str, int]:
+    """By waiting job of the tenant that a round has seen: how many others of its own stand before it."""
+    mine = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, jobs.c.state == JobState.QUEUED, jobs.c.queue_position.is_not(None))
+    return {job_id: before for before, job_id in enumerate(conn.execute(mine.order_by(jobs.c.queue_position, jobs.c.id)).scalars())}
 
 
 def reserved_of(stored: Mapping[str, Any] | None) -> Reserved | None:
@@ -274,13 +287,26 @@ def _by_tier(conn: Connection) -> dict[str, int]:
     return {tier: int(n) for tier, n in conn.execute(counted).all()}
 
 
-def _waiting(conn: Connection, now: datetime, which: sa.ColumnElement[bool], *, limit: int | None = None) -> list[QueuedJob]:
+def _waiting_of(conn: Connection) -> dict[str, int]:
+    counted = sa.select(jobs.c.tenant_id, sa.func.count()).where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tenant_id)
+    return {tenant: int(n) for tenant, n in conn.execute(counted).all()}
+
+
+def _reserved(conn: Connection) -> dict[str, Reserved]:
+    promised = sa.select(jobs.c.id, jobs.c.promise).where(jobs.c.state == JobState.QUEUED, sa.func.jsonb_typeof(jobs.c.promise) == "object")
+    rows = conn.execute(promised.order_by(jobs.c.queue_position.asc().nulls_last(), jobs.c.id)).all()
+    return {r.id: kept for r in rows if (kept := reserved_of(r.promise)) is not None}
+
+
+def _waiting(
+    conn: Connection, now: datetime, which: sa.ColumnElement[bool], *, limit: int | None = None, own: Mapping[str, int] | None = None
+) -> list[QueuedJob]:
     query = sa.select(*WAITING_COLUMNS).where(which, jobs.c.state == JobState.QUEUED)
     order = (jobs.c.queue_position.asc().nulls_last(), jobs.c.queued_at, jobs.c.id)
-    return [_queued(r, now) for r in conn.execute(query.order_by(*order).limit(limit))]
+    return [_queued(r, now, (own or {}).get(r.id, 0)) for r in conn.execute(query.order_by(*order).limit(limit))]
 
 
-def _queued(r: sa.Row[Any], now: datetime) -> QueuedJob:
+def _queued(r: sa.Row[Any], now: datetime, own: int) -> QueuedJob:
     since = r.waiting_since or r.queued_at or now
     return QueuedJob(
         job_id=r.id,
@@ -299,7 +325,7 @@ def _queued(r: sa.Row[Any], now: datetime) -> QueuedJob:
         estimated_start=r.expected_start_at,
         estimated_finish=r.estimated_finish_at,
         due_at=r.due_at,
-        ahead=ahead_of(r.ahead),
+        ahead=ahead_of(r.ahead, own),
         reserved=reserved_of(r.promise),
         preemptions=r.preemptions,
     )
@@ -348,20 +374,10 @@ def _holding(r: RunningJob) -> Held:
     return Held(job_id=r.job_id, pool=r.pool, num_gpus=r.num_gpus, placement=r.placement)
 
 
-def _with_own(waiting: Sequence[QueuedJob]) -> list[QueuedJob]:
-    """The tenant's jobs, each with how many of its own are ahead of it: they come in the order of their positions."""
-    return [
-        w if w.ahead is None or w.position is None else replace(w, ahead=replace(w.ahead, yours=min(before, sum(w.ahead.jobs.values()))))
-        for before, w in enumerate(waiting)
-    ]
-
-
 def tenants_of(queue: WholeQueue) -> dict[str, tuple[int, int, int]]:
     """By tenant: jobs that wait, jobs that hold GPUs, and those GPUs."""
-    waiting, running, gpus = Counter[str](), Counter[str](), Counter[str]()
-    for w in queue.waiting:
-        waiting[w.tenant] += 1
+    running, gpus = Counter[str](), Counter[str]()
     for r in queue.running:
         running[r.tenant] += 1
         gpus[r.tenant] += r.num_gpus
-    return {t: (waiting[t], running[t], gpus[t]) for t in sorted({*waiting, *running, *queue.used_gpu_s})}
+    return {t: (queue.waiting_of.get(t, 0), running[t], gpus[t]) for t in sorted({*queue.waiting_of, *running, *queue.used_gpu_s})}

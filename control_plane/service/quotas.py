@@ -260,9 +260,9 @@ def _time_used(tenant_ids: Collection[str], now: datetime, without: str | None) 
     entry = ledger_entries
     others = entry.c.job_id.is_distinct_from(without) if without else sa.true()
     settled = (
-        sa.select(entry.c.tenant_id, sa.literal("settled_s"), sa.func.sum(entry.c.gpu_seconds * _share_since(entry, month.begins)))
+        sa.select(entry.c.tenant_id, sa.literal("settled_s"), sa.func.sum(_net_s(entry) * _share_since(entry, month.begins)))
         .where(entry.c.tenant_id.in_(tenant_ids), entry.c.occurred_at >= month.begins, entry.c.occurred_at < month.ends)
-        .where(_counts(entry), others)
+        .where(entry.c.kind == "usage", others)
         .group_by(entry.c.tenant_id)
     )
     live = sa.or_(jobs.c.state.not_in([s.value for s in FINAL]), jobs.c.finished_at > now - METERING_LAG)
@@ -288,7 +288,7 @@ def _time_held(tenant_ids: Collection[str], now: datetime, without: str | None) 
 def _used_by(job_id: sa.ColumnElement[str], now: datetime) -> sa.ColumnElement[float]:
     """GPU-seconds that a job has used, in whatever months."""
     entry = ledger_entries.alias()
-    settled = sa.select(sa.func.coalesce(sa.func.sum(entry.c.gpu_seconds), 0.0)).where(entry.c.job_id == job_id, _counts(entry))
+    settled = sa.select(sa.func.coalesce(sa.func.sum(_net_s(entry)), 0.0)).where(entry.c.job_id == job_id, entry.c.kind == "usage")
     running = (
         sa.select(sa.func.coalesce(sa.func.sum(_elapsed(now)), 0.0))
         .select_from(reservations.join(attempts, _same_attempt()))
@@ -297,11 +297,12 @@ def _used_by(job_id: sa.ColumnElement[str], now: datetime) -> sa.ColumnElement[f
     return settled.scalar_subquery() + running.scalar_subquery()
 
 
-def _counts(entry: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Entries that count: of usage that was not given back."""
+def _net_s(entry: sa.FromClause) -> sa.ColumnElement[float]:
+    """GPU-seconds of an entry of usage, less what was given back of its attempt, whenever that was."""
     refund = ledger_entries.alias()
-    same = (refund.c.job_id == entry.c.job_id) & (refund.c.attempt == entry.c.attempt)
-    return (entry.c.kind == "usage") & ~sa.exists().where(same, refund.c.kind == "refund")
+    same = (refund.c.job_id == entry.c.job_id) & (refund.c.attempt == entry.c.attempt) & (refund.c.kind == "refund")
+    back = sa.select(sa.func.coalesce(sa.func.sum(refund.c.gpu_seconds), 0.0)).where(same)
+    return sa.func.greatest(0.0, entry.c.gpu_seconds - back.correlate(entry).scalar_subquery())
 
 
 def _share_since(entry: sa.FromClause, begins: datetime) -> sa.ColumnElement[float]:

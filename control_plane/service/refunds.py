@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal, get_args
@@ -29,15 +30,16 @@ MAX_ADJUSTMENT_MICROS = 10**6 * MICROS
 MAX_PAGE = 100
 
 
-def open_case(conn: Connection, tenant: str, usage: Entry, *, outcome: str, now: datetime) -> None:
-    """Ask operators whether `usage` is given back, for nobody can tell whose fault its end was. A free attempt is a case, too: its time
-    counts against a hard cap until it is given back. What took no time is none.
+def open_case(conn: Connection, tenant: str, entries: Sequence[Entry], *, outcome: str, now: datetime) -> None:
+    """Ask operators whether what `entries` of one attempt leave is given back, for nobody can tell whose fault its end was. A free
+    attempt is a case, too: its time counts against a hard cap until it is given back. What took no time is none.
     """
-    if gpu_ms_of(usage) <= 0:
+    of, left_ms, left = _left(entries)
+    if left_ms <= 0:
         return
     values = {
-        "id": f"{usage.job_id}-a{usage.attempt}", "tenant_id": tenant, "job_id": usage.job_id, "attempt": usage.attempt,
-        "amount_micros": usage.amount_micros, "outcome": outcome, "state": "pending", "created_at": now,
+        "id": f"{of.job_id}-a{of.attempt}", "tenant_id": tenant, "job_id": of.job_id, "attempt": of.attempt,
+        "amount_micros": left.amount_micros, "outcome": outcome, "state": "pending", "created_at": now,
     }  # fmt: skip
     conn.execute(insert(refund_cases).values(values).on_conflict_do_nothing(index_elements=["id"]))
 
@@ -127,20 +129,34 @@ def _decide(platform: Platform, case_id: str, state: State, *, by: str, note: st
 
 
 def _give_back(conn: Connection, case: RowMapping, *, by: str, now: datetime) -> None:
+    id_ = refund_id(case["job_id"], case["attempt"])
     query = sa.select(ledger_entries).where(
-        ledger_entries.c.job_id == case["job_id"], ledger_entries.c.attempt == case["attempt"], ledger_entries.c.kind == "usage"
+        ledger_entries.c.job_id == case["job_id"], ledger_entries.c.attempt == case["attempt"], ledger_entries.c.id != id_
     )
-    usage = ledger.entry_of(conn.execute(query).mappings().one())
+    usage, left_ms, left = _left([ledger.entry_of(row) for row in conn.execute(query).mappings()])
     refund = replace(
         usage,
-        id=refund_id(case["job_id"], case["attempt"]),
+        id=id_,
         kind="refund",
-        amount_micros=-usage.amount_micros,
-        list_micros=-usage.list_micros,
+        amount_micros=-left.amount_micros,
+        list_micros=-left.list_micros,
+        gpu_seconds=left_ms / 1000,
         occurred_at=now,
-        detail={"outcome": case["outcome"], "decided_by": by, "gpu_ms": usage.detail.get("gpu_ms")},
+        detail={"outcome": case["outcome"], "decided_by": by, "gpu_ms": left_ms},
     )
     ledger.post(conn, case["tenant_id"], refund, now=now)
+
+
+def _left(entries: Sequence[Entry]) -> tuple[Entry, int, Entry]:
+    """The usage among the entries of an attempt; the milliseconds, and the amounts, that no refund among them has given back."""
+    (usage,) = (entry for entry in entries if entry.kind == "usage")
+    back = [entry for entry in entries if entry.kind == "refund"]
+    left = replace(
+        usage,
+        amount_micros=usage.amount_micros + sum(entry.amount_micros for entry in back),
+        list_micros=usage.list_micros + sum(entry.list_micros for entry in back),
+    )
+    return usage, gpu_ms_of(usage) - sum(map(gpu_ms_of, back)), left
 
 
 def _check_note(text: str, name: str) -> None:

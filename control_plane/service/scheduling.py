@@ -28,7 +28,7 @@ def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> lis
 
     1. Jobs that start get a reservation with a new fencing token, and their event says why it is now.
     2. Jobs that are to make room are asked for a checkpoint and their GPUs.
-    3. Jobs that wait are told why, where they stand, and what was promised to them.
+    3. Jobs that wait are told why, where they stand, and what was promised to them; one whose stops did not come about is left as it is.
 
     Rounds come one after the other, and one that dies leaves nothing. `available`: pools in place of the installation's.
     """
@@ -40,13 +40,17 @@ def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> lis
         decisions = scheduler.schedule(snapshot, now=now.timestamp())
         waits = [d for d in decisions if isinstance(d, scheduler.Wait)]
         starts = granting.grant(conn, rows, [d for d in decisions if isinstance(d, scheduler.Start)], now)
-        stops = granting.ask_to_stop(conn, [d for d in decisions if isinstance(d, scheduler.Preempt)], now)
+        wanted = [d for d in decisions if isinstance(d, scheduler.Preempt)]
+        stops = granting.ask_to_stop(conn, wanted, now)
+        refused = {d.for_job for d in wanted} - {d.for_job for d in stops}
+        waits = [w for w in waits if w.job_id not in refused]  # what they would be told, and promised, is made of these stops
         told = explaining.explain(
             conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, last=_last_told(conn),
             now=now,
         )  # fmt: skip
         overdue.report(conn, now)
-        _count(conn, _Round(rows=rows, starts=starts, stops=stops, waits=waits, told=told, took_s=time.monotonic() - began), now)
+        took_s, queued = time.monotonic() - began, len(waits) + len(refused)
+        _count(conn, _Round(rows=rows, starts=starts, stops=stops, queued=queued, told=told, took_s=took_s), now)
     return [*starts, *stops, *waits]
 
 
@@ -55,7 +59,7 @@ class _Round:
     rows: Rows
     starts: Sequence[scheduler.Start]
     stops: Sequence[scheduler.Preempt]
-    waits: Sequence[scheduler.Wait]
+    queued: int
     told: Explained
     took_s: float
 
@@ -77,7 +81,7 @@ def _count(conn: Connection, of: _Round, now: datetime) -> None:
             promises=c.promises + of.told.promises,
             slipped=c.slipped + of.told.dropped + sum(explaining.missed(of.rows[s.job_id], now) for s in of.starts),
             round_s=of.took_s,
-            queued=len(of.waits),
+            queued=of.queued,
             last_round_at=now,
             **({"explained_at": now} if of.told.whole else {}),
         )
@@ -85,11 +89,15 @@ def _count(conn: Connection, of: _Round, now: datetime) -> None:
 
 
 def release(platform: Platform, job_id: str, attempt: int) -> None:
-    """Give back a reservation whose attempt nobody could follow to its end; what ran is billed and given back."""
+    """Give back a reservation whose attempt nobody could follow to its end; what ran is billed and given back.
+
+    Nothing happens where it was given back before: whoever did that has told how the attempt ended.
+    """
     now = platform.clock()
     with platform.engine.begin() as conn:
         this = (reservations.c.job_id == job_id) & (reservations.c.attempt == attempt) & reservations.c.released_at.is_(None)
-        conn.execute(sa.update(reservations).where(this).values(released_at=now))
+        if conn.execute(sa.update(reservations).where(this).values(released_at=now)).rowcount == 0:
+            return
         conn.execute(
             sa.update(attempts)
             .where(attempts.c.job_id == job_id, attempts.c.attempt == attempt, attempts.c.ended_at.is_(None))

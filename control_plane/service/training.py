@@ -86,6 +86,19 @@ class Tail:
         began = max((m["time"] for m in mine if m["step"] <= step), default=after[0]["time"] - after[0].get("step_s", 0.0))
         return max(0.0, float(after[-1]["time"] - began))
 
+    def began_at(self) -> float | None:
+        """When the first step of this attempt began. One that took longer than the second is held to have warmed up before it."""
+        mine = [m for m in self._lines() if "loss" in m and m["time"] >= self.since]
+        if not mine:
+            return None
+        took = float(mine[0].get("step_s", 0.0))
+        return float(mine[0]["time"]) - (took if len(mine) == 1 else min(took, float(mine[1]["time"] - mine[0]["time"])))
+
+    def ended_at(self, step: int) -> float | None:
+        """When this attempt ended `step`."""
+        ends = [float(m["time"]) for m in self._lines() if "loss" in m and m["time"] >= self.since and m["step"] == step]
+        return max(ends, default=None)
+
     def _lines(self) -> list[dict[str, Any]]:
         try:
             return [json.loads(line) for line in self.path.read_text().split("\n")[:-1] if line]
@@ -137,7 +150,9 @@ def follow(
         attempts.mark_restored(platform, held, from_step=restored)
         say(f"attempt {held.attempt} starts from step {restored}")
     try:
-        status = launcher.start_or_adopt(_workload(platform, launcher, held, work_dir))
+        workload = _workload(platform, launcher, held, work_dir)
+        attempts.must_hold(platform, held)  # to fetch what it needs took a while
+        status = launcher.start_or_adopt(workload)
     except IntegrityError as error:
         if error.code != CHANGED:
             raise
@@ -309,7 +324,7 @@ class _Follower:
     def ending(self, status: WorkloadStatus) -> Ending:
         """Judge the end of the workload, once its last checkpoint is stored, or the store has failed for too long; on success the
         finished model is committed first."""
-        self.uploader.drain(abandon=lambda: attempts.stop_requested(self.platform, self.held.job_id) == StopReason.CANCEL)
+        self.uploader.drain(abandon=lambda: attempts.stop_asked(self.platform, self.held) == StopReason.CANCEL)
         exit_ = ExitEvidence.read(self.work_dir, self.held.attempt)
         committed = attempts.committed(self.platform, self.held.job_id)
         last_step = max(self.tail.last_step, self.tail.from_step, exit_.step if exit_ else 0)
@@ -336,9 +351,11 @@ class _Follower:
             self._free_space()
         outcome = failure.code if failure else "succeeded"
         again_s = self.tail.seconds_after(committed[0].step if committed else 0)
+        own = [row.step for row in committed if row.attempt == self.held.attempt]
         return Ending(
-            outcome=outcome, failure=failure, last_step=last_step, trained_tokens=tokens, status=status, seen=seen, again_s=again_s
-        )
+            outcome=outcome, failure=failure, last_step=last_step, trained_tokens=tokens, status=status, seen=seen, again_s=again_s,
+            began_at=self.tail.began_at(), kept_until=self.tail.ended_at(own[0]) if own else None,
+        )  # fmt: skip
 
     def _free_space(self) -> None:
         freed = retention.free_machine(self.platform, self.held.job_id)

@@ -22,7 +22,7 @@ from control_plane.tables import job_events, jobs
 from ft_assets.errors import NotFound
 
 GPU_TIME_OVER = frozenset({*FINAL, JobState.EVALUATING})
-READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at")
+READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at", "capped_at")
 """Columns that the consequences of a move are made of."""
 
 
@@ -139,11 +139,12 @@ def _change(row: Mapping[str, Any], target: JobState, columns: Mapping[str, Any]
 def _consequences(target: JobState, row: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if row["state"] == JobState.QUEUED and row["waiting_since"] is not None:
-        values |= {"waited_s": row["waited_s"] + max(0.0, (now - row["waiting_since"]).total_seconds())}
+        since = max(row["waiting_since"], row["capped_at"] or row["waiting_since"])  # as long as it was barred it did not wait
+        values |= {"waited_s": row["waited_s"] + max(0.0, (now - since).total_seconds())}
     if target is JobState.QUEUED:
         values |= {"queued_at": now, "waiting_since": now}
-        if row["state"] != JobState.PREEMPTED:  # a new place; one that was preempted keeps its own
-            values |= {"due_at": None}
+        if row["state"] != JobState.PREEMPTED:  # a new place, at which it has not waited yet; one that was preempted keeps its own
+            values |= {"due_at": None, "waited_s": 0.0}
     elif not (target is JobState.PAUSED and row["state"] == JobState.PAUSING):  # why it is paused outlasts the pausing
         values |= {"reason": None, "reason_detail": None, "queue_position": None, "ahead": None, "promise": None, "expected_start_at": None}
     if target is JobState.RUNNING and row["started_at"] is None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from control_plane.settings import Settings, load
 from ft_assets.errors import FtError, Unavailable, from_dict
+from resources import run_records
 from resources.stack import child, embedded, lock, report, workloads
 from resources.stack.lock import StackFiles
 from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
 from resources.stack.supervisor import Supervisor
 
-DOWN_TIMEOUT_S = 90.0
-"""Longer than a workload's checkpoint (30 s) and then the services' graces (10 s and 20 s)."""
+DOWN_TIMEOUT_S = 100.0
+"""Longer than a workload's checkpoint (30 s), a run's end (9 s) and the services' graces (10, 15 and 20 s)."""
 
 OnReport = Callable[[StackReport], None]
 
@@ -40,11 +41,13 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
         cwd=embedded.project_root(),
         on_report=on_report,
         extra_endpoints=lambda: {"database": embedded.shown_database(settings)},
-        when_idle=lambda: _stop_workloads(settings),  # Dagster, which would start them again, has gone by then
+        when_idle=lambda: _stop_what_is_left(settings),  # Dagster, which would start it again, has gone by then
     )
 
 
-def _stop_workloads(settings: Settings) -> str | None:
+def _stop_what_is_left(settings: Settings) -> str | None:
+    """Runs first, of a server that was killed or had no time: each watches a workload."""
+    run_records.end_all(run_records.runs_dir(settings))
     stopped = workloads.stop_all(settings)
     return f"stopped training after a checkpoint; it resumes when the stack is up again: {', '.join(stopped)}" if stopped else None
 
@@ -150,6 +153,7 @@ def down(settings: Settings) -> Ended:
         stale = report.read(files.report)
         left = tuple(s.name for s in lock.end_leftovers(stale)) if stale else ()
         lock.clean_stale(files)
+        run_records.end_all(run_records.runs_dir(settings))  # also where no report told of a stack
         stopped = tuple(workloads.stop_all(settings))
         if embedded.stop_database(settings):
             left = left if embedded.POSTGRES in left else (*left, embedded.POSTGRES)

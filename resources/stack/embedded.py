@@ -136,7 +136,7 @@ def _postgres(settings: Settings) -> Service:
 
     return Service(
         name=POSTGRES, argv=(sys.executable, "-m", "resources.stack.postgres"), probe=file_written(ready_file(settings)),
-        url=lambda: databases(settings).url, grace_s=20.0, patient=True,
+        url=lambda: databases(settings).url, grace_s=20.0, patient=True, last=True,
     )  # fmt: skip
 
 
@@ -164,8 +164,10 @@ def _dagster(settings: Settings, after: tuple[str, ...]) -> Service:
 
 def _runs(settings: Settings, after: tuple[str, ...]) -> Service:
     """Where none answers, Dagster starts its runs itself."""
+    from resources.run_records import ready_file
+
     return Service(
-        name=RUNS, argv=(sys.executable, "-m", "resources.run_server"), probe=file_written(settings.home / "runs" / "ready"), after=after,
+        name=RUNS, argv=(sys.executable, "-m", "resources.run_server"), probe=file_written(ready_file(settings)), after=after,
         env=lambda: database_env(settings), expendable=True,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from ft_assets.errors import Conflict
+from resources import run_records
 from resources.stack import child, report
 from resources.stack.report import ServiceReport, StackReport
 
@@ -112,6 +113,12 @@ def end_leftovers(stale: StackReport) -> list[ServiceReport]:
     return found
 
 
+def end_runs(files: StackFiles) -> str:
+    """End forked runs that outlived their server and its supervisor: each is in a session of its own. What was ended, in words."""
+    ended = run_records.end_all(run_records.runs_of(files.home))
+    return f"; ended {len(ended)} of its runs" if ended else ""
+
+
 def _end_group(s: ServiceReport, stack_id: str) -> None:
     assert s.pid is not None
     child.kill_group(s.pid, signal.SIGTERM)
@@ -130,7 +137,8 @@ def clean_stale(files: StackFiles) -> str | None:
         files.endpoints.unlink(missing_ok=True)
         return None
     ended = end_leftovers(stale)
+    runs = end_runs(files)
     files.report.unlink(missing_ok=True)
     files.endpoints.unlink(missing_ok=True)
     what = f"ended what it had left running: {report.names(ended)}" if ended else "nothing of it was left running"
-    return f"the stack of pid {stale.pid} had gone without cleaning up (killed, or the machine restarted); {what}"
+    return f"the stack of pid {stale.pid} had gone without cleaning up (killed, or the machine restarted); {what}{runs}"

@@ -51,6 +51,8 @@ class Service:
     """Keeps its grace when a second Ctrl-C cuts the others' short (a database must close its files)."""
     expendable: bool = False
     """The others do without it: one that keeps dying is started again for as long as the stack is up, and never ends it."""
+    last: bool = False
+    """Ends after all others and after ``when_idle``, which needs it (a database)."""
     start_timeout_s: float = 180.0
     """Seconds to become ready, generous enough for a busy two-core machine."""
 

@@ -24,6 +24,8 @@ from resources.stack.unit import MAX_RESTARTS, Unit
 
 S = ServiceState
 TICK_S = 0.1
+EXPENDABLE_WAIT_S = 10.0
+"""How long READY waits for expendable services once all others serve: they import everything first, 5 s and more of a busy machine."""
 
 
 def _ignore(_report: StackReport) -> None:
@@ -48,13 +50,14 @@ class Supervisor:
     extra_endpoints: Callable[[], Mapping[str, str]] = _nothing
     """Added to ``endpoints.json``, evaluated when everything is ready."""
     when_idle: Callable[[], str | None] = lambda: None
-    """Called once on the way down, when the services that no other needs have ended and before the rest (the database) do; what it
-    returns is told."""
+    """Called once on the way down, when all services have ended but those that are the last (the database); what it returns is told."""
+    expendable_wait_s: float = EXPENDABLE_WAIT_S
     _stops: int = 0
     _phase: Phase = Phase.STARTING
     _error: str | None = None
     _why: str = ""
     _last: str = ""
+    _served_since: float | None = None
     _message: str | None = None
     _units: dict[str, Unit] = field(default_factory=dict)
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -95,10 +98,18 @@ class Supervisor:
         while not self._stops and self._error is None:
             for unit in self._units.values():
                 self._advance(unit, env, executor)
-            if self._phase is Phase.STARTING and all(u.ready or (u.service.expendable and u.deaths) for u in self._units.values()):
+            if self._phase is Phase.STARTING and self._may_become_ready():
                 self._become_ready()
             self._publish()
             self._wake.wait(TICK_S)
+
+    def _may_become_ready(self) -> bool:
+        """Everything serves; or what the others do without had its time, or died before."""
+        missing = [u.service.expendable for u in self._units.values() if not u.ready and not (u.service.expendable and u.deaths)]
+        if not all(missing):
+            return False
+        self._served_since = self._served_since or time.monotonic()
+        return not missing or time.monotonic() - self._served_since > self.expendable_wait_s
 
     def _advance(self, unit: Unit, env: Mapping[str, str], executor: ThreadPoolExecutor) -> None:
         if self._error is not None:
@@ -122,8 +133,9 @@ class Supervisor:
         was_running = unit.child is not None and unit.child.exit_code() is None
         if (unit.service.expendable or (self._phase is Phase.READY and not was_running)) and unit.may_restart():
             unit.end()
-            unit.enter(S.RESTARTING, f"restart {len(unit.deaths)} of {MAX_RESTARTS}")
-            self._tell(f"{trouble}\n  restarting {unit.name} ({len(unit.deaths)} of {MAX_RESTARTS})")
+            limit = "" if unit.service.expendable else f" of {MAX_RESTARTS}"
+            unit.enter(S.RESTARTING, f"restart {len(unit.deaths)}{limit}")
+            self._tell(f"{trouble}\n  restarting {unit.name} ({len(unit.deaths)}{limit})")
             return
         gave_up = f"; it was restarted {MAX_RESTARTS} times before" if unit.deaths else ""
         unit.enter(S.FAILED, f"failed{gave_up}")
@@ -141,10 +153,17 @@ class Supervisor:
             self._tell(f"ending: {self._why}")
         self.files.endpoints.unlink(missing_ok=True)
         needed = {name for u in self._units.values() for name in u.service.after}
-        self._end(u for u in reversed(self._units.values()) if u.name not in needed)
-        self._tell(self.when_idle())
-        for unit in reversed(self._units.values()):
+        ending = [u for u in reversed(self._units.values()) if not u.service.last]
+        self._end(u for u in ending if u.name not in needed)
+        for unit in ending:
             if unit.name in needed:
+                self._end([unit])
+        try:
+            self._tell(self.when_idle())
+        except Exception as e:  # what is left has to end all the same
+            self._tell(f"not all that ran for the stack could be ended: {type(e).__name__}: {e}")
+        for unit in reversed(self._units.values()):
+            if unit.service.last:
                 self._end([unit])
         self._phase = Phase.FAILED if failed else Phase.STOPPED
         self._publish()

@@ -49,7 +49,9 @@ def test_a_tenant_reads_its_queue_and_each_job_says_the_same(world: Queued, api:
     listed = found["waiting"][1]
     assert (job["queue_position"], job["reason"], job["reason_detail"]) == (2, listed["reason"], listed["reason_detail"])
     assert job["estimated_start"] == listed["estimated_start"] > world.now[0].timestamp()
-    assert job["ahead"]["jobs"] == {"standard": 1}
+    assert job["ahead"] == listed["ahead"] == {"jobs": {"standard": 1}, "num_gpus": 1, "yours": 1}
+    listing = read(api, "/v1/fine_tuning/jobs", key).json()["data"]
+    assert {j["id"]: j["ahead"]["yours"] for j in listing} == {waits: 0, last: 1}
     assert (job["due_at"], job["preemptions"]) == (listed["due_at"], 0)
     assert read(api, f"/v1/fine_tuning/jobs/{waits}", key).json()["reservation"]["pool"] == "local"
     for text in (read(api, "/v1/queue", key).text, read(api, f"/v1/fine_tuning/jobs/{waits}/events", key).text):

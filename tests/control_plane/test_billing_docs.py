@@ -13,6 +13,7 @@ from control_plane.metering import SEEN, Interval, bill
 from control_plane.prices import GIB, MICROS, Pricing
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Fault
+from ft_assets.training.failures import Outcome
 from tests.failure_classes import CLASSES
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/billing.md").read_text()
@@ -60,7 +61,8 @@ def test_the_table_of_refunds_is_that_of_the_failure_classes() -> None:
     assert set(said) == {*made, "succeeded"}
     for code, fault in made.items():
         assert said[code][0].endswith(fault), code
-        assert said[code][1].startswith("nothing" if fault is Fault.PLATFORM else "all of it"), code
+        paid = "its work that is kept" if code == Outcome.PREEMPTED else "nothing" if fault is Fault.PLATFORM else "all of it"
+        assert said[code][1].startswith(paid), code
 
 
 def test_the_prices_in_the_text_are_those_of_the_list() -> None:

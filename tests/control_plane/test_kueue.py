@@ -103,6 +103,20 @@ def test_a_drained_node_takes_its_gpus_out_of_the_quota_and_the_check_sees_it() 
     assert kueue.nominal(gone) == {"free": 0, "standard": 0, "premium": 0}
 
 
+def test_what_jobs_hold_on_a_drained_node_stays_in_the_quota_until_they_end() -> None:
+    """Their pods count against it: without, eight of eight would be used, and what is released to the free node waited for them."""
+    two = Pool(name="two", nodes=nodes(16, prefix="t"), gpu_type="h100-80gb", max_gpus_per_job=8)
+    drained = replace(two, nodes=(replace(two.nodes[0], ready=False), two.nodes[1]))
+    assert sum(kueue.nominal(drained, {"t-0": 8}).values()) == 16
+    assert sum(kueue.nominal(drained, {"t-0": 3, "t-1": 8}).values()) == 11, "what runs on ready nodes is in the quota already"
+    assert sum(kueue.nominal(drained).values()) == 8
+    assert kueue.differences(kueue.render([drained], {"t-0": 3}), [drained], {"t-0": 3}) == []
+    (told,) = kueue.differences(kueue.render([two]), [drained], {"t-0": 3})
+    assert "add up to 16 GPUs and pool two has 8 ready and 3 that jobs hold on drained nodes; apply" in told
+    (over,) = kueue.differences(kueue.render([drained], {"t-0": 3}), [drained])
+    assert "add up to 11 GPUs and pool two has 8 ready; apply" in over
+
+
 def test_kueue_preempts_nothing_and_a_cluster_where_it_does_is_told_of() -> None:
     for queue in of_kind("ClusterQueue"):
         assert queue["spec"]["preemption"] == {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from control_plane.occupancy import Held, PoolUse, occupancy
 from control_plane.pools import Node, Packing, Pool
+from control_plane.scheduler.placement import PoolRooms
 
 
 def pool(*sizes: int, packing: Packing = "dense", fabrics: str = "", ready: str = "") -> Pool:
@@ -45,7 +48,44 @@ def test_a_node_that_is_not_ready_gives_nothing_and_keeps_what_runs() -> None:
 
 def test_too_few_are_not_called_apart() -> None:
     assert use(pool(8), held("a", 7, ("n0", 7))).apart(4) == 0
-    assert use(pool(8, 8), held("a", 12, ("n0", 6), ("n1", 6))).apart(4) == 4
+    assert use(pool(8, 8), held("a", 5, ("n0", 5)), held("b", 5, ("n1", 5))).apart(6) == 0, "no order of the two jobs gives six together"
+    assert use(pool(8, 8, packing="whole_node"), held("a", 1, ("n0", 1))).apart(3) == 0, "the node of a job is its own"
+
+
+def test_jobs_that_could_lie_closer_keep_gpus_apart() -> None:
+    two = held("a", 3, ("n0", 3)), held("b", 3, ("n1", 3))
+    assert use(pool(8, 8), *two).apart(8) == 8
+    assert use(pool(8, 8), *two).closer().nodes[0].jobs == {"a": 3, "b": 3}
+    assert use(pool(8, 8, packing="whole_node"), *two).apart(8) == 0, "each of them has its node to itself, wherever it lies"
+    fabrics = pool(8, 8, 8, 8, packing="whole_node", fabrics="aabb")
+    assert use(fabrics, held("a", 3, ("n0", 3)), held("b", 3, ("n2", 3))).apart(16) == 16, "in one fabric they would leave the other empty"
+    assert use(pool(8, 8), held("wide", 12, ("n0", 6), ("n1", 6))).apart(4) == 0, "a job on several nodes stays where it is"
+
+
+def test_a_node_of_one_job_alone_has_nothing_free() -> None:
+    found = use(pool(8, 8, packing="whole_node"), held("a", 3, ("n0", 3)), held("old", 2))
+    assert [(n.used, n.free) for n in found.nodes] == [(3, 0), (2, 0)]
+    assert use(pool(8, 8, packing="whole_node"), held("a", 3, ("n0", 3))).largest_free == 8
+    assert use(pool(8, packing="whole_node")).usable(3) == 3, "two gangs of three are no neighbours"
+
+
+def test_what_gangs_could_have_is_what_the_policy_would_place() -> None:
+    """Gangs of one width, one round after the other, until no more starts."""
+    random = Random(7)
+    for _ in range(60):
+        packing: Packing = random.choice(("dense", "whole_node"))
+        of = pool(*random.choices((4, 8), k=6), packing=packing, fabrics="aaabbb")
+        taken = [held(f"r{i}", g, (n.name, g)) for i, n in enumerate(of.nodes) if (g := random.choice((0, 0, 1, 3)))]
+        gang, starts = random.choice((1, 2, 3, 5, 8, 10, 12, 16)), 0
+        rooms = PoolRooms(of, 0.0)
+        for one in taken:
+            rooms.run(one.job_id, "premium", one.num_gpus, tuple(one.placement), 1e6)
+        rooms.ready()
+        while (placement := rooms.fits_now(gang, "premium", 60.0)) is not None:
+            starts += 1
+            rooms.start(f"g{starts}", "premium", placement, 60.0)
+        assert use(of, *taken).usable(gang) == starts * gang, (of, taken, gang)
+        assert use(of, *taken).apart(gang) >= 0
 
 
 @pytest.mark.parametrize(
@@ -55,6 +95,8 @@ def test_too_few_are_not_called_apart() -> None:
         ("no node has four", pool(4, 4), (("n0", 1), ("n1", 1)), 4, 0),
         ("alone on a node: only an empty one counts", pool(8, 8, packing="whole_node"), (("n0", 1),), 4, 4),
         ("a wide gang takes empty nodes of one fabric", pool(8, 8, 8, 8, fabrics="aabb"), (("n0", 1),), 16, 16),
+        ("what is left of a wide gang lies beside others", pool(8, 8), (("n0", 3),), 12, 12),
+        ("but not where jobs have their nodes to themselves", pool(8, 8, packing="whole_node"), (("n0", 3),), 12, 0),
         ("two fabrics make no wide gang", pool(8, 8, fabrics="ab"), (), 16, 0),
         ("what is not ready counts for nothing", pool(8, 8, ready="yn"), (), 16, 0),
         ("nobody waits: all of it", pool(8, 8), (("n0", 3),), 0, 13),
@@ -63,4 +105,3 @@ def test_too_few_are_not_called_apart() -> None:
 def test_what_a_gang_could_have(case: str, of: Pool, taken: tuple[tuple[str, int], ...], gang: int, usable: int) -> None:
     found = use(of, held("a", sum(n for _, n in taken), *taken)) if taken else use(of)
     assert found.usable(gang) == usable, case
-    assert found.apart(gang) == (found.free // gang * gang - usable if gang else 0)

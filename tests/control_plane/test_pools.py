@@ -98,6 +98,13 @@ def test_a_drained_node_gives_nothing_now_but_narrows_nothing_for_ever() -> None
     assert (half.widest("premium"), half.widest("standard")) == (16, 12)
 
 
+def test_on_nodes_of_its_own_a_gang_of_a_lower_tier_is_as_wide_as_the_nodes_that_hold_no_reserved_gpu() -> None:
+    of = Pool(name="p", nodes=nodes(16), gpu_type="h100-80gb", max_gpus_per_job=16, reserved_gpus=4, packing="whole_node")
+    assert (of.widest("premium"), of.widest("standard")) == (16, 8)
+    assert replace(of, nodes=nodes(8), max_gpus_per_job=8).widest("standard") == 0
+    assert replace(of, nodes=nodes(20), reserved_gpus=0).widest("standard") == 16
+
+
 def test_a_gang_is_as_wide_as_a_node_or_the_equal_nodes_of_a_fabric() -> None:
     assert pools.largest_gang(nodes(20)) == 16  # two of 8, and one of 4 that makes no part of them
     assert pools.largest_gang(nodes(32, fabric="f", fabrics_of=1)) == 8

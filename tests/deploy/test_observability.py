@@ -24,7 +24,7 @@ DOCUMENT = ROOT / "docs/observability.md"
 SCRAPED = frozenset({"job", "instance", "le"})
 """Labels that Prometheus adds itself."""
 WORDS = {"sum", "max", "min", "avg", "by", "on", "and", "or", "rate", "delta", "increase", "abs", "topk", "vector", "offset", "without"} | {
-    "histogram_quantile", "clamp_min", "ignoring", "unless"
+    "histogram_quantile", "clamp_min", "ignoring", "unless", "absent"
 }  # fmt: skip
 
 
@@ -97,6 +97,16 @@ def test_every_alert_says_how_bad_and_what_and_has_its_page(emitted: dict[str, f
         assert rule["annotations"]["summary"]
         assert f"`{rule['alert']}`" in documented, f"docs/observability.md does not say what to do about {rule['alert']}"
     assert set(re.findall(r"`(Ft[A-Za-z]+)`", documented)) == set(names)
+
+
+def test_a_queue_that_nobody_ever_looked_at_is_an_alert(fresh_platform: Platform) -> None:
+    """Until the first round its age has no sample, and no comparison is true of no sample."""
+    age = "ft_scheduler_last_round_age_seconds"
+    (family,) = [f for f in exposition.registry(RecentGauges(platform=fresh_platform), RequestMeter()).collect() if f.name == age]
+    assert family.samples == []
+    (rule,) = [r for r in rules() if r["alert"] == "FtSchedulerStands"]
+    assert f"absent({age})" in rule["expr"] and "up{" in rule["expr"], "but where the API is down, that is the alert"
+    assert "$value" not in rule["annotations"]["summary"], "it is no duration where there is none"
 
 
 def test_panels_lie_beside_each_other_and_have_what_they_show() -> None:

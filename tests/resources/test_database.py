@@ -94,6 +94,27 @@ def test_open_jobs_hold_their_time_after_the_upgrade_and_what_the_older_schema_c
     engine.dispose()
 
 
+def test_a_job_that_came_back_to_the_queue_before_the_upgrade_has_not_waited_while_it_ran(empty_database: str) -> None:
+    from alembic import command
+
+    engine = make_engine(empty_database)
+    with engine.connect() as conn:
+        command.upgrade(migrate._config(conn), "0013")
+        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
+        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
+        for job, attempt in (("new", 0), ("back", 1)):
+            conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": job, "state": "queued", "expected": 100.0})
+            conn.execute(
+                sa.text("UPDATE jobs SET queued_at = now() - interval '9 h', attempt = :n WHERE id = :j"), {"n": attempt, "j": job}
+            )
+        conn.commit()
+        command.upgrade(migrate._config(conn), "0014")
+        conn.commit()
+        of_all_the_time = set(conn.execute(sa.text("SELECT id FROM jobs WHERE waiting_since = queued_at")).scalars())
+    assert of_all_the_time == {"new"}
+    engine.dispose()
+
+
 FILE = "VALUES ('f', 't', 'f', 'fine-tune', 1, 's', 'k', 'processed', now())"
 JOB = (
     "(id, tenant_id, state, tier, model, base_digest, method, training_file, seed, request, request_sha256, hyperparameters, num_gpus, "

@@ -9,6 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from dagster._core.run_coordinator import SubmitRunContext
 from dagster._core.test_utils import create_run_for_test
 
 from control_plane.service import files, jobs, run_launches, tenants
@@ -19,6 +20,7 @@ from control_plane.tables import attempts as attempts_table
 from control_plane.tables import jobs as jobs_table
 from control_plane.tables import reservations
 from resources.run_coordinator import AdmissionRunCoordinator
+from sensors.run_requests import missing
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def give_back(platform: Platform, job_id: str) -> None:
 def refusal(instance: dg.DagsterInstance, job_name: str, partition: str, **tags: str) -> str | None:
     named = {f"ft/{name}": value for name, value in tags.items()}
     run = create_run_for_test(instance, job_name=job_name, tags={"dagster/partition": partition, **named})
-    return AdmissionRunCoordinator().refusal(run)
+    return AdmissionRunCoordinator().judge(run)[0]
 
 
 def test_training_without_a_reservation_or_for_one_that_was_given_back_is_refused(
@@ -96,3 +98,60 @@ def test_a_key_has_one_run_whoever_asks_and_a_replaced_one_gets_another(
 def test_a_run_of_a_job_that_does_not_exist_is_refused(job: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
     assert "there is no job" in (refusal(instance, "prepare", f"{job[1]}:ftjob-none", run_key="ftjob-none#prepare0") or "")
     assert refusal(instance, "reevaluate", f"{job[1]}:{job[2]}") is None
+
+
+def test_a_run_by_hand_without_a_key_serves_what_is_due_and_a_second_one_is_refused(
+    job: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = job
+    key = f"{tenant}:{job_id}"
+    assert refusal(instance, "prepare", key) is None
+    assert "serves" in (refusal(instance, "prepare", key) or "")
+    assert missing(platform, instance, due_runs(platform, ("prepare",)), by="sensor") == [], "nobody asks for what a run by hand serves"
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="evaluating"))
+    (due,) = due_runs(platform, ("evaluate",))
+    assert refusal(instance, "evaluate", key, run_key=due.run_key, asked_by="sensor") is None
+    assert f"serves {due.run_key}" in (refusal(instance, "evaluate", key) or "")
+
+
+def test_where_nothing_is_due_an_operator_may_run_it_again_as_often_as_they_like(
+    job: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = job
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="succeeded"))
+    key = f"{tenant}:{job_id}"
+    assert [refusal(instance, stage, key) for stage in ("evaluate", "evaluate", "prepare")] == [None, None, None]
+    tags = {"dagster/partition": key, "ft/run_key": f"{job_id}#evaluate0", "dagster/parent_run_id": str(uuid.uuid4())}
+    again = create_run_for_test(instance, job_name="evaluate", tags=tags)
+    assert AdmissionRunCoordinator().judge(again) == (None, ""), "a re-execution in Dagster's UI has the tags of its parent"
+
+
+def test_a_key_of_another_job_or_of_a_run_that_was_given_up_is_refused(
+    job: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = job
+    key = f"{tenant}:{job_id}"
+    assert "another job" in (refusal(instance, "prepare", key, run_key="ftjob-b#prepare0") or "")
+    (due,) = due_runs(platform, ("prepare",))
+    replace_run(platform, due)
+    assert f"it needs {job_id}#prepare1 now" in (refusal(instance, "prepare", key, run_key=due.run_key) or "")
+
+
+def test_a_run_that_was_turned_away_does_not_stand_for_the_one_that_serves(
+    job: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = job
+    (due,) = due_runs(platform, ("prepare",))
+    coordinator = AdmissionRunCoordinator()
+    coordinator.register_instance(instance)
+    first, second = (
+        create_run_for_test(instance, job_name="prepare", tags={"dagster/partition": f"{tenant}:{job_id}", "ft/run_key": due.run_key})
+        for _ in range(2)
+    )
+    assert coordinator.judge(first) == (None, due.run_key)
+    refused = coordinator.submit_run(SubmitRunContext(second, workspace=None))  # type: ignore[arg-type]
+    assert refused.status is dg.DagsterRunStatus.CANCELED
+    assert refused.tags["ft/refused_run_key"] == due.run_key
+    assert [run.run_id for run in instance.get_runs(dg.RunsFilter(tags={"ft/run_key": due.run_key}))] == [first.run_id]

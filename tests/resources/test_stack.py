@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,11 +56,14 @@ def serving(
 class Running:
     """A supervisor in a thread, with every report it made."""
 
-    def __init__(self, home: Path, services: list[Service], when_idle: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, home: Path, services: list[Service], when_idle: Callable[[], None] = lambda: None, expendable_wait_s: float = 10.0
+    ) -> None:
         self.reports: list[StackReport] = []
         self.supervisor = Supervisor(
-            home=home, services=services, env=os.environ, cwd=home, on_report=self.reports.append, when_idle=when_idle
-        )
+            home=home, services=services, env=os.environ, cwd=home, on_report=self.reports.append, when_idle=when_idle,
+            expendable_wait_s=expendable_wait_s,
+        )  # fmt: skip
         self.result: StackReport | Conflict | None = None
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -99,7 +104,7 @@ class Running:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def go(*services: Service, home: Path = tmp_path, **kwargs: Callable[[], None]) -> Running:
+    def go(*services: Service, home: Path = tmp_path, **kwargs: Any) -> Running:
         started.append(Running(home, list(services), **kwargs))
         return started[-1]
 
@@ -234,9 +239,34 @@ def test_an_expendable_service_that_keeps_dying_ends_nothing(tmp_path: Path, sta
     dying = Service(name="dying", argv=argv, probe=file_written(tmp_path / "never"), expendable=True)
     stack = start(serving(tmp_path, "base"), dying)
     stack.ready()
-    seen = stack.wait(lambda r: any(s.name == "dying" and s.restarts >= 3 for s in r.services))
+    seen = stack.wait(lambda r: any(s.name == "dying" and s.restarts >= 4 for s in r.services))
+    assert any(m.endswith("restarting dying (4)") for m in stack.messages()), "no limit is told, for there is none"
     assert {s.name: s.state for s in seen.services}["base"] is ServiceState.UP
     assert stack.end().phase is Phase.STOPPED
+
+
+def test_the_stack_is_ready_without_an_expendable_service_that_hangs(tmp_path: Path, start: Callable[..., Running]) -> None:
+    hanging = Service(name="hanging", argv=(*PYTHON, SERVE, str(tmp_path / "x")), probe=file_written(tmp_path / "never"), expendable=True)
+    stack = start(serving(tmp_path, "base"), hanging, expendable_wait_s=0.3)
+    assert {s.name: s.state for s in stack.ready().services} == {"base": ServiceState.UP, "hanging": ServiceState.STARTING}
+
+
+def test_the_last_service_serves_what_is_ended_when_all_others_have_gone_also_when_that_fails(
+    tmp_path: Path, start: Callable[..., Running]
+) -> None:
+    base = dataclasses.replace(serving(tmp_path, "base"), last=True)
+    seen: list[dict[str, ServiceState]] = []
+
+    def when_idle() -> None:
+        seen.append({s.name: s.state for s in stack.reports[-1].services})
+        raise OSError("a disk is full")
+
+    stack = start(base, serving(tmp_path, "middle", after=("base",)), serving(tmp_path, "top", after=("middle",)), when_idle=when_idle)
+    pid = pids(stack.ready())["base"]
+    assert stack.end().phase is Phase.STOPPED
+    assert seen == [{"base": ServiceState.UP, "middle": ServiceState.DOWN, "top": ServiceState.DOWN}]
+    assert not alive(pid)
+    assert any("a disk is full" in m for m in stack.messages())
 
 
 def test_a_child_that_dies_later_is_restarted_three_times_and_then_the_stack_ends(tmp_path: Path, start: Callable[..., Running]) -> None:

@@ -16,12 +16,13 @@ from control_plane.service import files, jobs, run_launches, tenants
 from control_plane.service.due_runs import due_runs, replace_run
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
+from control_plane.tables import jobs as jobs_table
 from control_plane.tables import reservations
 from ft_assets.errors import Unavailable
 from resources.dagster_launches import DagsterLaunches
 from resources.database.engine import make_engine
-from sensors.nudge import Nudge, listen
-from sensors.run_requests import missing
+from sensors.nudge import LAUNCHES_AT_ONCE, Nudge, listen, run
+from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing
 
 
 @pytest.fixture
@@ -56,6 +57,17 @@ def submit(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
         return owner.id, str(jobs.submit(fresh_platform, owner.id, JobRequest.from_body(body)).job["id"])
 
     return make
+
+
+@pytest.fixture
+def many(fresh_platform: Platform, submit: Callable[[], tuple[str, str]]) -> list[str]:
+    """Jobs that are due, more of them than one lap asks for."""
+    _, job_id = submit()
+    with fresh_platform.engine.begin() as conn:
+        row = dict(conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).mappings().one())
+        rows = [{**row, "id": f"{job_id}-{n}"} for n in range(MAX_REQUESTS_PER_TICK + 5)]
+        conn.execute(sa.insert(jobs_table).values(rows))
+    return [job_id, *(str(r["id"]) for r in rows)]
 
 
 def until(true: Callable[[], bool], patience_s: float = 10.0) -> None:
@@ -103,6 +115,65 @@ def test_without_an_answer_from_dagster_the_runs_are_left_to_the_sensors_at_once
     assert due.job_id == job_id
     assert instance.has_dynamic_partition("jobs", f"{tenant}:{job_id}")
     assert run_launches.asked_by(fresh_platform) == {}
+
+
+def test_with_more_due_than_a_lap_and_no_webserver_the_round_ends_and_says_how_long_to_pause(
+    fresh_platform: Platform, instance: dg.DagsterInstance, many: list[str]
+) -> None:
+    refused: list[str] = []
+
+    class Refusing(DagsterLaunches):
+        def launch(self, request: dg.RunRequest) -> str:
+            refused.append(str(request.run_key))
+            return super().launch(request)
+
+    launches = Refusing("http://127.0.0.1:9")
+    nudge = Nudge(fresh_platform, instance, launches)
+    pauses = []
+    for _ in range(3):
+        assert nudge.round() == []
+        pauses.append(nudge.pause_s)
+    launches.close()
+    assert pauses == [2.0, 4.0, 8.0]
+    assert len(refused) <= 3 * LAUNCHES_AT_ONCE, "one that is away is not asked for each of them"
+    left = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
+    assert len(left) == MAX_REQUESTS_PER_TICK < len(many)
+
+
+def test_a_nudge_that_is_ending_asks_for_nothing(fresh_platform: Platform, instance: dg.DagsterInstance, many: list[str]) -> None:
+    ending = threading.Event()
+
+    class Ending(DagsterLaunches):
+        def launch(self, request: dg.RunRequest) -> str:
+            ending.set()
+            return str(request.run_key)
+
+    launches = Ending("http://127.0.0.1:9")
+    assert len(Nudge(fresh_platform, instance, launches, ending).round()) <= LAUNCHES_AT_ONCE < len(many)
+    launches.close()
+
+
+def test_a_connection_that_the_server_ends_is_made_again(
+    fresh_platform: Platform, submit: Callable[[], tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    alive, ending = tmp_path / "alive", threading.Event()
+    thread = threading.Thread(target=run, args=(fresh_platform, "http://127.0.0.1:9", alive, ending))
+    thread.start()
+    until(alive.exists, 20)
+    listening = sa.text("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN ft_queue'")
+    with fresh_platform.engine.connect() as conn:
+        (first,) = conn.execute(listening).scalars()
+        alive.unlink()
+        conn.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": first})
+    until(alive.exists, 10)
+    with fresh_platform.engine.connect() as conn:
+        (again,) = conn.execute(listening).scalars()
+    assert again != first
+    assert thread.is_alive()
+    ending.set()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_a_webserver_that_is_away_is_told_as_such() -> None:

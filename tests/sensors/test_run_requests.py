@@ -11,12 +11,13 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_run_for_test
 
 from control_plane.service import files, jobs, run_launches, tenants
 from control_plane.service.due_runs import due_runs
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
-from sensors.run_requests import missing, run_request
+from sensors.run_requests import KEYS_PER_QUERY, MAX_REQUESTS_PER_TICK, missing, run_request
 
 
 @pytest.fixture
@@ -73,3 +74,24 @@ def test_operators_can_filter_by_tenant_tier_pool_gpus_attempt_and_reason(fresh_
     assert tags["ft/job"] == submitted[0]
     held = run_request(replace(first, stage="train", pool="local", num_gpus=2, attempt=3, reason="backfill"), by="sensor").tags
     assert (held["ft/pool"], held["ft/gpus"], held["ft/attempt"], held["ft/reason"]) == ("local", "2", "3", "backfill")
+
+
+def test_of_thousands_that_are_due_a_query_names_a_hundred_and_none_waits_behind_those_that_are_served(
+    fresh_platform: Platform, submitted: list[str], instance: dg.DagsterInstance
+) -> None:
+    named: list[int] = []
+
+    class Counted:
+        """The instance, with how many keys each query named."""
+
+        def get_runs(self, filters: dg.RunsFilter) -> list[dg.DagsterRun]:
+            named.append(len(filters.tags["ft/run_key"]))
+            return list(instance.get_runs(filters))
+
+    (first, *_) = due_runs(fresh_platform, ("prepare",))
+    due = [replace(first, run_key=f"{first.job_id}#many{n:03}") for n in range(300)]
+    for d in due[:KEYS_PER_QUERY]:
+        create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": d.run_key})
+    won = missing(fresh_platform, Counted(), due, by="sensor")  # type: ignore[arg-type]
+    assert won == due[KEYS_PER_QUERY : KEYS_PER_QUERY + MAX_REQUESTS_PER_TICK]
+    assert named == [KEYS_PER_QUERY] * 2

@@ -18,7 +18,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
 from sensors.admission import admission
-from sensors.failures import MAX_REPLACEMENTS, SETTLED, failures, why_gone
+from sensors.failures import MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
 from sensors.retention import retention as retention_sensor
 from sensors.scheduling import scheduling as scheduling_sensor
 from sensors.sweeps import sweeps as sweeps_sensor
@@ -94,6 +94,21 @@ def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platf
     ended = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}))[0].update_timestamp
     assert why_gone(instance, due, None, ended + SETTLED) is None
     assert "ended FAILURE" in (why_gone(instance, due, None, ended + SETTLED + timedelta(milliseconds=1)) or "")
+
+
+def test_a_run_that_never_entered_the_queue_is_lost_unless_another_of_its_key_did(
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    (due,) = due_runs.due_runs(submitted[0], ("prepare",))
+    tags = {"ft/run_key": due.run_key}
+    create_run_for_test(instance, job_name="prepare", tags=tags)
+    made = instance.get_run_records(dg.RunsFilter(tags=tags))[0].update_timestamp
+    assert why_gone(instance, due, None, made + UNQUEUED) is None
+    starting = create_run_for_test(instance, job_name="prepare", tags=tags, status=dg.DagsterRunStatus.STARTING)
+    create_run_for_test(instance, job_name="prepare", tags=tags)
+    assert why_gone(instance, due, None, made + timedelta(minutes=5)) is None, "one has left the queue"
+    instance.delete_run(starting.run_id)
+    assert "never entered the queue" in (why_gone(instance, due, None, made + timedelta(minutes=5)) or "")
 
 
 def test_a_trial_that_waited_is_submitted_when_there_is_room(

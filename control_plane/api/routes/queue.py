@@ -30,7 +30,7 @@ def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Queue:
 def of_all(
     platform: OperatorPlatform, limit: Annotated[int, Query(ge=1, le=MAX_SHOWN)] = 200, accept: str = Header("application/json")
 ) -> Response | schemas.OperatorQueue:
-    """The whole queue (the first `limit` that wait), nodes, reservations, fair shares, rounds. As a page for `Accept: text/html`."""
+    """The whole queue (the first `limit` that wait), nodes, reservations, recent use, rounds. As a page for `Accept: text/html`."""
     found = queue_documents.whole_queue(queue_view.of_all(platform, limit=limit))
     if "text/html" in accept:
         return HTMLResponse(queue_page(found, now=platform.clock().timestamp()), headers=POLICY)

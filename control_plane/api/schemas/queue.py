@@ -34,7 +34,7 @@ class QueuedJob(BaseModel):
     reason_detail: str | None
     summary: str = Field(description="All of it in one line.")
     queued_at: int | None
-    waited_s: float = Field(description="In the queue so far, all stays together.")
+    waited_s: float = Field(description="In the queue so far, since it took its present place.")
     estimated_start: int | None = Field(description="Null: nobody can tell.")
     estimated_finish: int | None
     due_at: int | None = Field(description="From then on no job of its tier that comes later is placed before it.")

@@ -174,7 +174,7 @@ class AsyncWholeQueue(AsyncResource):
     """The queue of all tenants."""
 
     async def retrieve(self, *, limit: int = 200) -> OperatorQueue:
-        """Everything in it: of those that wait the first `limit`; nodes, reservations, fair shares, what the rounds did."""
+        """Everything in it: of those that wait the first `limit`; nodes, reservations, recent use, what the rounds did."""
         return await self._api.call(OperatorQueue, "GET", at("/v1/admin/queue"), params=given(limit=limit))
 
 

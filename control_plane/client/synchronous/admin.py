@@ -175,7 +175,7 @@ class WholeQueue(Resource):
     """The queue of all tenants."""
 
     def retrieve(self, *, limit: int = 200) -> OperatorQueue:
-        """Everything in it: of those that wait the first `limit`; nodes, reservations, fair shares, what the rounds did."""
+        """Everything in it: of those that wait the first `limit`; nodes, reservations, recent use, what the rounds did."""
         return self._api.call(OperatorQueue, "GET", at("/v1/admin/queue"), params=given(limit=limit))
 
 

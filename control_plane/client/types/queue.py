@@ -105,7 +105,7 @@ class OperatorQueuedJob(TypedDict):
     """All of it in one line."""
     queued_at: int | None
     waited_s: float
-    """In the queue so far, all stays together."""
+    """In the queue so far, since it took its present place."""
     estimated_start: int | None
     """Null: nobody can tell."""
     estimated_finish: int | None
@@ -214,7 +214,7 @@ class QueuedJob(TypedDict):
     """All of it in one line."""
     queued_at: int | None
     waited_s: float
-    """In the queue so far, all stays together."""
+    """In the queue so far, since it took its present place."""
     estimated_start: int | None
     """Null: nobody can tell."""
     estimated_finish: int | None

@@ -64,7 +64,6 @@ def test_it_runs_as_a_script_and_as_a_module(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_policies_stand_in_one_table_and_their_pictures_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     path = tmp_path / "trace.csv"
     trace.write(synthetic.three_tiers(1)[:30], path)
     args = [
@@ -124,6 +123,43 @@ def test_a_missing_and_a_binary_file_are_refused_too(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err.count("cannot be read") == 2
 
 
+def test_a_trace_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + HEAD.encode() + b"1,0,1,100\n")
+    assert [j.job_id for j in trace.read(path, num_gpus=8)] == ["1"]
+
+
+def test_a_job_that_the_kept_gpus_leave_no_room_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, HEAD + "1,0,8,100\nwide,0,12,100\n")
+    assert main(["--trace", str(path), "--gpus", "16", "--reserved", "8"]) == 2
+    assert "job 'wide' of tier standard needs 12 GPUs at once, the empty cluster can give it 8" in capsys.readouterr().err
+    assert main(["--trace", str(path), "--gpus", "16", "--reserved", "4", "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--gpus", "0", "0 is no whole number of at least 1"),
+        ("--gpus-per-node", "eight", "eight is no whole number of at least 1"),
+        ("--reserved", "-1", "no whole number of at least 0"),
+        ("--reserved", "8", "8 of 8 GPUs; at least one must be left"),
+        ("--save-s", "-1", "-1 are no seconds"),
+        ("--checkpoint-every", "nan", "nan are no seconds"),
+        ("--node-mtbf-days", "0", "less than the hour that a repair takes"),
+        ("--estimate-error", "0.5", "no factor of at least 1"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, words: str
+) -> None:
+    path = written(tmp_path, HEAD + "1,0,8,100\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["--trace", str(path), "--gpus", "8", f"{option}={value}"])
+    err = capsys.readouterr().err
+    assert option in err
+    assert words.replace("no factor", "not a factor") in err
+
+
 def test_a_trace_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     jobs = synthetic.planned_mix(1, days=0.2)
     trace.write(jobs, tmp_path / "mix.csv")
@@ -167,3 +203,24 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capt
     assert campaign.main(command) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert "## nodes of 8\n" in result.with_suffix(".md").read_text()
+
+
+def test_two_processes_find_what_one_does_and_no_seed_is_hidden(tmp_path: Path) -> None:
+    found = []
+    for processes in ("1", "2"):
+        out = tmp_path / processes
+        out.mkdir()
+        assert campaign.main(["mix", "--seeds", "2", "--days", "0.1", "--jobs", processes, "--out", str(out)]) == 0
+        numbers = json.loads((out / "scheduler_mix_202611.json").read_text())
+        found.append({key: {**one, "cpu_s": 0} for key, one in numbers.items()})
+    assert list(found[0].items()) == list(found[1].items())
+    assert len(found[0]) == 2 * 2 * 3 * 5
+
+
+def test_ratios_stand_seed_by_seed_with_their_mean_and_the_worst() -> None:
+    waits = {"ours": (10.0, 30.0), "easy": (20.0, 20.0), "shortest-first": (40.0, 10.0)}
+    runs = {name: {f"seed {i}": {"max_wait_s": wait, "avg_completion_s": wait} for i, wait in enumerate(of)} for name, of in waits.items()}
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in campaign.ratios(runs).splitlines()]
+    assert rows[0] == ["", "mean", "worst", "seed 0", "seed 1"]
+    assert rows[2] == ["longest wait of ours over that of EASY", "1.000", "1.500", "0.500", "1.500"]
+    assert rows[3] == ["average completion of ours over that of shortest-first", "1.625", "3.000", "0.250", "3.000"]

@@ -209,5 +209,6 @@ def test_a_policy_that_gives_a_gpu_twice_is_caught(orders: dict[float, Sequence[
 
 
 def test_a_policy_that_never_starts_a_job_ends_in_an_error_and_not_in_a_loop() -> None:
-    with pytest.raises(RuntimeError, match="nothing will ever happen"):
-        Simulation([job("a", 0, 4, 100)], [pool(4, 4)], scripted({}), tick_s=0).run()
+    for tick_s in (0.0, 900.0):
+        with pytest.raises(RuntimeError, match="nothing will ever happen"):
+            Simulation([job("a", 0, 4, 100)], [pool(4, 4)], scripted({}), tick_s=tick_s).run()

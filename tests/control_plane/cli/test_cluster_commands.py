@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
-from control_plane.service import cluster_queues, tenants
+from control_plane.service import cluster_queues, nodes, scheduling, tenants
 from control_plane.service.platform import Platform
+from tests.queued_jobs import queued
 
 POOLS = """
 pools:
@@ -40,3 +41,20 @@ def test_the_clusters_queues_are_written_and_a_drained_node_makes_them_differ(
     assert "wide-0" in shown and "new fans" in shown and "8 x h100-80gb" in shown
     differs = offline("admin", "kueue", "--check", "-", stdin=live, **env)
     assert differs.code == 1 and "add up to 32 GPUs and pool wide has 24 ready" in differs.out
+
+
+def test_while_a_node_drains_the_quota_keeps_what_its_jobs_hold(
+    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "pools.yaml").write_text(POOLS)
+    world = queued(new_platform(pools=str(tmp_path / "pools.yaml")), write_chat_rows)
+    before = cluster_queues.files(world.platform)["queues.yaml"]
+    job = world.job(world.tenant(), gpus=6)
+    world.round()
+    nodes.drain(world.platform, "small-0", reason="new fans", by="ops")
+    (told,) = cluster_queues.check(world.platform, before)
+    assert "add up to 16 GPUs and pool small has 8 ready and 6 that jobs hold on drained nodes" in told
+    assert cluster_queues.check(world.platform, cluster_queues.files(world.platform)["queues.yaml"]) == []
+    scheduling.release(world.platform, job, 1)
+    (told,) = cluster_queues.check(world.platform, before)
+    assert "pool small has 8 ready; apply" in told

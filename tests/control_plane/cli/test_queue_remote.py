@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from control_plane.cli import queue as commands
-from control_plane.console.queue_page import queue_page
+from control_plane.console.queue_page import queue_page, timeline
 from control_plane.service import queue_documents, queue_view
 from control_plane.service.platform import Platform, utc_now
 from tests.queued_jobs import Queued, queued
@@ -65,6 +65,21 @@ def test_operators_words_and_page_name_everything(fresh_platform: Platform, writ
     assert f"reserved for {waits}" in said
     assert page.count("<svg") == 1
     assert 'class="standard reserved"' in page
+
+
+def test_in_the_timeline_who_makes_room_is_gone_soon_and_reservations_lie_beside_each_other() -> None:
+    job = {"id": "r", "tenant": "t", "tier": "free", "num_gpus": 4, "estimated_end": 9e3, "stopping": True, "overrun_s": 0.0, "pool": "p"}
+    kept = [
+        {"id": f"w{i}", "tenant": "t", "tier": "premium", "num_gpus": gpus, "expected_s": 3600.0, "position": i,
+         "reservation": {"pool": "p", "start": 60.0, "placement": [("n", gpus)]}}
+        for i, gpus in enumerate((2, 2))
+    ]  # fmt: skip
+    node = {"name": "n", "num_gpus": 4, "ready": True, "free_gpus": 0, "jobs": {"r": 4}, "reserved_for": ["w0", "w1"]}
+    drawn = timeline({"name": "p", "nodes": [node]}, {"waiting": kept, "running": [job]}, {"r": job}, now=0.0)
+    going, first, second = drawn.rows[0].bars
+    assert going.x + going.width <= min(first.x, second.x) + 0.1
+    assert first.y == pytest.approx(second.y + second.height), "each has its own of the node's GPUs"
+    assert drawn.rows[0].note == "full"
 
 
 def test_a_job_that_makes_room_or_takes_too_long_says_so() -> None:

@@ -24,7 +24,9 @@ def waiting(
     job_id: str, *, gpus: int = 1, tier: str = "standard", waited: float = 0.0, expected: float = 600.0, promise: Promise | None = None
 ) -> Waiting:
     queued = NOW - waited
-    return Waiting(job_id=job_id, tenant="t", tier=tier, num_gpus=gpus, queued_at=queued, expected_s=expected, promise=promise)
+    return Waiting(
+        job_id=job_id, tenant="t", tier=tier, num_gpus=gpus, queued_at=queued, expected_s=expected, waiting_since=queued, promise=promise
+    )
 
 
 def running(
@@ -73,16 +75,28 @@ class Played:
     ended: dict[str, float] = field(default_factory=dict)
     waited: dict[str, float] = field(default_factory=dict)
     stops: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    """Stops that nobody was asked for."""
     promises: int = 0
     broken: list[str] = field(default_factory=list)
 
 
-def play(jobs: Sequence[Job], pools: Sequence[Pool], *, rules: Rules = DEFAULT, release_s: float = 30.0, load_s: float = 120.0) -> Played:
+def play(
+    jobs: Sequence[Job],
+    pools: Sequence[Pool],
+    *,
+    rules: Rules = DEFAULT,
+    release_s: float = 30.0,
+    load_s: float = 120.0,
+    drop_every: int = 0,
+) -> Played:
     """Take the queue to its end: every estimate is exact, a stopped job releases after `release_s` and loads for `load_s`.
 
-    GPUs are counted node by node after every round; a start later than what was promised is noted.
+    GPUs are counted node by node after every round; a start later than what was promised is noted. Of the stops, every `drop_every`-th
+    is not asked for. What was promised before such a one, or before a release that takes longer than the handshake, is not held against
+    anybody.
     """
-    player = _Player(jobs, pools, rules, release_s, load_s)
+    player = _Player(jobs, pools, rules, release_s, load_s, drop_every)
     while player.events:
         player.step()
     assert not player.queue and not player.held, (player.queue, player.held)
@@ -90,9 +104,10 @@ def play(jobs: Sequence[Job], pools: Sequence[Pool], *, rules: Rules = DEFAULT, 
 
 
 class _Player:
-    def __init__(self, jobs: Sequence[Job], pools: Sequence[Pool], rules: Rules, release_s: float, load_s: float) -> None:
+    def __init__(self, jobs: Sequence[Job], pools: Sequence[Pool], rules: Rules, release_s: float, load_s: float, drop_every: int) -> None:
         self.jobs = {f"j{i:04}": job for i, job in enumerate(jobs)}
-        self.pools, self.rules, self.release_s, self.load_s = pools, rules, release_s, load_s
+        self.pools, self.rules, self.release_s, self.load_s, self.drop_every = pools, rules, release_s, load_s, drop_every
+        self.asked = 0
         self.queue: dict[str, Waiting] = {}
         self.held: dict[str, Running] = {}
         self.promised: dict[str, float] = {}
@@ -104,16 +119,22 @@ class _Player:
         now = self.events[0][0]
         while self.events and self.events[0][0] <= now:
             _, kind, job_id, attempt = heapq.heappop(self.events)
-            (self._arrive, self._end, self._release)[kind](job_id, attempt, now)
+            (self._arrive, self._end, self._release, lambda *_: None)[kind](job_id, attempt, now)
         for d in schedule(
             Snapshot(pools=self.pools, waiting=[*self.queue.values()], running=[*self.held.values()]), now=now, rules=self.rules
         ):
             self._apply(d, now)
+        if any(r.stopping_since is not None and now > r.stopping_since + self.rules.handshake_s for r in self.held.values()):
+            self.promised.clear()
         self._count()
+        if self.queue and not self.events:
+            heapq.heappush(self.events, (now + 60.0, 3, "", 0.0))
 
     def _arrive(self, job_id: str, _: float, now: float) -> None:
         job = self.jobs[job_id]
-        self.queue[job_id] = Waiting(job_id=job_id, tenant="t", tier=job.tier, num_gpus=job.num_gpus, queued_at=now, expected_s=job.seconds)
+        self.queue[job_id] = Waiting(
+            job_id=job_id, tenant="t", tier=job.tier, num_gpus=job.num_gpus, queued_at=now, expected_s=job.seconds, waiting_since=now
+        )
 
     def _end(self, job_id: str, attempt: float, now: float) -> None:
         if job_id in self.held and self.held[job_id].started_at == attempt:
@@ -134,6 +155,12 @@ class _Player:
     def _apply(self, d: Decision, now: float) -> None:
         if isinstance(d, Preempt):
             assert not self.held[d.job_id].stopping
+            assert self.held[d.job_id].tier != "premium", "premium jobs give way to nobody"
+            self.asked += 1
+            if self.drop_every and self.asked % self.drop_every == 0:
+                self.promised.clear()
+                self.played.dropped += 1
+                return
             self.held[d.job_id] = replace(self.held[d.job_id], stopping=True, stopping_for=d.for_job, stopping_since=now)
             self.played.stops[d.job_id] = self.played.stops.get(d.job_id, 0) + 1
             heapq.heappush(self.events, (now + self.release_s, 2, d.job_id, self.held[d.job_id].started_at))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from control_plane.pools import Pool, local_pool, nodes
+from control_plane.pools import Node, Pool, local_pool, nodes
 from control_plane.scheduler import Reason, Snapshot, Start, Wait, schedule
+from control_plane.scheduler.placement import PoolRooms
 from tests.control_plane.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
 
 
@@ -50,6 +53,31 @@ def test_in_a_pool_of_whole_nodes_nobody_shares_one() -> None:
     decisions = decide([waiting("a", gpus=1), waiting("b", gpus=2), waiting("c", gpus=1, expected=9000)], [], of)
     assert [d.placement for d in decisions.values() if isinstance(d, Start)] == [(("node-0", 1),), (("node-1", 2),)]
     assert isinstance(decisions["c"], Wait)
+
+
+@pytest.mark.parametrize(("gpus", "wide"), [(8, 1), (16, 12)])
+def test_in_a_pool_of_whole_nodes_a_gang_that_would_take_reserved_gpus_never_fits_and_says_so(gpus: int, wide: int) -> None:
+    of = dataclasses.replace(pool(gpus, per_node=8, reserved=4), packing="whole_node")
+    decisions = decide([waiting("lower", gpus=wide), waiting("right", gpus=wide, tier="premium")], [], of)
+    lower = decisions["lower"]
+    assert isinstance(lower, Wait)
+    assert lower.reason is Reason.EXCEEDS_MAX_QUOTA
+    assert isinstance(decisions["right"], Start)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([2, 3, 4, 8]), st.sampled_from("ab")), min_size=1, max_size=5), st.integers(0, 12))
+def test_as_wide_as_a_pool_says_a_gang_of_each_tier_is_placed_where_nothing_runs_and_no_wider(of: list[tuple[int, str]], kept: int) -> None:
+    machines = tuple(Node(name=f"n{i}", num_gpus=n, fabric=f) for i, (n, f) in enumerate(of))
+    total = sum(n for n, _ in of)
+    whole = Pool(name="p", nodes=machines, gpu_type="h", max_gpus_per_job=total, reserved_gpus=min(kept, total), packing="whole_node")
+    for tier in ("premium", "standard"):
+        rooms = PoolRooms(whole, NOW)
+        rooms.ready()
+        placed = [n for n in range(1, total + 1) if rooms.fits_now(n, tier, HOUR)]
+        assert placed == [n for n in range(1, total + 1) if rooms.could_hold(n, tier)]
+        assert placed == [n for n in range(1, total + 1) if rooms.earliest(n, tier, HOUR, NOW)[0] == NOW]
+        assert tier == "premium" or (placed or [0])[-1] == whole.widest(tier) or not whole.reserved_gpus
 
 
 def test_a_gang_wider_than_every_pool_says_so_and_blocks_nobody() -> None:

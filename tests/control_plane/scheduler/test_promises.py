@@ -42,7 +42,7 @@ def test_what_ends_before_a_promise_or_uses_other_gpus_overtakes_it_and_nothing_
 
 
 def test_a_promise_is_kept_although_a_premium_job_comes_later() -> None:
-    promise = Promise(start=NOW + 100, pool="p", placement=(("node-0", 4),), made_at=NOW - 10)
+    promise = Promise(start=NOW + 100, pool="p", placement=(("node-0", 4),), made_at=NOW)
     jobs = [waiting("mine", gpus=4, tier="free", promise=promise), waiting("grand", gpus=2, tier="premium", expected=101)]
     held = [running("r", 2, ends_in=100, node="node-0", tier="premium")]
     decisions = decide(jobs, held, pool(4))
@@ -53,7 +53,7 @@ def test_a_promise_is_kept_although_a_premium_job_comes_later() -> None:
 
 
 def test_a_promise_gets_earlier_when_something_ends_before_it_was_expected() -> None:
-    promise = Promise(start=NOW + 900, pool="p", placement=(("node-0", 4),), made_at=NOW - 10)
+    promise = Promise(start=NOW + 900, pool="p", placement=(("node-0", 4),), made_at=NOW)
     held = [running("a", 4, ends_in=900, node="node-0"), running("b", 4, ends_in=300, node="node-1")]
     wait = decide([waiting("mine", gpus=4, promise=promise)], held, pool(8, per_node=4))["mine"]
     assert isinstance(wait, Wait) and wait.promise is not None
@@ -62,28 +62,28 @@ def test_a_promise_gets_earlier_when_something_ends_before_it_was_expected() -> 
 
 
 def test_a_promise_gets_later_only_when_a_job_on_its_nodes_overruns() -> None:
-    promise = Promise(start=NOW - 5, pool="p", placement=(("node-0", 4),), made_at=NOW - 10)
+    promise = Promise(start=NOW - 5, pool="p", placement=(("node-0", 4),), made_at=NOW)
     job = waiting("mine", gpus=4, promise=promise)
-    late = decide([job], [running("a", 4, ends_in=-5, node="node-0", ran=1000)], pool(4))["mine"]
+    late = decide([job], [running("a", 4, ends_in=-5, node="node-0", ran=2000)], pool(4))["mine"]
     assert isinstance(late, Wait) and late.promise is not None
-    assert late.promise.start == pytest.approx(NOW + 0.1 * 995)
+    assert late.promise.start == pytest.approx(NOW + 0.1 * 1995)
     assert isinstance(decide([job], [], pool(4))["mine"], Start)
 
 
 def test_a_promise_on_a_node_that_is_lost_or_of_an_earlier_stay_is_void() -> None:
-    gone = Promise(start=NOW + 10, pool="p", placement=(("node-9", 4),), made_at=NOW - 10)
+    gone = Promise(start=NOW + 10, pool="p", placement=(("node-9", 4),), made_at=NOW)
     held = [running("a", 4, ends_in=900, node="node-0")]
     wait = decide([waiting("mine", gpus=4, promise=gone)], held, pool(4))["mine"]
     assert isinstance(wait, Wait) and wait.promise is not None and wait.promise.start == NOW + 900
     stale = dataclasses.replace(
-        waiting("mine", gpus=4, promise=dataclasses.replace(gone, placement=(("node-0", 4),))), waiting_since=NOW - 5
+        waiting("mine", gpus=4, promise=dataclasses.replace(gone, placement=(("node-0", 4),), made_at=NOW - 10)), waiting_since=NOW - 5
     )
     again = decide([stale], held, pool(4))["mine"]
     assert isinstance(again, Wait) and again.promise is not None and again.promise.start == NOW + 900
 
 
 def test_promises_that_overlap_after_a_day_of_standstill_are_kept_one_after_the_other() -> None:
-    past = [Promise(start=NOW - 9000 + i, pool="p", placement=(("node-0", n),), made_at=NOW - 9999) for i, n in enumerate((4, 2, 3))]
+    past = [Promise(start=NOW - 9000 + i, pool="p", placement=(("node-0", n),), made_at=NOW) for i, n in enumerate((4, 2, 3))]
     jobs = [waiting(f"j{i}", gpus=n, expected=100, promise=p) for i, (n, p) in enumerate(zip((4, 2, 3), past, strict=True))]
     decisions = decide(jobs, [], pool(4))
     assert [j for j, d in decisions.items() if isinstance(d, Start)] == ["j1"], "the least work first; the others are promised what follows"

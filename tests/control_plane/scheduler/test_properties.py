@@ -7,6 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scheduler import synthetic
+from benchmarks.scheduler.engine import Simulation
 from control_plane.pools import Pool, nodes
 from control_plane.scheduler import Preempt, Promise, Running, Snapshot, Start, Wait, Waiting, schedule
 from tests.control_plane.scheduler.queue_cases import HOUR, NOW, Job, play, pool
@@ -40,6 +42,39 @@ def test_every_job_ends_gangs_are_whole_and_no_promise_is_broken_by_what_comes_l
     played = play(jobs, [of])
     assert len(played.ended) == len(jobs)
     assert played.broken == []
+
+
+OVERLAPPING = [
+    replace(pool(8, per_node=4, name="small", widest=4)),
+    replace(pool(8, per_node=4, name="large"), reserved_gpus=4),
+    replace(pool(8, per_node=4, name="whole"), packing="whole_node"),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(JOBS, st.integers(1, 3), st.sampled_from([30.0, 90.0, 400.0]), st.sampled_from([0, 2, 3]))
+def test_every_job_ends_where_pools_overlap_stops_are_late_and_some_are_never_asked_for(
+    jobs: list[Job], num_pools: int, release_s: float, drop_every: int
+) -> None:
+    played = play(jobs, OVERLAPPING[-num_pools:], release_s=release_s, drop_every=drop_every)
+    assert len(played.ended) == len(jobs)
+    assert release_s > 60.0 or drop_every or played.broken == []
+
+
+def test_in_three_days_of_the_planned_mix_no_promise_is_broken_and_no_premium_job_is_stopped() -> None:
+    """With this seed, promises move while others start in the same round, and what they leave is taken."""
+    jobs = synthetic.planned_mix(15, days=3.0, premium="share")
+    outcome = Simulation(jobs, [pool(256, per_node=8)], lambda snapshot, now: schedule(snapshot, now=now), seed=15).run()
+    assert outcome.broken == []
+    assert [r.job.job_id for r in outcome.records if r.job.tier == "premium" and r.preemptions] == []
+
+
+def test_the_player_sees_late_and_dropped_stops() -> None:
+    jobs = [Job(submitted=NOW + 60 * i, num_gpus=4 if i % 5 == 0 else 1, seconds=HOUR * (1 + i * 7 % 30)) for i in range(60)]
+    jobs += [Job(submitted=NOW + 2 * HOUR + 600 * i, num_gpus=8, seconds=1800, tier="premium") for i in range(5)]
+    played = play(jobs, OVERLAPPING, release_s=90.0, drop_every=3)
+    assert played.dropped > 3 and sum(played.stops.values()) > 6
+    assert len(played.ended) == len(jobs)
 
 
 def test_the_player_sees_promises_and_stops() -> None:

@@ -21,6 +21,7 @@ from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import fail, mark_packed
 from control_plane.service.submission import JobRequest
+from control_plane.tables import attempts as attempts_table
 from control_plane.tables import job_events, ledger_entries, meter_events, reservations
 from control_plane.tables import jobs as jobs_table
 from control_plane.tenants import Tenant
@@ -111,6 +112,53 @@ def test_the_same_due_run_keeps_its_key_until_it_is_replaced(queued: Callable[..
     assert again.run_key != due.run_key
 
 
+def test_a_run_is_replaced_once_however_many_see_it_dead(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held_by(platform, tenant, job_id)
+    (due,) = due_runs.due_runs(platform, ("train",))
+    assert [due_runs.replace_run(platform, due) for _ in range(2)] == [True, False]
+    assert due_runs.run_replacements(platform, due) is None
+    (again,) = due_runs.due_runs(platform, ("train",))
+    known = due_runs.run_replacements(platform, again)
+    assert known is not None and (again.runs, known[0]) == (1, 1)
+
+
+def test_a_run_that_died_does_not_replace_the_run_of_the_next_attempt(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    (due,) = due_runs.due_runs(platform, ("train",))
+    attempts.finish(platform, held, ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)))
+    assert not due_runs.replace_run(platform, due), "nobody awaits it"
+    assert held_by(platform, tenant, job_id).attempt == 2
+    assert due_runs.run_replacements(platform, due) is None and not due_runs.replace_run(platform, due)
+    (of_the_next,) = due_runs.due_runs(platform, ("train",))
+    assert (of_the_next.attempt, of_the_next.runs) == (2, 0)
+
+
+def test_a_release_that_comes_after_the_end_says_nothing_of_it(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    with platform.engine.begin() as conn:  # what finish does before it reports
+        conn.execute(sa.update(reservations).where(reservations.c.job_id == job_id).values(released_at=platform.clock()))
+    scheduling.release(platform, job_id, held.attempt)
+    assert "ended" not in reports(platform, job_id) and ledger(platform, job_id) == []
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(attempts_table.c.outcome).where(attempts_table.c.job_id == job_id)).scalar_one() is None
+
+
+def test_a_job_is_given_up_in_one_transaction_that_takes_its_reservation_first(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held_by(platform, tenant, job_id)
+    wrote, commits = list[str](), list[Any]()
+    sa.event.listen(platform.engine, "before_cursor_execute", lambda *given: wrote.append(given[2]))
+    sa.event.listen(platform.engine, "commit", commits.append)
+    attempts.abandon(platform, tenant, job_id, NotAdmitted("no", code=attempts.UNREADABLE))
+    assert len(commits) == 1
+    assert next(w for w in wrote if w.startswith("UPDATE") or "FOR UPDATE" in w).startswith("UPDATE reservations")
+    assert state_of(platform, job_id) == "failed" and due_runs.due_runs(platform, ("train",)) == []
+
+
 def test_a_success_goes_on_to_evaluation_and_is_billed_once(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
@@ -153,7 +201,7 @@ def test_a_cancelled_job_stays_cancelled_and_gives_its_gpus_back(queued: Callabl
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     jobs.cancel(platform, tenant, job_id)
-    assert attempts.stop_requested(platform, job_id) == "cancel"
+    assert attempts.stop_asked(platform, held) == "cancel"
     assert [d.job_id for d in due_runs.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
     assert attempts.finish(platform, held, ending(failure("cancelled", Fault.USER, Retry.NEVER))) is JobState.CANCELLED
     assert due_runs.due_runs(platform, ("train",)) == []
@@ -221,10 +269,10 @@ def test_a_pause_is_kept_when_the_workload_had_gone_already(queued: Callable[...
 
 def test_a_failed_job_tells_its_workload_to_stop(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
-    held_by(platform, tenant, job_id)
+    held = held_by(platform, tenant, job_id)
     fail(platform, tenant, job_id, InvalidDataset("no"))
     assert state_of(platform, job_id) == "failed"
-    assert attempts.stop_requested(platform, job_id) == "cancel"
+    assert attempts.stop_asked(platform, held) == "cancel"
 
 
 def test_the_first_step_makes_the_job_running_and_metrics_become_events(queued: Callable[..., tuple[Platform, str, str]]) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from control_plane.events import Event
 from control_plane.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, scheduling
+from control_plane.service import attempts, due_runs, preparation, scheduling
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.tables import attempts as attempts_table
@@ -30,17 +30,16 @@ WRITES: Mapping[str, Callable[[Platform, Claim], Any]] = {
         p, c, Ending(outcome="succeeded", failure=None, last_step=10, trained_tokens=10, status=ENDED)
     ),
     "start": lambda p, c: attempts.mark_started(p, c, from_step=3, started_at=1.0),
+    "place to go on from": lambda p, c: attempts.mark_restored(p, c, from_step=3),
+    "beat": lambda p, c: attempts.stop_asked(p, c),
 }  # fmt: skip
 
 
 def everything(platform: Platform, job_id: str) -> dict[str, list[dict[str, Any]]]:
-    """What is stored of the job, but for when somebody was last seen at it."""
+    """What is stored of the job, also when somebody was last seen at it."""
     of_job = {t: sa.select(t).where((t.c.id if t is jobs else t.c.job_id) == job_id) for t in STORED}
     with platform.engine.connect() as conn:
-        rows = {t.name: [dict(r) for r in conn.execute(query).mappings()] for t, query in of_job.items()}
-    for row in rows["jobs"]:
-        row.pop("heartbeat_at")
-    return rows
+        return {t.name: [dict(r) for r in conn.execute(query).mappings()] for t, query in of_job.items()}
 
 
 STORED = (jobs, job_events, checkpoints, reservations, attempts_table)
@@ -52,6 +51,9 @@ def test_nothing_that_a_stale_follower_writes_is_stored(
     platform: Platform, write_chat_rows: Callable[..., Path], what: str, next_attempt: bool
 ) -> None:
     held = start_job(platform, write_chat_rows)
+    if what in ("start", "place to go on from"):  # it was released before it had come that far
+        with platform.engine.begin() as conn:
+            conn.execute(sa.update(attempts_table).where(attempts_table.c.job_id == held.job_id).values(started_at=None, from_step=None))
     scheduling.release(platform, held.job_id, held.attempt)
     if next_attempt:
         with platform.engine.begin() as conn:
@@ -62,3 +64,26 @@ def test_nothing_that_a_stale_follower_writes_is_stored(
     WRITES[what](platform, held)
     assert everything(platform, held.job_id) == before
     scheduling.release(platform, held.job_id, 2)
+
+
+def test_a_follower_that_is_released_is_to_stop_its_workload(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    held = start_job(platform, write_chat_rows)
+    assert attempts.stop_asked(platform, held) is None
+    scheduling.release(platform, held.job_id, held.attempt)
+    assert attempts.stop_asked(platform, held) == "cancel"
+
+
+def test_a_step_that_was_replaced_beats_for_nobody(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    held = start_job(platform, write_chat_rows)
+    turn = preparation.turn_of(platform, held.job_id)
+    preparation.beat(platform, held.job_id, turn)
+    seen = everything(platform, held.job_id)["jobs"][0]["heartbeat_at"]
+    assert seen is not None
+    (due,) = [d for d in due_runs.due_runs(platform, ("train",)) if d.job_id == held.job_id]
+    assert due_runs.replace_run(platform, due)
+    before = everything(platform, held.job_id)
+    preparation.beat(platform, held.job_id, turn)
+    assert everything(platform, held.job_id) == before
+    preparation.beat(platform, held.job_id, preparation.turn_of(platform, held.job_id))
+    assert everything(platform, held.job_id) != before
+    scheduling.release(platform, held.job_id, held.attempt)

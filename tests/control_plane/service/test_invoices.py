@@ -47,7 +47,7 @@ def a_busy_month(platform: Platform) -> MeteredJob:
     job.run(1, at=MARCH, hours=1.234567)
     job.run(2, at=MARCH + timedelta(hours=3), hours=0.7, outcome="node_lost", fault=Fault.PLATFORM)
     job.run(3, at=MARCH + timedelta(hours=5), hours=0.1, outcome="oom", fault=Fault.AMBIGUOUS)
-    spot = type(POOL)(name="s", num_gpus=8, gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
+    spot = type(POOL)(name="s", nodes=POOL.nodes, gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
     job.run(4, at=MARCH + timedelta(days=1), hours=3.3333, pool=spot, num_gpus=3)
     job.run(5, at=datetime(2026, 3, 31, 23, tzinfo=UTC), hours=2)
     refunds.adjust(at_time(platform, MARCH), job.tenant, amount_micros=-123_457, reason="=goodwill", by="opk_1")

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from control_plane.billing import Entry
+from control_plane.metering import Work, milliseconds
 from control_plane.service import ledger, ledger_check
 from control_plane.service.platform import Actor, Platform
 from control_plane.tables import invoices, ledger_entries, ledger_postings, meter_events
@@ -129,6 +130,24 @@ def test_a_whole_ledger_passes_its_check_and_each_kind_of_damage_is_found(new_pl
         ("recomputed", of[4]),
         ("recomputed", f"{refunded.id}/a1/refund"),
     }
+
+
+def test_the_check_recomputes_a_part_and_finds_one_that_no_stop_explains(new_platform: Callable[..., Platform]) -> None:
+    platform = new_platform()
+    stopped, plain = metered_job(platform), metered_job(platform)
+    at = milliseconds(AT)
+    for _ in range(2):
+        stopped.run(outcome="preempted", fault=Fault.PLATFORM, work=Work(after_stop=False, began_ms=at, kept_until_ms=at + 900_000))
+    plain.run()
+    assert (stopped.owes(), [e.kind for e in stopped.entries()]) == (1_000_000, ["usage", "refund"]), "once, however often it is reported"
+    assert ledger_check.check(platform).differences == ()
+    part = stopped.entries()[1]
+    with platform.engine.begin() as conn:
+        ledger.post(conn, plain.tenant, replace(part, id=f"{plain.id}/a1/refund/part", job_id=plain.id), now=AT)
+        conn.execute(sa.text("SET LOCAL session_replication_role = replica"))
+        conn.execute(sa.update(ledger_entries).where(ledger_entries.c.id == part.id).values(list_micros=1))
+    found = {(d.code, d.id) for d in ledger_check.check(platform).differences}
+    assert found == {("refund", f"{plain.id}/a1/refund/part"), ("recomputed", part.id)}
 
 
 def test_a_price_that_is_changed_for_the_past_is_found(new_platform: Callable[..., Platform], tmp_path: object) -> None:

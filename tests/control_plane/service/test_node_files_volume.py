@@ -56,6 +56,7 @@ def test_an_adapter_is_made_on_the_volume_that_it_is_served_from(customer: Custo
     assert list((volume / ".making").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_sees_the_volume_elsewhere_takes_part_in_the_hand_off(customer: Customer, volume: Path) -> None:
     with inference_server(customer.base, port=free_port()) as url:
         servers = HttpFleet([url], mounted=mounted(customer.platform.settings))

@@ -105,7 +105,9 @@ def tokenized(seen: list[Any]) -> bool:
     return "tokenizing" in [s.stage if isinstance(s, Progress) else s for s in seen]
 
 
-@pytest.mark.parametrize("homes", [("a", "b"), ("a", "a")], ids=["two machines", "one machine"])
+@pytest.mark.parametrize(
+    "homes", [pytest.param(("a", "b"), id="two machines"), pytest.param(("a", "a"), id="one machine", marks=pytest.mark.slow)]
+)
 def test_of_two_jobs_that_start_at_once_one_tokenizes(
     machine: Callable[[str], Platform], model: Path, write_chat_rows: Callable[..., Path], tmp_path: Path, homes: tuple[str, str]
 ) -> None:

@@ -116,7 +116,7 @@ def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body:
     return made, TrainingSpec.from_dict(job.spec), job
 
 
-@pytest.mark.parametrize(("method", "row"), [("dpo", preferences), ("kto", judgements)])
+@pytest.mark.parametrize(("method", "row"), [("dpo", preferences), pytest.param("kto", judgements, marks=pytest.mark.slow)])
 def test_the_reference_is_there_before_the_job_waits_for_gpus_and_serves_the_next_job(
     platform: Platform,
     tenant: Tenant,

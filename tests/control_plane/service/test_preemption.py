@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ import sqlalchemy as sa
 from control_plane.jobs import JobState
 from control_plane.protocols import WorkloadStatus
 from control_plane.quotas import HARD_CAP_REACHED
-from control_plane.service import attempts, capping, jobs, ledger, past_attempts, queue_reading
+from control_plane.service import attempts, capping, jobs, ledger, ledger_check, past_attempts, preemption, queue_reading, scheduling
 from control_plane.service.attempts import Claim, Ending
 from control_plane.service.submission import JobRequest
 from control_plane.tables import attempts as attempts_table
 from control_plane.tables import jobs as jobs_table
 from control_plane.tables import outbox, reservations, tenants
-from ft_assets.errors import Unavailable
+from ft_assets.errors import NotAdmitted, Unavailable
 from tests.followed_jobs import Job, Scripted, plain_weights, until
 from tests.scripted_training import Scenario
 
@@ -53,6 +54,11 @@ def paid(job: Job) -> dict[int, int]:
     return sums
 
 
+def _given_back(job: Job) -> list[str]:
+    with job.platform.engine.connect() as conn:
+        return [e.id.removeprefix(f"{job.id}/") for e in ledger.of_job(conn, job.tenant, job.id) if e.kind == "refund"]
+
+
 def finished(job: Job, held: Claim, thread: threading.Thread, endings: list[Ending]) -> JobState:
     thread.join(20)
     assert endings, "the follower did not come to an end"
@@ -79,11 +85,15 @@ def test_a_job_that_makes_room_saves_goes_back_to_its_place_and_ends_as_if_nothi
     (first,) = attempt_rows(job)
     assert (first.outcome, [first.last_step], first.lost_s) == ("preempted", job.steps(), 0.0)
 
-    assert paid(job) == {1: 0}, "what is trained again, saving and loading are the platform's"
+    kept = paid(job)
+    assert kept[1] > 0, "its three steps are kept"
+    assert _given_back(job) == ["a1/refund/part"], "its stop is the platform's"
 
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
     assert job.from_steps() == [0, first.last_step]
-    assert paid(job)[1] == 0 and paid(job)[2] > 0, "no work is paid for twice"
+    assert paid(job)[1] == kept[1] and paid(job)[2] > 0, "no work is paid for twice"
+    assert _given_back(job) == ["a1/refund/part", "a2/refund/part"], "and so is the loading after it"
+    assert not [d for d in ledger_check.check(job.platform).differences if job.id in d.id]
     assert job.weights() == plain_weights(9)
     assert [m.data["step"] for m in job.events("metrics")] == list(range(1, 10)), "each step is told once"
 
@@ -128,6 +138,38 @@ def test_no_workload_is_started_for_a_job_that_its_tenant_has_stopped(new_job: C
     stop(job.platform, job.tenant, job.id)
     assert attempts.finish(job.platform, held, job.follow(held)) is state
     assert job.launcher.names == []
+
+
+class ReleasedMeanwhile(Scripted):
+    """While what the workload needs is fetched, somebody gives up on the attempt."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.launcher.real._root)
+        self.job, self.asked = job, 0
+
+    def status(self, name: str) -> WorkloadStatus:
+        self.asked += 1
+        if self.asked == 2:
+            scheduling.release(self.job.platform, self.job.id, 1)
+        return super().status(name)
+
+
+def test_a_follower_whose_attempt_was_released_meanwhile_starts_nothing(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    Scenario(steps=6).write(job.work_dir)
+    held, job.launcher = job.claim(), ReleasedMeanwhile(job)
+    with pytest.raises(NotAdmitted, match=r"attempt 1 of job .* was released"):
+        job.follow(held)
+    assert (job.launcher.names, attempt_rows(job)[0].started_at) == ([], None)
+
+
+def test_an_attempt_has_ended_also_where_nothing_can_be_forecast(new_job: Callable[..., Job], caplog: pytest.LogCaptureFixture) -> None:
+    def clock() -> datetime:
+        raise ValueError("no time is known")
+
+    job = new_job()
+    preemption.tell_when(replace(job.platform, clock=clock), job.claim())
+    assert "could not be told" in caplog.text and job.events("preemption_forecast") == []
 
 
 def test_while_it_loads_it_leaves_at_once(new_job: Callable[..., Job]) -> None:
@@ -176,7 +218,11 @@ def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(
     assert first.lost_s == pytest.approx(0.2, abs=0.15), "one step of one GPU"
     assert "what came after the checkpoint of step 4 is trained again" in job.events("job_preempted")[0].message
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
-    assert (job.from_steps(), paid(job)[1]) == ([0, 4], 0)
+    assert job.from_steps() == [0, 4]
+    with job.platform.engine.connect() as conn:
+        usage, back = (e for e in ledger.of_job(conn, job.tenant, job.id) if e.attempt == 1)
+    assert 0.6 <= usage.gpu_seconds - back.gpu_seconds <= 0.2 * 5 + 3.0, "four steps, and the loading before them, which was the first"
+    assert back.gpu_seconds >= 1.5 + first.lost_s, "what came after the fourth, and the time until it was killed"
     assert job.weights() == plain_weights(9)
 
 

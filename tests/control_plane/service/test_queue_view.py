@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import jobs, queue_documents, queue_gauges, queue_view
+from control_plane.service import jobs, queue_documents, queue_gauges, queue_view, tenant_changes
 from control_plane.service.platform import Actor, Platform
 from control_plane.tables import attempts, job_events, reservations
 from tests.queued_jobs import Queued, queued
@@ -154,6 +154,25 @@ def test_a_long_queue_is_listed_up_to_a_limit_and_counted_in_full(world: Queued)
     assert ([w.position for w in found.waiting], found.length) == ([1, 2], 4)
 
 
+def test_tenants_and_reservations_are_counted_beyond_the_limit(world: Queued) -> None:
+    """Whoever is told that nobody waits, or that nobody has reserved a node, because of how long the list is."""
+    premium, mine = world.tenant("premium"), world.tenant()
+    world.job(mine, gpus=4)
+    world.round()
+    for owner in (premium, mine, mine):
+        world.job(owner, gpus=4)
+    world.round(minutes=1)
+    every, first = (queue_documents.whole_queue(queue_view.of_all(world.platform, limit=n)) for n in (None, 1))
+    assert len(every["waiting"]) == 3 and len(first["waiting"]) == 1
+    assert first["tenants"] == every["tenants"]
+    assert {t["tenant"]: t["waiting"] for t in first["tenants"]} == {premium: 1, mine: 2}
+    last = every["waiting"][-1]["id"]
+    world.set(last, promise={"start": 1.0, "pool": "local", "placement": [["local", 4]], "made_at": 1.0})
+    for limit in (None, 1):
+        (pool,) = queue_documents.whole_queue(queue_view.of_all(world.platform, limit=limit))["pools"]
+        assert last in pool["nodes"][0]["reserved_for"], limit
+
+
 def test_the_gauges_count_waits_broken_promises_and_gpus_that_lie_apart(world: Queued) -> None:
     free, premium = world.tenant("free"), world.tenant("premium")
     first = world.job(premium, gpus=3, hours=5)
@@ -177,6 +196,42 @@ def test_the_gauges_count_waits_broken_promises_and_gpus_that_lie_apart(world: Q
     pool = found.pools["local"]
     assert (pool.gpus, pool.used, pool.free, pool.largest_free) == (4, 3, 1, 1)
     assert pool.unusable == 0, "they are too few, not apart"
+
+
+def test_what_no_gpu_ends_is_no_broken_promise(world: Queued) -> None:
+    """A suspended tenant's jobs, and those that no pool could hold: nobody is woken for them, and the clock begins when they may start."""
+    premium = world.tenant("premium")
+    world.job(premium, gpus=4, hours=9)
+    world.round()
+    kept, wide = world.job(premium), world.job(premium, gpus=64)
+    tenant_changes.suspend(world.platform, premium, reason="unpaid")
+    world.round(minutes=1)
+    world.round(minutes=20)
+    assert {world.row(kept).reason, world.row(wide).reason} == {"TenantSuspended"}
+    assert waits_too_long(world) == 0
+    world.round(minutes=20)
+    tenant_changes.resume(world.platform, premium)
+    world.round(seconds=10)
+    assert (world.row(kept).reason, world.row(wide).reason) == ("WaitingForQuota", "ExceedsMaxQuota")
+    assert waits_too_long(world) == 0, "it could start ten seconds ago"
+    assert not jobs.get(world.platform, premium, kept).sla_missed
+    world.round(minutes=6)
+    assert waits_too_long(world) == 1, "five minutes are over; the wide one could never start"
+    assert [jobs.get(world.platform, premium, j).sla_missed for j in (kept, wide)] == [True, False]
+
+
+def waits_too_long(world: Queued) -> int:
+    with world.platform.engine.connect() as conn:
+        return queue_gauges.read(conn, world.platform, world.now[0]).promised_waiting["premium"]
+
+
+def test_the_gauges_are_read_on_the_connection_that_they_are_given(world: Queued) -> None:
+    """A second one, taken while the first is held, waits for itself where the pool of connections is used up."""
+    taken: list[object] = []
+    with world.platform.whole.engine.connect() as conn:
+        sa.event.listen(world.platform.whole.engine, "checkout", lambda *given: taken.append(given))
+        queue_gauges.read(conn, world.platform, world.now[0])
+    assert taken == []
 
 
 def test_late_starts_are_counted_from_the_index(world: Queued) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import ledger, ledger_check, refunds
+from control_plane.metering import Work, milliseconds
+from control_plane.service import ledger, ledger_check, quotas, refunds, usage
 from control_plane.service.platform import Actor, Platform
 from control_plane.tables import audit_log, outbox
 from ft_assets.errors import Conflict, Fault, InvalidRequest, NotFound
-from tests.metered_job import MeteredJob, metered_job
+from tests.metered_job import AT, MeteredJob, metered_job
 
 
 def waiting(platform: Platform) -> tuple[MeteredJob, str]:
@@ -64,6 +66,24 @@ def test_cases_wait_in_the_order_of_their_coming_and_a_decision_needs_a_note(pla
         refunds.grant(platform, "ftjob-none-a1", by="opk_1", note="ours")
     with pytest.raises(InvalidRequest, match="pending, granted, refused"):
         refunds.list_cases(platform, state="lost")
+
+
+def test_of_an_attempt_that_a_stop_has_a_part_in_an_operator_decides_on_what_is_left(platform: Platform) -> None:
+    job, began = metered_job(platform), milliseconds(AT) + 900_000
+    job.run(outcome="oom", fault=Fault.AMBIGUOUS, work=Work(after_stop=True, began_ms=began))
+    month = AT + timedelta(hours=2)
+    with platform.engine.connect() as conn:
+        (case,) = ledger.cases_of_job(conn, job.tenant, job.id)
+        assert quotas.standing(conn, job.tenant, month).settled_s == 2700, "the loading is off the hard cap's time"
+    assert (case["amount_micros"], job.owes(), usage.cost_of_job(platform, job.tenant, job.id).total.refunded_gpu_ms) == (
+        3_000_000, 3_000_000, 900_000,
+    )  # fmt: skip
+    refunds.grant(platform, case["id"], by="opk_1", note="ours")
+    total = usage.cost_of_job(platform, job.tenant, job.id).total
+    assert (total.amount_micros, total.usage_micros, total.refund_micros, total.refunded_gpu_ms) == (0, 4_000_000, -4_000_000, 3_600_000)
+    assert not [d for d in ledger_check.check(platform).differences if job.id in d.id]
+    with platform.engine.connect() as conn:
+        assert quotas.standing(conn, job.tenant, month).settled_s == 0
 
 
 def test_a_decision_is_in_the_audit_log_with_the_operator(platform: Platform) -> None:

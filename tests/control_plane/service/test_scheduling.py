@@ -25,7 +25,7 @@ from control_plane.tables import jobs as jobs_table
 from ft_assets.errors import Conflict, NotFound
 from tests.faults.loop_world import POOLS, Planned, World, build
 
-SHAPES = (("standard", 2, 0, 12), ("standard", 2, 0, 12), ("free", 1, 0, 12), ("free", 4, 0, 6))
+SHAPES = (("standard", 2, 0, 12), ("standard", 2, 0, 12), ("free", 1, 0, 12), ("free", 4, 0, 6), ("premium", 4, 0, 6))
 
 
 @pytest.fixture
@@ -167,14 +167,96 @@ def test_a_job_whose_pause_was_asked_for_is_not_asked_to_make_room(world: World)
     assert row(world, job.job_id).stop_requested == "pause"
 
 
+def late_releases(world: World) -> list[overdue.OverdueRelease]:
+    with world.platform.engine.connect() as conn:
+        return overdue.overdue_releases(conn, world.now())
+
+
+@pytest.mark.parametrize("table", [reservations, jobs_table])
+def test_of_those_who_make_room_for_one_job_all_are_asked_or_none(world: World, table: sa.Table) -> None:
+    victims = queued(world, 0, 1)
+    scheduling.place(world.platform)
+    world.set_tick(1)
+    for one in victims:
+        running(world, one, step=1)
+    world.set_tick(2)
+    (waiting,) = queued(world, 4)
+    held = sa.select(table).where((table.c.id if table is jobs_table else table.c.job_id) == victims[1].job_id).with_for_update()
+    before = state(world)
+    with world.platform.engine.begin() as conn:
+        conn.execute(held)
+        decided = scheduling.place(world.platform)
+    assert [d for d in decided if isinstance(d, Preempt) or d.job_id == waiting.job_id] == []
+    assert [row(world, v.job_id).stop_requested for v in victims] == [None, None]
+    left = row(world, waiting.job_id)
+    assert (left.promise, left.reason) == (None, None), "what it would be told is made of stops that were not asked for"
+    after = state(world)
+    assert (after.promises, after.preemptions, after.queued) == (before.promises, before.preemptions, 1)
+    scheduling.place(world.platform)
+    assert [row(world, v.job_id).stop_requested for v in victims] == ["preempt", "preempt"]
+    told = row(world, waiting.job_id)
+    assert told.promise is not None and told.reason == "WaitingForPreemptedWorkloads"
+    assert (state(world).promises, state(world).preemptions) == (before.promises + 1, before.preemptions + 2)
+
+
+def test_a_promise_that_could_not_be_written_is_not_counted(world: World) -> None:
+    queued(world, 0, 1)
+    scheduling.place(world.platform)
+    (waiting,) = queued(world, 2)
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.select(jobs_table.c.id).where(jobs_table.c.id == waiting.job_id).with_for_update())
+        scheduling.place(world.platform)
+    assert (state(world).promises, row(world, waiting.job_id).promise) == (0, None)
+    scheduling.place(world.platform)
+    assert state(world).promises == 1 and row(world, waiting.job_id).promise is not None
+
+
+def test_a_job_that_saves_after_its_last_step_overruns_once_it_takes_too_long(world: World) -> None:
+    (job,) = queued(world, 0)
+    scheduling.place(world.platform)
+    world.set_tick(6)
+    running(world, job, step=10)
+    last_step = world.now().timestamp()
+    for tick in (6, 7, 8):
+        world.set_tick(tick)
+        (mine,) = queue_reading.queue_snapshot(world.platform).running
+        assert mine.expected_end == last_step + queue_reading.RELEASE_S, "it does not move with the clock"
+
+
+def test_a_job_that_was_paused_has_not_waited_yet_at_its_new_place(world: World) -> None:
+    (job,) = queued(world, 0)
+    world.set_tick(2)
+    scheduling.place(world.platform)
+    held = running(world, job, step=5)
+    assert row(world, job.job_id).waited_s == 1200.0
+    jobs.pause(world.platform, job.tenant, job.job_id)
+    world._finish(held, world._why_it_ends(job.job_id), 5, world.now())
+    world.set_tick(3)
+    jobs.resume(world.platform, job.tenant, job.job_id)
+    back = row(world, job.job_id)
+    assert (back.waited_s, back.due_at, back.waiting_since, back.queued_at) == (0.0, None, world.now(), world.now())
+
+
+def test_as_long_as_a_job_was_barred_it_has_not_waited(world: World) -> None:
+    (job,) = queued(world, 0)
+    world.set_tick(4)
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.job_id).values(capped_at=world.now()))
+    world.set_tick(5)
+    (waiting,) = queue_reading.queue_snapshot(world.platform).waiting
+    assert waiting.waited(world.now().timestamp()) == 600.0
+    scheduling.place(world.platform)
+    assert row(world, job.job_id).waited_s == 600.0 and events(world, job.job_id)[-1].data["waited_s"] == 600.0
+
+
 def test_a_release_that_no_machine_lets_in_is_told_to_operators_once_an_attempt(world: World) -> None:
     (job,) = queued(world, 0)
     scheduling.place(world.platform)
-    assert overdue.overdue_releases(world.platform) == []
+    assert late_releases(world) == []
     world.set_tick(1)
     for _ in range(3):
         scheduling.place(world.platform)
-    (late,) = overdue.overdue_releases(world.platform)
+    (late,) = late_releases(world)
     assert (late.job_id, late.attempt, late.num_gpus, late.age_s) == (job.job_id, 1, 2, 600.0)
     told = [e for e in events(world, job.job_id) if e.code == "release_overdue"]
     assert len(told) == 1 and told[0].data["audience"] == "operator"
@@ -182,7 +264,7 @@ def test_a_release_that_no_machine_lets_in_is_told_to_operators_once_an_attempt(
     attempts.mark_started(
         world.platform, attempts.claim(world.platform, job.tenant, job.job_id), from_step=0, started_at=world.now().timestamp()
     )
-    assert overdue.overdue_releases(world.platform) == []
+    assert late_releases(world) == []
 
 
 def test_many_moves_have_the_consequences_of_one(world: World) -> None:

@@ -63,6 +63,10 @@ def upgrade() -> None:
     op.create_index("ix_attempts_lost", "attempts", ["lost_s"], postgresql_where=sa.text("lost_s > 0"))
     op.create_index("ix_jobs_first_start", "jobs", ["tier", sa.text("(started_at - GREATEST(created_at, capped_at))")])
     op.execute("UPDATE jobs SET waiting_since = queued_at, modelled_s = expected_s WHERE queued_at IS NOT NULL")
+    # one that came back keeps queued_at, so the time that it ran lies after it; since when it waits again nobody has written
+    op.execute("UPDATE jobs SET waiting_since = now() WHERE state = 'queued' AND attempt > 0")
+    # how many parameters a base model has is in its catalogue, not here: adapters on those of the 70B class that are in the queue by now
+    # stay "lora" to their ends, and may be given any pool that takes those; until this revision pools took every class
     op.execute(
         "UPDATE jobs SET job_class = CASE WHEN spec->>'adapter' = 'full' THEN 'full' ELSE 'lora' END WHERE spec->>'adapter' IS NOT NULL"
     )

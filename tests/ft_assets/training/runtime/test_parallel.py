@@ -66,7 +66,7 @@ def assert_is_what_it_says(strategy: str, evidence: dict[str, Any]) -> None:
         assert (evidence["wrapped"], f"zero{evidence['stage']}") == ("DeepSpeedEngine", strategy)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", *ZERO])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2", *ZERO])
 @pytest.mark.parametrize("adapter", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_two_ranks_are_what_they_say_and_give_the_losses_of_one(
     strategy: str, adapter: str, alone: dict[str, list[float]], tmp_path: Path

@@ -1,0 +1,164 @@
+"""Forked runs are found and ended by their records, whatever became of the server that forked them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.test_utils import create_run_for_test
+from dagster._serdes import serialize_value
+
+from control_plane import settings as settings_module
+from control_plane.settings import Settings
+from ft_assets.errors import Unavailable
+from resources.launcher.identity import identity
+from resources.launcher.watch import write_json
+from resources.run_records import check_owned, living, read_record, record_path, runs_dir, socket_path
+from resources.run_server import RunServer
+from resources.stack import commands, lock, report
+from resources.stack.lock import StackFiles
+from resources.stack.report import Phase, StackReport
+
+SLEEP = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Of a home whose database is elsewhere."""
+    made = settings_module.load({"FT_HOME": str(tmp_path), "FT_DATABASE_URL": "postgresql://ft@db.example/ft"})
+    runs_dir(made).mkdir()
+    return made
+
+
+@pytest.fixture
+def record(settings: Settings) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a process and records it as a run."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def go(run_id: str, stack: str = "s", instance_ref: str = "", known: str | None = None) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(SLEEP, start_new_session=True)
+        started.append(process)
+        body = {"pid": process.pid, "identity": known or identity(process.pid), "stack": stack, "instance_ref": instance_ref}
+        write_json(record_path(runs_dir(settings), run_id), body)
+        return process
+
+    yield go
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def until(true: Callable[[], object], patience_s: float = 10.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < deadline, f"not seen in {patience_s} s"
+        time.sleep(0.02)
+
+
+def test_no_run_survives_a_stack_whose_run_server_could_not_end_them(
+    settings: Settings, record: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    run, bystander = record("one"), record("two", known="1@another-boot")
+    assert commands.supervisor(settings, lambda _report: None).when_idle() is None
+    assert run.wait(1) == -signal.SIGTERM
+    assert bystander.poll() is None, "its number was used again"
+
+
+def test_down_ends_the_runs_of_a_stack_that_was_killed(settings: Settings, record: Callable[..., subprocess.Popen[bytes]]) -> None:
+    run = record("one")
+    commands.down(settings)
+    assert run.wait(1) == -signal.SIGTERM
+
+
+def test_the_next_stack_ends_the_runs_of_one_that_was_killed_and_says_so(
+    settings: Settings, record: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    files, run = StackFiles(home=settings.home), record("one")
+    report.write_atomically(
+        files.report, StackReport(stack_id="s", phase=Phase.READY, pid=1, create_time=1.0, since=1.0, services=()).to_json()
+    )
+    assert "ended 1 of its runs" in (lock.clean_stale(files) or "")
+    assert run.wait(1) == -signal.SIGTERM
+
+
+def test_a_run_has_its_record_also_when_its_server_is_killed_as_it_forks(settings: Settings) -> None:
+    directory = runs_dir(settings)
+    server = os.fork()
+    if not server:
+        os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        RunServer(directory=directory, stack="s")._start("one", "no reference: the run fails at once", ())
+        os._exit(0)
+    _, status = os.waitpid(server, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    until(lambda: read_record(directory, "one"))
+    until(lambda: not living(directory))
+
+
+def test_a_server_reports_runs_that_it_did_not_fork(settings: Settings, record: Callable[..., subprocess.Popen[bytes]]) -> None:
+    (settings.home / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(settings.home / "dagster")) as instance:
+        run = create_run_for_test(instance, job_name="prepare", status=dg.DagsterRunStatus.STARTED)
+        process = record(run.run_id, instance_ref=serialize_value(instance.get_ref()))
+        server = RunServer(directory=runs_dir(settings), stack="s")
+        server._take_over()
+        server._look_for_orphans()
+        assert living(runs_dir(settings)) == {run.run_id: process.pid}
+        process.kill()
+        process.wait()
+        server._look_for_orphans()
+        assert read_record(runs_dir(settings), run.run_id) is None
+        (reporter,) = server.children
+        os.waitpid(reporter, 0)
+        ended = instance.get_run_by_id(run.run_id)
+        assert ended is not None
+        assert ended.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_a_server_ends_the_runs_of_another_stack(settings: Settings, record: Callable[..., subprocess.Popen[bytes]]) -> None:
+    run = record("one", stack="an earlier one")
+    RunServer(directory=runs_dir(settings), stack="s")._take_over()
+    assert run.wait(1) == -signal.SIGKILL
+    assert read_record(runs_dir(settings), "one") is None
+
+
+@pytest.fixture
+def long_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Of a home whose path is too long for a socket below it."""
+    short = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    yield settings_module.load({"FT_HOME": str(tmp_path / ("x" * 100))})
+    shutil.rmtree(short)
+
+
+def test_a_socket_outside_the_home_is_in_a_directory_of_this_user_alone(long_home: Settings) -> None:
+    directory = socket_path(long_home).parent
+    with pytest.raises(Unavailable, match="is not there"):
+        check_owned(long_home)
+    directory.mkdir(mode=0o700)
+    check_owned(long_home)
+    directory.chmod(0o770)
+    with pytest.raises(Unavailable, match="mode 770"):
+        check_owned(long_home)
+    directory.rmdir()
+    directory.symlink_to("/tmp")
+    with pytest.raises(Unavailable, match="alone"):
+        check_owned(long_home)
+
+
+def test_somebody_elses_directory_is_refused(long_home: Settings) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a directory away")
+    directory = socket_path(long_home).parent
+    directory.mkdir(mode=0o700)
+    os.chown(directory, 12345, 12345)
+    with pytest.raises(Unavailable, match="user 12345"):
+        check_owned(long_home)
