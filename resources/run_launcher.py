@@ -23,7 +23,7 @@ from dagster._serdes import ConfigurableClassData, serialize_value
 from control_plane.settings import load
 from ft_assets.errors import Unavailable
 from resources.launcher.identity import alive
-from resources.run_records import check_owned, read_record, runs_dir, socket_path
+from resources.run_records import check_owned, read_record, runs_dir, told_socket
 from resources.run_server import PRELOADED
 
 ANSWER_TIMEOUT_S = 15.0
@@ -49,9 +49,10 @@ class ForkingRunLauncher(DefaultRunLauncher):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             settings = load()
+            address = told_socket(settings)
             try:
-                check_owned(settings)
-                connection.connect(str(socket_path(settings)))
+                check_owned(settings, address)
+                connection.connect(str(address))
             except (OSError, Unavailable):
                 return False
             asked = {"run_id": run.run_id, "instance_ref": serialize_value(self._instance.get_ref())}

@@ -41,22 +41,37 @@ def ready_file(settings: Settings) -> Path:
     return runs_dir(settings) / "ready"
 
 
+def address_file(settings: Settings) -> Path:
+    """Names the socket that the server chose: who asks for a run may have another environment."""
+    return runs_dir(settings) / "address"
+
+
 def socket_path(settings: Settings) -> Path:
-    """Below the home; where the home's own path is too long for a socket, in a directory of this user's alone in ``/tmp``
-    (``$XDG_RUNTIME_DIR`` where there is one)."""
+    """Where a server listens: below the home; where the home's own path is too long for a socket, in a directory of this user's
+    alone in ``/tmp`` (``$XDG_RUNTIME_DIR`` where that is a directory)."""
     path = runs_dir(settings) / "server.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
-    return (
-        Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
-        / f"ft-runs-{os.getuid()}"
-        / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.sock"
-    )
+    given = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    outside = given if given.is_absolute() and given.is_dir() and os.access(given, os.W_OK) else Path("/tmp")
+    return outside / f"ft-runs-{os.getuid()}" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.sock"
 
 
-def check_owned(settings: Settings) -> None:
-    """Refuse a directory outside the home that somebody else made, or may write: its name can be guessed."""
-    directory = socket_path(settings).parent
+def told_socket(settings: Settings) -> Path:
+    """Where the server says that it listens; :func:`socket_path` where this user's server says nothing."""
+    said = address_file(settings)
+    try:
+        found = said.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+            return Path(said.read_text().strip())
+    except OSError:  # none has started
+        pass
+    return socket_path(settings)
+
+
+def check_owned(settings: Settings, address: Path) -> None:
+    """Refuse a socket in a directory outside the home that somebody else made, or may write: its name can be guessed."""
+    directory = address.parent
     if directory == runs_dir(settings):
         return
     try:
@@ -88,12 +103,12 @@ def lives(record: Mapping[str, Any]) -> bool:
     return alive(record["pid"], record["identity"])
 
 
-def living(directory: Path) -> dict[str, int]:
-    """Pid of each run whose process lives."""
+def living(directory: Path, *, of: Callable[[str], bool] = lambda _stack: True) -> dict[str, int]:
+    """Pid of each run whose process lives, of the stacks that `of` names."""
     found = {}
     for path in directory.glob("*.json"):
         known = read_record(directory, path.stem)
-        if known is not None and lives(known):
+        if known is not None and of(known.get("stack", "")) and lives(known):
             found[path.stem] = int(known["pid"])
     return found
 
@@ -107,16 +122,19 @@ def send(pid: int, signum: signal.Signals) -> None:
             os.kill(pid, signum)
 
 
-def end_all(directory: Path, *, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
-    """End every run of this home that lives, first with SIGTERM; ids of those that lived. `meanwhile` reaps, where they are children."""
+def end_all(directory: Path, *, of: Callable[[str], bool] = bool, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
+    """End the living runs of this home, first with SIGTERM; ids of those that lived. `meanwhile` reaps, where they are children.
+
+    `of` says of which stacks: unless told otherwise of any, and not those of a server that was started without a stack.
+    """
     ended: set[str] = set()
     for signum, patience_s in ((signal.SIGTERM, END_GRACE_S), (signal.SIGKILL, KILLED_S)):
-        left = living(directory)
+        left = living(directory, of=of)
         ended |= left.keys()
         for pid in left.values():
             send(pid, signum)
         deadline = time.monotonic() + patience_s
-        while living(directory) and time.monotonic() < deadline:
+        while living(directory, of=of) and time.monotonic() < deadline:
             meanwhile()
             time.sleep(0.05)
     return sorted(ended)

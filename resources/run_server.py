@@ -17,6 +17,7 @@ import importlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -37,7 +38,19 @@ from dagster._utils.interrupts import capture_interrupts
 from control_plane.settings import load
 from resources.launcher.identity import identity
 from resources.launcher.watch import write_json
-from resources.run_records import check_owned, end_all, lives, read_record, ready_file, record_path, runs_dir, send, socket_path
+from resources.run_records import (
+    address_file,
+    check_owned,
+    end_all,
+    lives,
+    read_record,
+    ready_file,
+    record_path,
+    runs_dir,
+    send,
+    socket_path,
+)
+from resources.stack.report import write_atomically
 
 PRELOADED = "ft_assets.definitions"
 """The code location of ``workspace.yaml``; runs of another one are not forked."""
@@ -46,6 +59,8 @@ LATE_IMPORTS = ("dagster_postgres", "resources.run_launcher", "resources.run_coo
 LOOK_EVERY_S = 0.25
 """Seconds between looks for children that ended, while nobody asks for anything."""
 REQUEST_TIMEOUT_S = 5.0
+RECORD_TIMEOUT_S = 5.0
+"""For a child to write its record, which takes milliseconds: meanwhile the server does nothing else."""
 
 log = logging.getLogger("resources.run_server")
 
@@ -60,6 +75,7 @@ class RunServer:
     children: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By pid: run id and serialized reference to the instance; an empty run id is a report's."""
     ending: bool = False
+    record_timeout_s: float = RECORD_TIMEOUT_S
 
     def serve(self, listener: socket.socket) -> None:
         """Until SIGTERM; then the runs are ended."""
@@ -76,7 +92,7 @@ class RunServer:
                 connection.settimeout(REQUEST_TIMEOUT_S)
                 self._answer(listener, connection)
             self._reap()
-        end_all(self.directory, meanwhile=self._reap)
+        end_all(self.directory, of=lambda stack: stack == self.stack, meanwhile=self._reap)
 
     def _answer(self, listener: socket.socket, connection: socket.socket) -> None:
         try:
@@ -110,7 +126,10 @@ class RunServer:
                 self.children[pid] = (run_id, instance_ref)
             finally:
                 os.close(told)
-            recorded.read()  # nothing is sent: it ends when the child has written its record, or has died
+            ready, _, _ = select.select([recorded], [], [], self.record_timeout_s)  # it ends: the record is written, or the child dead
+            if not ready:
+                os.kill(pid, signal.SIGKILL)
+                raise TimeoutError(f"run {run_id} (pid {pid}) had no record after {self.record_timeout_s:.0f} s and was ended")
         return pid
 
     def _reap(self) -> None:
@@ -218,7 +237,7 @@ def main() -> int:
     directory, address = runs_dir(settings), socket_path(settings)
     directory.mkdir(parents=True, exist_ok=True)
     address.parent.mkdir(mode=0o700, exist_ok=True)
-    check_owned(settings)
+    check_owned(settings, address)
     server = RunServer(directory=directory, stack=os.environ.get("FT_STACK_ID", ""))
 
     def end(_signum: int, _frame: FrameType | None) -> None:
@@ -235,6 +254,7 @@ def main() -> int:
         listener.bind(str(address))
         os.umask(before)
         listener.listen(64)
+        write_atomically(address_file(settings), f"{address}\n")
         ready_file(settings).write_text(f"{os.getpid()}\n")
         log.info("runs are forked by pid %d; they are asked for at %s", os.getpid(), address)
         server.serve(listener)

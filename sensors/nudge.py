@@ -48,7 +48,9 @@ LAUNCHES_AT_ONCE = 4
 RETRY_S = 2.0
 """After an error; by then the sensors may have done it."""
 MAX_PAUSE_S = 30.0
-"""Between rounds while launches keep failing; the sensors ask every five seconds."""
+"""Between rounds while Dagster does not answer; the sensors ask every five seconds."""
+REFUSED_S = 60.0
+"""How long a run that Dagster refused is left to the sensors, which ask for it at least ten times meanwhile."""
 KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 """Of the connection that listens: it sends nothing, so a server that went away without a word is noticed only by these, in a minute."""
 LOOK_EVERY_S = 1.0
@@ -68,30 +70,38 @@ class Nudge:
         self._platform, self._instance, self._launches = platform, instance, launches
         self._ending = ending or threading.Event()
         self._away = threading.Event()
+        self._refused: dict[str, float] = {}
+        """Until when a run is left to the sensors, by its key."""
         self.pause_s = 0.0
-        """How long to leave it all to the sensors after this round: launches failed in it."""
+        """How long to leave it all to the sensors after this round: Dagster did not answer in it."""
 
     def round(self) -> list[str]:
         """Place what fits, ask for what is due; the keys of the runs that were asked for.
 
-        A claim from which no run came is given back, so what is left is due again: the first lap with such a one is the last.
+        A claim from which no run came is given back, so what is left is due again. A run that Dagster refuses is not asked for again
+        for :data:`REFUSED_S`, and keeps no other back; where Dagster does not answer at all, this lap is the last.
         """
         place(self._platform)
         asked: list[str] = []
         self._away.clear()
         while not self._ending.is_set():
-            due = missing(self._platform, self._instance, due_runs(self._platform, STAGES), by=NUDGE)
+            due = missing(self._platform, self._instance, self._wanted(), by=NUDGE)
             self._instance.add_dynamic_partitions(str(JOBS.name), [partition_key(d.tenant, d.job_id) for d in due if d.stage == "prepare"])
             with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as threads:
-                made = [key for key in threads.map(self._ask, due) if key]
-            asked += made
-            if len(made) < len(due):
+                asked += [key for key in threads.map(self._ask, due) if key]
+            if self._away.is_set():
                 self.pause_s = min(MAX_PAUSE_S, max(RETRY_S, 2 * self.pause_s))
                 return asked
             if len(due) < MAX_REQUESTS_PER_TICK:
                 break
         self.pause_s = 0.0
         return asked
+
+    def _wanted(self) -> list[DueRun]:
+        """What is due, without what was refused a short while ago."""
+        now = time.monotonic()
+        self._refused = {key: until for key, until in self._refused.items() if until > now}
+        return [due for due in due_runs(self._platform, STAGES) if due.run_key not in self._refused]
 
     def _ask(self, due: DueRun) -> str | None:
         why = "this process ends" if self._ending.is_set() else "Dagster did not answer before" if self._away.is_set() else ""
@@ -103,19 +113,27 @@ class Nudge:
                 why = error.message
                 if isinstance(error, Unavailable):
                     self._away.set()
+                else:
+                    self._refused[due.run_key] = time.monotonic() + REFUSED_S
         log.warning("%s is left to the sensors: %s", due.run_key, why)
         run_launches.give_up(self._platform, [due.run_key], by=NUDGE)
         return None
 
 
-def listen(engine: Engine, heard: Callable[[], object], ending: threading.Event) -> None:
-    """Call `heard` at once, for what was missed, and after each word until `ending`; raises when the connection is lost."""
+def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.Event) -> None:
+    """Call `heard` at once, for what was missed, and after each word until `ending`; raises when the connection is lost.
+
+    Where it returns a number of seconds, it is called when they have passed, whether or not there was a word, and not before.
+    """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.execute(sa.text(f"LISTEN {CHANNEL}"))
         raw = conn.connection.driver_connection
         assert raw is not None
-        heard()
+        told, not_before = True, 0.0
         while not ending.is_set():
+            if told and time.monotonic() >= not_before:
+                pause_s = heard() or 0.0
+                told, not_before = pause_s > 0, time.monotonic() + pause_s
             ready, _, _ = select.select([raw], [], [], LOOK_EVERY_S)
             if not ready:
                 continue
@@ -127,7 +145,7 @@ def listen(engine: Engine, heard: Callable[[], object], ending: threading.Event)
                 raise Unavailable(f"the connection that listens to {CHANNEL} was lost: {error}") from error
             if raw.notifies:
                 raw.notifies.clear()
-                heard()
+                told = True
 
 
 def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Event) -> None:
@@ -139,13 +157,13 @@ def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Eve
         with dg.DagsterInstance.get() as instance:
             nudge = Nudge(platform, instance, launches, ending)
 
-            def heard() -> None:
+            def heard() -> float:
                 alive.touch()
                 began = time.monotonic()
                 asked = nudge.round()
                 if asked:
                     log.info("asked for %d runs in %.2f s: %s", len(asked), time.monotonic() - began, ", ".join(asked))
-                ending.wait(nudge.pause_s)
+                return nudge.pause_s
 
             while not ending.is_set():
                 try:

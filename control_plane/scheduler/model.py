@@ -103,6 +103,8 @@ class Running:
     due_at: float | None = None
     preemptions: int = 0
     spot: bool = False
+    stoppable: bool = True
+    """False where somebody else holds its rows for now: nobody is to be given what it would release."""
     stopping: bool = False
     """It was asked to stop and will release its GPUs soon."""
     stopping_for: str | None = None

@@ -79,11 +79,15 @@ class _Round:
         self.promises = Promises(self.rooms, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}
-        self.stopped: set[str] = {r.job_id for r in snapshot.running if r.stopping}
+        self.stopped: set[str] = {r.job_id for r in snapshot.running if r.stopping or not r.stoppable}
         self.stopping_for: dict[str, int] = {}
+        self.served: set[str] = set()
+        """Of these jobs, those for which somebody has been stopping for less than the handshake: no others are looked for."""
         for r in snapshot.running:
             if r.stopping and r.stopping_for:
                 self.stopping_for[r.stopping_for] = self.stopping_for.get(r.stopping_for, 0) + 1
+                if r.stopping_since is None or now < r.stopping_since + rules.handshake_s:
+                    self.served.add(r.stopping_for)
         self.slots: dict[tuple[str, str], int] = {}
         """By pool and tier, how many of the blocked jobs hold a promise as the first of them."""
         self.heads: dict[str, tuple[str, str]] = {}
@@ -199,7 +203,9 @@ class _Round:
         self._preempt(job, pools)
 
     def _open(self, job: Waiting) -> list[str]:
-        """Pools in which one more job of its tier may be promised something."""
+        """Pools in which one more job of its tier may be promised something: any one for a job that others are stopped for."""
+        if job.job_id in self.stopping_for:
+            return self.names(job)
         return [name for name in self.names(job) if self.slots.get((name, job.tier), 0) < self.rules.promises]
 
     def _sooner(self, job: Waiting) -> None:
@@ -226,7 +232,7 @@ class _Round:
     def _preempt(self, job: Waiting, pools: Sequence[Pool]) -> bool:
         """Rule 5; whether the job gave back one of the few promises of a pool and tier."""
         premium, due, soon = job.tier == RESERVED_FOR, self._is_due(job), self.rules.handshake_s + TIE_S
-        if job.job_id in self.stops or not (premium or self.rules.slicing) or self.searches[premium] <= 0:
+        if job.job_id in self.stops or job.job_id in self.served or not (premium or self.rules.slicing) or self.searches[premium] <= 0:
             return False
         promise = self.promises.of.get(job.job_id)
         if promise is not None and promise.start <= self.now + soon:

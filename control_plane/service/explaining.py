@@ -24,9 +24,9 @@ EXPLAINED_EVERY = timedelta(seconds=5)
 """Of a longer queue: one start moves thousands of places, and to write them takes a tenth of this."""
 GRAIN_S, GRAIN = 5.0, 0.02
 """An expected start is written again when it moved by more than five seconds and a fiftieth of the wait: it is an estimate."""
-CAPPED_GRAIN = timedelta(seconds=5)
+BARRED_GRAIN = timedelta(seconds=5)
 BARRED = frozenset({scheduler.Reason.TENANT_SUSPENDED, scheduler.Reason.EXCEEDS_MAX_QUOTA})
-"""Waits that no GPU ends: what a tier promises counts from their end, as it does for a cap."""
+"""Waits that no GPU ends: they are no waiting, and what a tier promises counts from their end, as it does for a cap."""
 KEPT_S = 10.0
 """A promise is kept if the job starts so soon after it: rounds come every second or two, and GPUs are given back a few seconds
 after their trainings end."""
@@ -61,10 +61,10 @@ def explain(
     changed: dict[str, Told] = {}
     for wait in waits:
         row = rows[wait.job_id]
-        capped_now = (row.tenant_id in capped or wait.reason in BARRED) and _capped_anew(row, now)
-        decided = capped_now or _is_decided_anew(row, wait)
+        barred_now = (row.tenant_id in capped or wait.reason in BARRED) and _barred_anew(row, now)
+        decided = barred_now or _is_decided_anew(row, wait)
         if decided or whole or wait.position <= EXACT:
-            told = _told(row, wait, left_s[wait.job_id], capped_at=now if capped_now else row.capped_at)
+            told = _told(row, wait, left_s[wait.job_id], barred_now=now if barred_now else None)
             if decided or _stands_elsewhere(row, told, now):
                 changed[wait.job_id] = told
     waiting = sa.select(jobs.c.id).where(among(jobs.c.id, changed), jobs.c.state == JobState.QUEUED)
@@ -79,7 +79,7 @@ def missed(row: sa.Row[Any], now: datetime) -> bool:
     return row.promise is not None and now.timestamp() > float(row.promise.get("earliest", row.promise["start"])) + KEPT_S
 
 
-def _told(row: sa.Row[Any], wait: scheduler.Wait, left_s: float, *, capped_at: datetime | None) -> Told:
+def _told(row: sa.Row[Any], wait: scheduler.Wait, left_s: float, *, barred_now: datetime | None) -> Told:
     start = wait.expected_start
     return {
         "id": row.id,
@@ -91,7 +91,8 @@ def _told(row: sa.Row[Any], wait: scheduler.Wait, left_s: float, *, capped_at: d
         "due_at": row.due_at if wait.due_at is None else _moment(wait.due_at),
         "expected_start_at": None if start is None else _moment(start),
         "estimated_finish_at": None if start is None else _moment(start + left_s),
-        "capped_at": capped_at,
+        "barred_until": barred_now or row.barred_until,
+        "capped_at": row.capped_at if barred_now is None or row.started_at is not None else barred_now,  # of its first start
     }
 
 
@@ -104,9 +105,9 @@ def _promise(row: sa.Row[Any], promise: scheduler.Promise | None) -> dict[str, A
     return {**stored, "earliest": min(before, promise.start)}
 
 
-def _capped_anew(row: sa.Row[Any], now: datetime) -> bool:
-    """Whether it has to be written that the cap of its tenant, or what else no GPU ends, still keeps the job from its first start."""
-    return row.started_at is None and (row.capped_at is None or abs(now - row.capped_at) >= CAPPED_GRAIN)
+def _barred_anew(row: sa.Row[Any], now: datetime) -> bool:
+    """Whether it has to be written that the cap of its tenant, or what else no GPU ends, still keeps the job from GPUs."""
+    return row.barred_until is None or abs(now - row.barred_until) >= BARRED_GRAIN
 
 
 def _is_decided_anew(row: sa.Row[Any], wait: scheduler.Wait) -> bool:

@@ -1,11 +1,12 @@
 """What the policy decided becomes so: reservations for jobs that start, and requests to stop for jobs that make room.
 
-A round never waits for a row that somebody else holds: it leaves that job as it is, and the next round sees what became of it.
+A round does not wait for a row that somebody else holds, or only for a moment: it leaves that job as it is, and the next round sees what
+became of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +26,11 @@ PREEMPT = "preempt"
 """Value of ``jobs.stop_requested``."""
 PREEMPTION_REQUESTED = "preemption_requested"
 """Code of the event that tells a job that it is to make room."""
+LOCK_WAIT_MS = 500
+"""Followers write their rows twice a second, in some milliseconds; and half of the server's ``deadlock_timeout``, so that of two who wait
+for each other it is the round that gives way."""
+HELD = ("55P03", "40P01")
+"""What PostgreSQL answers who waited too long for a lock, or in a circle."""
 TRAINING = (JobState.PROVISIONING, JobState.RUNNING)
 
 
@@ -86,48 +92,67 @@ def _why_now(job: sa.Row[Any], start: scheduler.Start) -> str:
 def waited_s(job: sa.Row[Any], now: datetime) -> float:
     """Seconds in the queue, all stays at its place together, less what it was barred for in this one."""
     since: datetime = job.waiting_since or job.queued_at or job.created_at
-    return float(job.waited_s) + max(0.0, (now - max(since, job.capped_at or since)).total_seconds())
+    return float(job.waited_s) + max(0.0, (now - max(since, job.barred_until or since)).total_seconds())
 
 
 def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 60 else span_words(seconds)
 
 
-def ask_to_stop(conn: Connection, preempts: Sequence[scheduler.Preempt], now: datetime) -> list[scheduler.Preempt]:
-    """Ask running jobs for a checkpoint and their GPUs; returns those that were asked.
+def lock_to_stop(conn: Connection, job_ids: Collection[str]) -> dict[str, int]:
+    """Of running jobs, the attempts of those that can be asked to make room, locked until the transaction ends.
 
-    All who make room for one job are asked, or none of them: of a part of its GPUs it cannot start, and work would be lost for nothing.
-    So who has ended, was asked before, or is held by somebody else, spares the others for this round.
-
-    Locks are taken in the order in which the end of an attempt takes them: the reservation, then the job.
+    Left out is who has ended, was asked before, or is held by somebody else for longer than a moment. Locks are taken in the order in
+    which the end of an attempt takes them: the reservation, then the job.
     """
-    if not preempts:
-        return []
-    by_id = {p.job_id: p for p in preempts}
+    if not job_ids:
+        return {}
     active = sa.select(reservations.c.job_id, reservations.c.attempt).where(
-        among(reservations.c.job_id, by_id), reservations.c.released_at.is_(None), reservations.c.stop_asked_at.is_(None)
+        among(reservations.c.job_id, job_ids), reservations.c.released_at.is_(None), reservations.c.stop_asked_at.is_(None)
     )
-    held = conn.execute(active.order_by(reservations.c.job_id).with_for_update(skip_locked=True)).all()
-    attempt_of = {r.job_id: r.attempt for r in held}
-    attempt_of = {i: attempt_of[i] for i in _whole_sets(preempts, attempt_of)}
+    attempt_of = {r.job_id: r.attempt for r in _locked(conn, active.order_by(reservations.c.job_id))}
     training = sa.select(jobs.c.id).where(
         among(jobs.c.id, attempt_of), jobs.c.state.in_([s.value for s in TRAINING]), jobs.c.stop_requested.is_(None)
     )
-    asked = _whole_sets(preempts, set(conn.execute(training.order_by(jobs.c.id).with_for_update(skip_locked=True)).scalars()))
-    update_each(conn, jobs, [{"id": job_id, "stop_requested": PREEMPT} for job_id in asked])
+    return {r.id: attempt_of[r.id] for r in _locked(conn, training.order_by(jobs.c.id))}
+
+
+def _locked(conn: Connection, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    """Rows of `query`, locked; those that somebody holds for longer than :data:`LOCK_WAIT_MS` are left out."""
+    try:
+        with conn.begin_nested():
+            conn.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}"))
+            rows = conn.execute(query.with_for_update()).all()
+            conn.execute(sa.text("SET LOCAL lock_timeout TO DEFAULT"))
+            return rows
+    except sa.exc.OperationalError as error:
+        if getattr(error.orig, "pgcode", None) not in HELD:
+            raise
+    return conn.execute(query.with_for_update(skip_locked=True)).all()
+
+
+def ask_to_stop(
+    conn: Connection, preempts: Sequence[scheduler.Preempt], attempt_of: Mapping[str, int], now: datetime
+) -> list[scheduler.Preempt]:
+    """Ask running jobs, locked as `attempt_of`, for a checkpoint and their GPUs; returns those that were asked.
+
+    All who make room for one job are asked, or none of them: of a part of its GPUs it cannot start, and work would be lost for nothing.
+    """
+    asked = _whole_sets(preempts, attempt_of)
+    update_each(conn, jobs, [{"id": p.job_id, "stop_requested": PREEMPT} for p in asked])
     stops = [
-        {"job_id": i, "attempt": attempt_of[i], "stop_asked_at": now, "preempted_for": by_id[i].for_job}
-        for i in asked
+        {"job_id": p.job_id, "attempt": attempt_of[p.job_id], "stop_asked_at": now, "preempted_for": p.for_job}
+        for p in asked
     ]  # fmt: skip
     update_each(conn, reservations, stops, key=("job_id", "attempt"))
-    record_many(conn, [(i, _asked(by_id[i], attempt_of[i])) for i in asked], now=now)
-    return [by_id[i] for i in asked]
+    record_many(conn, [(p.job_id, _asked(p, attempt_of[p.job_id])) for p in asked], now=now)
+    return asked
 
 
-def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> list[str]:
+def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> list[scheduler.Preempt]:
     """Of those who are to make room, the ones of the jobs for which every one of them is `able` to."""
     refused = {p.for_job for p in preempts if p.job_id not in able}
-    return [p.job_id for p in preempts if p.for_job not in refused]
+    return [p for p in preempts if p.for_job not in refused]
 
 
 def _asked(preempt: scheduler.Preempt, attempt: int) -> Event:

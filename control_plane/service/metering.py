@@ -74,7 +74,16 @@ def report_ended(
 
 
 def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
-    """What is the tenant's of an attempt: when it made its first step and its last one that is kept, and what the database has of stops."""
+    """What is the tenant's of an attempt: when it made its first step and its last one that is kept, and what the database has of stops.
+
+    Where its measurements are gone (None) and a checkpoint of its own is not, it worked from its start until that was stored.
+    """
+    mine = checkpoints.c.job_id == job_id, checkpoints.c.attempt == attempt, checkpoints.c.retired_at.is_(None)
+    saved = conn.execute(sa.select(checkpoints.c.created_at).where(*mine).order_by(checkpoints.c.step.desc()).limit(1)).scalar()
+    if saved is not None:
+        this = attempts.c.job_id == job_id, attempts.c.attempt == attempt
+        began_at = began_at or conn.execute(sa.select(attempts.c.started_at).where(*this)).scalar()
+        kept_until = kept_until or saved
     asked = sa.select(reservations.c.stop_asked_at).where(reservations.c.job_id == job_id, reservations.c.attempt == attempt)
     from_step = sa.select(attempts.c.from_step).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
     ends = sa.select(meter_events.c.data).where(

@@ -53,8 +53,8 @@ def _queued() -> sa.Select[Any]:
     j = jobs.c
     return sa.select(
         j.id, j.tenant_id, j.tier, j.num_gpus, j.job_class, j.attempt, j.queued_at, j.created_at, j.waiting_since, j.waited_s,
-        j.started_at, j.capped_at, j.expected_s, j.total_steps, j.preemptions, j.due_at, j.promise, j.reason, j.reason_detail,
-        j.queue_position, j.ahead, j.expected_start_at, j.estimated_finish_at,
+        j.started_at, j.capped_at, j.barred_until, j.expected_s, j.total_steps, j.preemptions, j.due_at, j.promise,
+        j.reason, j.reason_detail, j.queue_position, j.ahead, j.expected_start_at, j.estimated_finish_at,
         j.request["spot"].astext.label("spot"),
         sa.case((j.attempt > 0, newest), else_=None).label("saved_step"),
     ).where(j.state == JobState.QUEUED)  # fmt: skip
@@ -97,7 +97,7 @@ def _waiting(r: sa.Row[Any]) -> scheduler.Waiting:
         preemptions=r.preemptions,
         due_at=None if r.due_at is None else _unix(r.due_at),
         promise=promise_of(r.promise),
-        barred_until=None if r.capped_at is None else _unix(r.capped_at),
+        barred_until=None if r.barred_until is None else _unix(r.barred_until),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -21,6 +21,9 @@ from control_plane.tables import attempts, jobs, reservations, scheduler_state
 
 SCHEDULER_LOCK = 0x66745F73
 """Advisory lock ("ft_s"): one scheduling decision at a time, however many schedulers run."""
+RERUNS = 2
+"""Times that a round decides again because somebody who was to make room cannot be asked. In the last one only those make room who are
+locked by then, so it comes about."""
 
 
 def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> list[scheduler.Decision]:
@@ -28,7 +31,9 @@ def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> lis
 
     1. Jobs that start get a reservation with a new fencing token, and their event says why it is now.
     2. Jobs that are to make room are asked for a checkpoint and their GPUs.
-    3. Jobs that wait are told why, where they stand, and what was promised to them; one whose stops did not come about is left as it is.
+    3. Jobs that wait are told why, where they stand, and what was promised to them.
+
+    Those who are to make room are locked before anything is done: starts beside them may rest on what they release.
 
     Rounds come one after the other, and one that dies leaves nothing. `available`: pools in place of the installation's.
     """
@@ -37,21 +42,34 @@ def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> lis
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEDULER_LOCK)))
         now = whole.clock()
         snapshot, rows = queue_reading.read(conn, pools(whole, conn) if available is None else available, now)
-        decisions = scheduler.schedule(snapshot, now=now.timestamp())
+        decisions, stoppable = _decide(conn, snapshot, now)
         waits = [d for d in decisions if isinstance(d, scheduler.Wait)]
         starts = granting.grant(conn, rows, [d for d in decisions if isinstance(d, scheduler.Start)], now)
         wanted = [d for d in decisions if isinstance(d, scheduler.Preempt)]
-        stops = granting.ask_to_stop(conn, wanted, now)
-        refused = {d.for_job for d in wanted} - {d.for_job for d in stops}
-        waits = [w for w in waits if w.job_id not in refused]  # what they would be told, and promised, is made of these stops
+        stops = granting.ask_to_stop(conn, wanted, stoppable, now)
         told = explaining.explain(
             conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, last=_last_told(conn),
             now=now,
         )  # fmt: skip
         overdue.report(conn, now)
-        took_s, queued = time.monotonic() - began, len(waits) + len(refused)
+        took_s, queued = time.monotonic() - began, len(waits)
         _count(conn, _Round(rows=rows, starts=starts, stops=stops, queued=queued, told=told, took_s=took_s), now)
     return [*starts, *stops, *waits]
+
+
+def _decide(conn: Connection, snapshot: scheduler.Snapshot, now: datetime) -> tuple[list[scheduler.Decision], dict[str, int]]:
+    """Decisions of which every stop can be asked for, and the attempts of the jobs that are locked for that."""
+    locked: dict[str, int] = {}
+    refused: set[str] = set()
+    for left in range(RERUNS, -1, -1):
+        running = [replace(r, stoppable=r.job_id in locked if left == 0 else r.job_id not in refused) for r in snapshot.running]
+        decisions = scheduler.schedule(replace(snapshot, running=running), now=now.timestamp())
+        wanted = {d.job_id for d in decisions if isinstance(d, scheduler.Preempt)}
+        locked |= granting.lock_to_stop(conn, wanted - set(locked))
+        if wanted <= set(locked):
+            break
+        refused |= wanted - set(locked)
+    return decisions, locked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

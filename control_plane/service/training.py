@@ -153,6 +153,10 @@ def follow(
         workload = _workload(platform, launcher, held, work_dir)
         attempts.must_hold(platform, held)  # to fetch what it needs took a while
         status = launcher.start_or_adopt(workload)
+    except NotAdmitted:
+        if launcher.status(held.workload).phase is not WorkloadPhase.ABSENT:  # one to adopt: nobody else follows it any more
+            launcher.stop(held.workload, grace_s=stop_grace_s)
+        raise
     except IntegrityError as error:
         if error.code != CHANGED:
             raise

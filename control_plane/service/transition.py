@@ -22,7 +22,7 @@ from control_plane.tables import job_events, jobs
 from ft_assets.errors import NotFound
 
 GPU_TIME_OVER = frozenset({*FINAL, JobState.EVALUATING})
-READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at", "capped_at")
+READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at", "barred_until")
 """Columns that the consequences of a move are made of."""
 
 
@@ -139,7 +139,7 @@ def _change(row: Mapping[str, Any], target: JobState, columns: Mapping[str, Any]
 def _consequences(target: JobState, row: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if row["state"] == JobState.QUEUED and row["waiting_since"] is not None:
-        since = max(row["waiting_since"], row["capped_at"] or row["waiting_since"])  # as long as it was barred it did not wait
+        since = max(row["waiting_since"], row["barred_until"] or row["waiting_since"])  # as long as it was barred it did not wait
         values |= {"waited_s": row["waited_s"] + max(0.0, (now - since).total_seconds())}
     if target is JobState.QUEUED:
         values |= {"queued_at": now, "waiting_since": now}

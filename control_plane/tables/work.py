@@ -47,6 +47,7 @@ jobs = sa.Table(
     timestamp("due_at", nullable=True),  # when it stops being overtaken
     timestamp("expected_start_at", nullable=True),
     timestamp("partition_retired_at", nullable=True),  # its key is gone from Dagster's lists; events and runs stay
+    timestamp("barred_until", nullable=True),  # when a cap, a suspension or what else no GPU ends last kept it from GPUs: no waiting
     timestamp("capped_at", nullable=True),  # until then its tenant's hard cap kept it from its first start
     sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
     sa.Column("tokens_per_s", sa.Float),

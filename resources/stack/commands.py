@@ -151,7 +151,7 @@ def down(settings: Settings) -> Ended:
         return Ended()
     with lock.held(files):
         stale = report.read(files.report)
-        left = tuple(s.name for s in lock.end_leftovers(stale)) if stale else ()
+        left = tuple(s.name for s in lock.end_leftovers(files, stale)[0]) if stale else ()
         lock.clean_stale(files)
         run_records.end_all(run_records.runs_dir(settings))  # also where no report told of a stack
         stopped = tuple(workloads.stop_all(settings))

@@ -105,18 +105,19 @@ def _members(pgid: int, created: float, stack_id: str) -> list[int]:
     return found
 
 
-def end_leftovers(stale: StackReport) -> list[ServiceReport]:
-    """End what a killed supervisor left running, last started first; returns the services that were ended."""
+def end_leftovers(files: StackFiles, stale: StackReport) -> tuple[list[ServiceReport], list[str]]:
+    """End what a killed supervisor left running, last started first; returns the services and the runs that were ended.
+
+    Forked runs, each in a session of its own, end before the stack's first service, which serves them (the database).
+    """
     found = leftovers(stale)
-    for s in reversed(found):
+    first = [s for s in found if s == stale.services[0]]
+    for s in reversed(found[len(first) :]):
         _end_group(s, stale.stack_id)
-    return found
-
-
-def end_runs(files: StackFiles) -> str:
-    """End forked runs that outlived their server and its supervisor: each is in a session of its own. What was ended, in words."""
-    ended = run_records.end_all(run_records.runs_of(files.home))
-    return f"; ended {len(ended)} of its runs" if ended else ""
+    runs = run_records.end_all(run_records.runs_of(files.home))
+    for s in first:
+        _end_group(s, stale.stack_id)
+    return found, runs
 
 
 def _end_group(s: ServiceReport, stack_id: str) -> None:
@@ -136,9 +137,9 @@ def clean_stale(files: StackFiles) -> str | None:
     if stale is None:
         files.endpoints.unlink(missing_ok=True)
         return None
-    ended = end_leftovers(stale)
-    runs = end_runs(files)
+    ended, runs = end_leftovers(files, stale)
     files.report.unlink(missing_ok=True)
     files.endpoints.unlink(missing_ok=True)
     what = f"ended what it had left running: {report.names(ended)}" if ended else "nothing of it was left running"
-    return f"the stack of pid {stale.pid} had gone without cleaning up (killed, or the machine restarted); {what}{runs}"
+    of_runs = f"; ended {len(runs)} of its runs" if runs else ""
+    return f"the stack of pid {stale.pid} had gone without cleaning up (killed, or the machine restarted); {what}{of_runs}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,14 @@ from control_plane.settings import Settings
 from ft_assets.errors import Unavailable
 from resources.launcher.identity import identity
 from resources.launcher.watch import write_json
-from resources.run_records import check_owned, living, read_record, record_path, runs_dir, socket_path
+from resources.run_records import address_file, check_owned, living, read_record, record_path, runs_dir, socket_path, told_socket
 from resources.run_server import RunServer
-from resources.stack import commands, lock, report
+from resources.stack import child, commands, lock, report
 from resources.stack.lock import StackFiles
-from resources.stack.report import Phase, StackReport
+from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
 
+RUNS = "open('/proc/{pid}/stat').read().split()[2] != 'Z'"
+"""Whether a process has not ended, as Python."""
 SLEEP = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(600)"]
 
 
@@ -90,6 +93,57 @@ def test_the_next_stack_ends_the_runs_of_one_that_was_killed_and_says_so(
     assert run.wait(1) == -signal.SIGTERM
 
 
+def test_the_runs_of_a_killed_stack_end_while_its_database_still_serves(settings: Settings, tmp_path: Path) -> None:
+    database = subprocess.Popen(SLEEP, start_new_session=True)
+    ends = f"import os, signal, time; signal.signal(15, lambda *_: os._exit(7 if {RUNS} else 8)); print(flush=True); time.sleep(600)"
+    run = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", ends.format(pid=database.pid)], start_new_session=True, stdout=subprocess.PIPE
+    )
+    try:
+        assert run.stdout is not None and run.stdout.readline()
+        body = {"pid": run.pid, "identity": identity(run.pid), "stack": "s", "instance_ref": ""}
+        write_json(record_path(runs_dir(settings), "one"), body)
+        first = ServiceReport(name="postgres", state=ServiceState.UP, pid=database.pid, create_time=child.create_time(database.pid))
+        stale = StackReport(stack_id="s", phase=Phase.READY, pid=1, create_time=1.0, since=1.0, services=(first,))
+        report.write_atomically(StackFiles(home=settings.home).report, stale.to_json())
+        assert commands.down(settings).leftovers == ("postgres",)
+        assert (run.wait(5), database.wait(5)) == (7, -signal.SIGTERM)
+    finally:
+        for process in (run, database):
+            process.kill()
+            process.communicate()
+
+
+def test_the_runs_of_a_server_without_a_stack_are_ended_by_that_server_alone(
+    settings: Settings, record: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    run = record("one", stack="")
+    commands.down(settings)
+    assert commands.supervisor(settings, lambda _report: None).when_idle() is None
+    assert run.poll() is None
+    with socket.socket(socket.AF_UNIX) as listener:
+        RunServer(directory=runs_dir(settings), stack="", ending=True).serve(listener)
+    assert run.wait(1) == -signal.SIGTERM
+
+
+def test_a_child_that_writes_no_record_is_ended_and_the_server_goes_on(settings: Settings) -> None:
+    server = os.fork()
+    if not server:
+        code = 1
+        try:
+            os.register_at_fork(after_in_child=lambda: time.sleep(600))
+            asked = RunServer(directory=runs_dir(settings), stack="s", record_timeout_s=0.2)
+            try:
+                asked._start("one", "no reference", ())
+            except TimeoutError:
+                (pid,) = asked.children
+                code = 0 if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(server, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def test_a_run_has_its_record_also_when_its_server_is_killed_as_it_forks(settings: Settings) -> None:
     directory = runs_dir(settings)
     server = os.fork()
@@ -142,16 +196,32 @@ def long_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setti
 def test_a_socket_outside_the_home_is_in_a_directory_of_this_user_alone(long_home: Settings) -> None:
     directory = socket_path(long_home).parent
     with pytest.raises(Unavailable, match="is not there"):
-        check_owned(long_home)
+        check_owned(long_home, directory / "a.sock")
     directory.mkdir(mode=0o700)
-    check_owned(long_home)
+    check_owned(long_home, directory / "a.sock")
     directory.chmod(0o770)
     with pytest.raises(Unavailable, match="mode 770"):
-        check_owned(long_home)
+        check_owned(long_home, directory / "a.sock")
     directory.rmdir()
     directory.symlink_to("/tmp")
     with pytest.raises(Unavailable, match="alone"):
-        check_owned(long_home)
+        check_owned(long_home, directory / "a.sock")
+
+
+def test_a_runtime_directory_that_does_not_exist_is_not_used(long_home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/not-there")
+    assert socket_path(long_home).parent == Path(f"/tmp/ft-runs-{os.getuid()}")
+
+
+def test_who_asks_for_a_run_finds_the_socket_that_the_server_chose(long_home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = socket_path(long_home)
+    runs_dir(long_home).mkdir(parents=True)
+    address_file(long_home).write_text(f"{chosen}\n")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert told_socket(long_home) == chosen != socket_path(long_home)
+    address_file(long_home).unlink()
+    address_file(long_home).symlink_to("/etc/hostname")
+    assert told_socket(long_home) == socket_path(long_home), "what somebody else may have written is not read"
 
 
 def test_somebody_elses_directory_is_refused(long_home: Settings) -> None:
@@ -161,4 +231,4 @@ def test_somebody_elses_directory_is_refused(long_home: Settings) -> None:
     directory.mkdir(mode=0o700)
     os.chown(directory, 12345, 12345)
     with pytest.raises(Unavailable, match="user 12345"):
-        check_owned(long_home)
+        check_owned(long_home, directory / "a.sock")

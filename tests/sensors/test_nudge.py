@@ -18,7 +18,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import jobs as jobs_table
 from control_plane.tables import reservations
-from ft_assets.errors import Unavailable
+from ft_assets.errors import FtError, Unavailable
 from resources.dagster_launches import DagsterLaunches
 from resources.database.engine import make_engine
 from sensors.nudge import LAUNCHES_AT_ONCE, Nudge, listen, run
@@ -138,6 +138,53 @@ def test_with_more_due_than_a_lap_and_no_webserver_the_round_ends_and_says_how_l
     assert len(refused) <= 3 * LAUNCHES_AT_ONCE, "one that is away is not asked for each of them"
     left = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
     assert len(left) == MAX_REQUESTS_PER_TICK < len(many)
+
+
+def test_a_run_that_dagster_refuses_keeps_no_other_back_and_is_left_to_the_sensors(
+    fresh_platform: Platform, instance: dg.DagsterInstance, many: list[str]
+) -> None:
+    asked: list[str] = []
+
+    class Refuses(DagsterLaunches):
+        def launch(self, request: dg.RunRequest) -> str:
+            asked.append(str(request.run_key))
+            if len(asked) == 1:
+                raise FtError("its configuration is not valid")
+            run_id = str(uuid.uuid4())
+            with fresh_platform.engine.begin() as conn:
+                run_launches.bind(conn, str(request.run_key), request.tags["ft/job"], run_id, by="nudge")
+            return run_id
+
+    launches = Refuses("http://127.0.0.1:9")
+    nudge = Nudge(fresh_platform, instance, launches)
+    assert sorted(nudge.round()) == sorted(asked[1:])
+    assert (len(asked), len(set(asked)), nudge.pause_s) == (len(many), len(many), 0.0)
+    assert nudge.round() == [], "nor is it asked for again at once"
+    launches.close()
+    (left,) = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
+    assert left.run_key == asked[0]
+
+
+def test_after_a_pause_the_next_round_needs_no_word(fresh_platform: Platform) -> None:
+    times: list[float] = []
+    ending = threading.Event()
+
+    def heard() -> float:
+        times.append(time.monotonic())
+        if len(times) > 2:
+            ending.set()
+        return 0.3 if len(times) == 1 else 0.2
+
+    engine = make_engine(fresh_platform.engine.url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
+    thread = threading.Thread(target=listen, args=(engine, heard, ending))
+    thread.start()
+    until(lambda: len(times) == 1)
+    with fresh_platform.engine.begin() as conn:
+        conn.execute(sa.text("SELECT pg_notify('ft_queue', '')"))
+    thread.join(10)
+    engine.dispose()
+    assert len(times) == 3
+    assert times[1] - times[0] >= 0.3, "a word ends no pause"
 
 
 def test_a_nudge_that_is_ending_asks_for_nothing(fresh_platform: Platform, instance: dg.DagsterInstance, many: list[str]) -> None:

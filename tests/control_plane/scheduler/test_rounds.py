@@ -140,15 +140,26 @@ def test_a_stop_that_takes_longer_than_the_handshake_moves_the_promise_by_anothe
     assert isinstance(released["grand"], Start) and isinstance(released["long"], Wait)
 
 
-def test_if_one_of_several_was_not_asked_to_stop_it_is_looked_for_again() -> None:
+def test_while_somebody_stops_for_a_job_no_others_are_looked_for_until_the_handshake_is_over() -> None:
     grand = replace(GRAND, num_gpus=4, promise=promised(NOW + 50))
-    asked = replace(
-        running("a", 2, ends_in=20 * HOUR, ran=HOUR, node="node-0"), stopping=True, stopping_for="grand", stopping_since=NOW - 10
-    )
+    long = running("a", 2, ends_in=20 * HOUR, ran=HOUR, node="node-0")
+    asked, late = (replace(long, stopping=True, stopping_for="grand", stopping_since=NOW - since) for since in (10, 61.5))
     missed = running("b", 2, ends_in=20 * HOUR, ran=HOUR, node="node-0")
-    assert stopped([grand], [asked, missed], pool(4)) == [("b", "grand")]
-    both = replace(missed, stopping=True, stopping_for="grand", stopping_since=NOW - 10)
-    assert stopped([grand], [asked, both], pool(4)) == []
+    assert stopped([grand], [asked, missed], pool(4)) == []
+    assert stopped([grand], [late, missed], pool(4)) == [("b", "grand")]
+
+
+def test_a_job_that_others_stop_for_is_promised_what_they_release_however_many_hold_promises() -> None:
+    asked = replace(
+        running("a", 4, ends_in=20 * HOUR, ran=HOUR, node="node-0"), stopping=True, stopping_for="grand", stopping_since=NOW - 10
+    )
+    first = waiting(
+        "first", tier="premium", gpus=8, expected=600, promise=promised(NOW + 5 * HOUR, placement=(("node-0", 4), ("node-1", 4)))
+    )
+    held = [asked, running("b", 4, ends_in=5 * HOUR, tier="premium", node="node-1")]
+    decisions = decide([first, replace(GRAND, num_gpus=4)], held, pool(8, per_node=4), rules=STILL)
+    promise = promise_of(decisions, "grand")
+    assert promise is not None and (promise.start, promise.placement) == (NOW + 50, (("node-0", 4),))
 
 
 def test_a_promise_that_was_missed_is_not_waited_for() -> None:

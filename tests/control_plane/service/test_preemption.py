@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.jobs import JobState
-from control_plane.protocols import WorkloadStatus
+from control_plane.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.quotas import HARD_CAP_REACHED
 from control_plane.service import attempts, capping, jobs, ledger, ledger_check, past_attempts, preemption, queue_reading, scheduling
 from control_plane.service.attempts import Claim, Ending
@@ -161,6 +161,28 @@ def test_a_follower_whose_attempt_was_released_meanwhile_starts_nothing(new_job:
     with pytest.raises(NotAdmitted, match=r"attempt 1 of job .* was released"):
         job.follow(held)
     assert (job.launcher.names, attempt_rows(job)[0].started_at) == ([], None)
+
+
+def test_a_workload_whose_attempt_was_released_meanwhile_is_stopped_by_who_would_adopt_it(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    held, thread, _ = job.following(Scenario(steps=9, every=100, hold_at=3))
+    until(lambda: row(job)["step"] == 3)
+    survivor = job.launcher
+    job.launcher = ReleasedMeanwhile(job)
+    with pytest.raises(NotAdmitted):
+        job.follow(held)
+    assert survivor.status(held.workload).phase is WorkloadPhase.EXITED
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_what_it_kept_is_known_also_where_its_measurements_are_gone(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3))
+    thread.join(20)
+    lost = replace(endings[0], began_at=None, kept_until=None)
+    assert attempts.finish(job.platform, held, lost) is JobState.QUEUED
+    assert paid(job)[1] > 0, "its checkpoint is in the database"
 
 
 def test_an_attempt_has_ended_also_where_nothing_can_be_forecast(new_job: Callable[..., Job], caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.queue_reading import placement_of, promise_of
 from control_plane.service.set_based import update_each
 from control_plane.service.transition import Move, transition_many
-from control_plane.tables import job_events, outbox, reservations, scheduler_state
+from control_plane.tables import job_events, outbox, reservations, scheduler_state, tenants
 from control_plane.tables import jobs as jobs_table
 from ft_assets.errors import Conflict, NotFound
 from tests.faults.loop_world import POOLS, Planned, World, build
@@ -29,11 +30,19 @@ SHAPES = (("standard", 2, 0, 12), ("standard", 2, 0, 12), ("free", 1, 0, 12), ("
 
 
 @pytest.fixture
-def world(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], tmp_path: Path) -> World:
-    file = tmp_path / "pools.yaml"
-    file.write_text(POOLS)
-    made = build(new_platform(pools=str(file)), tmp_path, write_chat_rows(), shapes=SHAPES)
-    return made.over(made.platform.engine)
+def new_world(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], tmp_path: Path) -> Callable[..., World]:
+    def make(shapes: Sequence[tuple[str, int, int, int]]) -> World:
+        file = tmp_path / "pools.yaml"
+        file.write_text(POOLS)
+        made = build(new_platform(pools=str(file)), tmp_path, write_chat_rows(), shapes=shapes)
+        return made.over(made.platform.engine)
+
+    return make
+
+
+@pytest.fixture
+def world(new_world: Callable[..., World]) -> World:
+    return new_world(SHAPES)
 
 
 def row(world: World, job_id: str) -> Any:
@@ -145,7 +154,7 @@ def test_a_job_that_makes_room_is_asked_once_and_told_why(world: World) -> None:
     before = state(world).preemptions
     for _ in range(2):
         with world.platform.engine.begin() as conn:
-            asked = granting.ask_to_stop(conn, [stop], world.now())
+            asked = granting.ask_to_stop(conn, [stop], granting.lock_to_stop(conn, [job.job_id]), world.now())
     assert asked == [] and row(world, job.job_id).stop_requested == "preempt"
     with world.platform.engine.connect() as conn:
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job.job_id)).one()
@@ -162,8 +171,7 @@ def test_a_job_whose_pause_was_asked_for_is_not_asked_to_make_room(world: World)
     scheduling.place(world.platform)
     jobs.pause(world.platform, job.tenant, job.job_id)
     with world.platform.engine.begin() as conn:
-        stop = Preempt(job_id=job.job_id, for_job="x", lost_s=1.0, detail="room")
-        assert granting.ask_to_stop(conn, [stop], world.now()) == []
+        assert granting.lock_to_stop(conn, [job.job_id]) == {}
     assert row(world, job.job_id).stop_requested == "pause"
 
 
@@ -186,17 +194,58 @@ def test_of_those_who_make_room_for_one_job_all_are_asked_or_none(world: World, 
     with world.platform.engine.begin() as conn:
         conn.execute(held)
         decided = scheduling.place(world.platform)
-    assert [d for d in decided if isinstance(d, Preempt) or d.job_id == waiting.job_id] == []
+    assert [d for d in decided if isinstance(d, Preempt)] == []
     assert [row(world, v.job_id).stop_requested for v in victims] == [None, None]
     left = row(world, waiting.job_id)
-    assert (left.promise, left.reason) == (None, None), "what it would be told is made of stops that were not asked for"
+    assert left.reason == "WaitingForQuota", "what it is told is made of no stops that were not asked for"
+    assert left.promise["start"] > world.now().timestamp() + 3600, "it is promised what they give back at their ends"
     after = state(world)
-    assert (after.promises, after.preemptions, after.queued) == (before.promises, before.preemptions, 1)
+    assert (after.promises, after.preemptions, after.queued) == (before.promises + 1, before.preemptions, 1)
     scheduling.place(world.platform)
     assert [row(world, v.job_id).stop_requested for v in victims] == ["preempt", "preempt"]
     told = row(world, waiting.job_id)
     assert told.promise is not None and told.reason == "WaitingForPreemptedWorkloads"
     assert (state(world).promises, state(world).preemptions) == (before.promises + 1, before.preemptions + 2)
+
+
+def test_what_starts_rests_on_no_stop_that_cannot_be_asked_for(new_world: Callable[..., World]) -> None:
+    """Were the first stopped, the premium job would have its node, and the small one could start beside the second, for hours."""
+    shapes = (("standard", 2, 0, 24), ("standard", 1, 0, 12), ("premium", 2, 0, 6), ("free", 1, 0, 12), ("standard", 1, 0, 1))
+    world = new_world(shapes)
+    victim, near_its_end = queued(world, 0, 1)
+    scheduling.place(world.platform)
+    for one in (victim, near_its_end):
+        held = attempts.claim(world.platform, one.tenant, one.job_id)
+        attempts.mark_started(world.platform, held, from_step=0, started_at=world.now().timestamp())
+    world.set_tick(10)
+    premium, small = queued(world, 2, 3)
+    held = sa.select(jobs_table).where(jobs_table.c.id == victim.job_id).with_for_update()
+    for _ in range(2):
+        with world.platform.engine.begin() as conn:
+            conn.execute(held)
+            scheduling.place(world.platform)
+        promise = row(world, premium.job_id).promise
+        assert promise["start"] == world.now().timestamp() + 1200 and row(world, small.job_id).state == "queued"
+    scheduling.place(world.platform)
+    assert (row(world, victim.job_id).stop_requested, row(world, small.job_id).state) == ("preempt", "provisioning")
+    assert row(world, premium.job_id).promise["start"] < promise["start"]
+
+
+@pytest.mark.parametrize("table", [reservations, jobs_table])
+def test_a_row_that_its_follower_writes_just_now_is_waited_for(world: World, table: sa.Table) -> None:
+    (job,) = queued(world, 0)
+    scheduling.place(world.platform)
+    column, waits = table.c.id if table is jobs_table else table.c.job_id, sa.text("SHOW lock_timeout")
+    with world.platform.engine.connect() as follower, world.platform.engine.begin() as conn:
+        follower.execute(sa.select(column).where(column == job.job_id).with_for_update())
+        done = threading.Timer(0.1, follower.commit)
+        done.start()
+        assert granting.lock_to_stop(conn, [job.job_id]) == {job.job_id: 1}
+        done.join()
+        assert conn.execute(waits).scalar_one() == follower.execute(waits).scalar_one()
+        with world.platform.engine.begin() as other:
+            assert granting.lock_to_stop(other, [job.job_id]) == {}, "it is waited for no longer than a moment"
+            assert other.execute(waits).scalar_one() == follower.execute(waits).scalar_one()
 
 
 def test_a_promise_that_could_not_be_written_is_not_counted(world: World) -> None:
@@ -241,10 +290,26 @@ def test_as_long_as_a_job_was_barred_it_has_not_waited(world: World) -> None:
     (job,) = queued(world, 0)
     world.set_tick(4)
     with world.platform.engine.begin() as conn:
-        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.job_id).values(capped_at=world.now()))
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.job_id).values(barred_until=world.now()))
     world.set_tick(5)
     (waiting,) = queue_reading.queue_snapshot(world.platform).waiting
     assert waiting.waited(world.now().timestamp()) == 600.0
+    scheduling.place(world.platform)
+    assert row(world, job.job_id).waited_s == 600.0 and events(world, job.job_id)[-1].data["waited_s"] == 600.0
+
+
+def test_a_job_that_had_started_once_does_not_wait_either_while_its_tenant_is_suspended(world: World) -> None:
+    (job,) = queued(world, 0)
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.job_id).values(started_at=world.now()))
+        conn.execute(sa.update(tenants).where(tenants.c.id == job.tenant).values(suspended_at=world.now(), suspended_reason="unpaid"))
+    world.set_tick(4)
+    scheduling.place(world.platform)
+    told = row(world, job.job_id)
+    assert (told.reason, told.barred_until, told.capped_at) == ("TenantSuspended", world.now(), None), "its first start was before"
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.update(tenants).where(tenants.c.id == job.tenant).values(suspended_at=None, suspended_reason=None))
+    world.set_tick(5)
     scheduling.place(world.platform)
     assert row(world, job.job_id).waited_s == 600.0 and events(world, job.job_id)[-1].data["waited_s"] == 600.0
 

@@ -25,6 +25,7 @@ JOBS: tuple[sa.Column[Any], ...] = (
     sa.Column("preemptions", sa.Integer(), nullable=False, server_default="0"),
     sa.Column("waiting_since", MOMENT),
     sa.Column("due_at", MOMENT),
+    sa.Column("barred_until", MOMENT),
     sa.Column("expected_start_at", MOMENT),
     sa.Column("partition_retired_at", MOMENT),
 )
@@ -65,6 +66,7 @@ def upgrade() -> None:
     op.execute("UPDATE jobs SET waiting_since = queued_at, modelled_s = expected_s WHERE queued_at IS NOT NULL")
     # one that came back keeps queued_at, so the time that it ran lies after it; since when it waits again nobody has written
     op.execute("UPDATE jobs SET waiting_since = now() WHERE state = 'queued' AND attempt > 0")
+    op.execute("UPDATE jobs SET barred_until = capped_at WHERE state = 'queued'")
     # how many parameters a base model has is in its catalogue, not here: adapters on those of the 70B class that are in the queue by now
     # stay "lora" to their ends, and may be given any pool that takes those; until this revision pools took every class
     op.execute(
