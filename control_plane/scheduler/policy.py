@@ -12,8 +12,8 @@ from control_plane.scheduler.forecast import forecast
 from control_plane.scheduler.model import Ahead, Decision, Preempt, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
 from control_plane.scheduler.order import factors, order, overdue
 from control_plane.scheduler.placement import PoolRooms
-from control_plane.scheduler.promises import ROUNDING_S, TIE_S, Promises, length
-from control_plane.scheduler.rooms import NEVER
+from control_plane.scheduler.promises import TIE_S, Promises, length
+from control_plane.scheduler.rooms import NEVER, ROUNDING_S
 from control_plane.scheduler.rules import DEFAULT, Rules
 
 _Kind = tuple[int, str, bool, tuple[str, ...]]

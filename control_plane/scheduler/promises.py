@@ -7,12 +7,10 @@ from dataclasses import replace
 
 from control_plane.scheduler.model import Promise, Waiting
 from control_plane.scheduler.placement import PoolRooms
-from control_plane.scheduler.rooms import NEVER
+from control_plane.scheduler.rooms import NEVER, ROUNDING_S
 
 TIE_S = 1.0
 """Moments closer than this are one: ends and rounds come in whole events, a plan is not changed for less."""
-ROUNDING_S = TIE_S / 2
-"""Two promises may overlap by this, and what starts may reach so far into one: neither holds up the other, and together they are no tie."""
 
 
 class Promises:
@@ -34,6 +32,8 @@ class Promises:
         for start, _, job, promise in sorted(held, key=lambda h: h[:2]):
             if job.waiting_since is not None and promise.made_at < job.waiting_since:
                 continue  # one of an earlier stay is void
+            if sum(n for _, n in promise.placement) != job.num_gpus:
+                continue  # it was made for another width of the gang
             if promise.pool not in pools[job.job_id] or not self.rooms[promise.pool].can_hold(promise.placement):
                 continue
             real = self.rooms[promise.pool].when_free(promise.placement, job.tier, length(job), start)

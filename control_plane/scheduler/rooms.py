@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 NEVER = math.inf
+ROUNDING_S = 0.5
+"""Half of the second below which moments are one: what ends so little after a promise begins does not hold it up, and two promises may
+overlap by it. Sums of floating-point seconds differ by far less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Room:
         insort(self.ends, (end, num_gpus, job_id))
         self._times = None
         if self._checks:
-            self._checks = [(t, slack - num_gpus if t < end else slack) for t, slack in self._checks]
+            self._checks = [(t, slack - num_gpus if t < end - ROUNDING_S else slack) for t, slack in self._checks]
 
     def claim(self, claim: Claim) -> None:
         self.claims.append(claim)
@@ -80,10 +83,10 @@ class Room:
             self._given = list(accumulate((n for _, n, _ in self.ends), initial=0))
         return self._times
 
-    def available(self, time: float) -> int:
-        """GPUs free at `time` if running jobs end as expected, promised ones are held, and nothing else starts."""
+    def available(self, time: float, *, early: float = 0.0) -> int:
+        """GPUs free at `time` if running jobs end `early` before it is expected, promised ones are held, and nothing else starts."""
         times = self._timeline()
-        free = self.free + self._given[bisect_right(times, time)]
+        free = self.free + self._given[bisect_right(times, time + early)]
         for c in self.claims:
             if c.start <= time < c.end:
                 free -= c.num_gpus
@@ -94,7 +97,7 @@ class Room:
         if self.free < num_gpus:
             return False
         if self._checks is None:
-            self._checks = [(t, self.available(t)) for t in sorted({c.start for c in self.claims})]
+            self._checks = [(t, self.available(t, early=ROUNDING_S)) for t in sorted({c.start for c in self.claims})]
         for start, slack in self._checks:
             if start >= until:
                 return True
