@@ -62,8 +62,8 @@ def test_a_tenant_reads_its_queue_and_each_job_says_the_same(world: Queued, api:
 
 def test_openais_client_reads_a_job_that_waits(world: Queued, api: httpx.Client) -> None:
     mine = world.tenant()
-    world.job(mine)
-    waits = world.job(mine)
+    world.job(mine, hours=1)
+    waits = world.job(mine, hours=3)
     world.round()
     with openai.OpenAI(base_url=f"{api.base_url}/v1", api_key=world.key(mine)) as client:
         job = client.fine_tuning.jobs.retrieve(waits)

@@ -204,7 +204,7 @@ def test_answers_of_one_label_end_the_preparation_with_the_reason(platform: Plat
     ("row", "method", "wanted"),
     [
         (preferences, "dpo", [f"It is {i}, of course." for i in range(120)]),
-        (judgements, "kto", [f"It is {i}." for i in range(120) if i % 3]),
+        pytest.param(judgements, "kto", [f"It is {i}." for i in range(120) if i % 3], marks=pytest.mark.slow),
         (chats, "sft", [f"It is {i}." for i in range(120)]),
         (documents, "cpt", []),
     ],
