@@ -133,7 +133,7 @@ def configure(service: str, *, stream: str = "stderr", plain: bool = False, env:
 
 
 def configure_packages(service: str) -> None:
-    """Log what our own packages say, in a process whose other logs are somebody else's: Dagster's."""
+    """Log what our own packages say, in a process whose other logs belong to Dagster."""
     for name in PACKAGES:
         logger = logging.getLogger(name)
         if not any(isinstance(h, _Standard) for h in logger.handlers):

@@ -77,7 +77,7 @@ class OneLinePerOutage(logging.Filter):
 
 
 class Logger(logging.Logger):
-    """For a process whose handlers are somebody else's: ``logging.setLoggerClass(outages.Logger)`` before its modules are imported."""
+    """Where another library sets the handlers: call ``logging.setLoggerClass(outages.Logger)`` before its modules are imported."""
 
     _filter = OneLinePerOutage()
 

@@ -82,7 +82,7 @@ class SmtpMailer:
     def _message(self, to: str, subject: str, text: str, message_id: str) -> EmailMessage:
         """The message; what could become a header of its own is refused, by us and by the policy."""
         if not is_address(to):
-            raise Conflict("the member's e-mail address is none that a message can be sent to; correct it", code="mail_refused")
+            raise Conflict("no message can be sent to the member's e-mail address; correct it", code="mail_refused")
         message = EmailMessage(policy=SMTP)
         message["From"] = self._sender
         message["To"] = to

@@ -142,7 +142,7 @@ def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.
             time.sleep(BURST_S)
             try:
                 raw.poll()
-            except psycopg2.Error as error:  # SQLAlchemy wraps none that this connection raises itself
+            except psycopg2.Error as error:  # errors of this raw connection are not wrapped by SQLAlchemy
                 conn.invalidate(error)
                 raise Unavailable(f"the connection that listens to {CHANNEL} was lost: {error}") from error
             if raw.notifies:

@@ -143,7 +143,7 @@ def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, An
 
 
 def unnamed(models_dir: Path, version: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Path | None:
-    """The directory that was fetched for `version`, if nothing in `entries` names it any more; None for files that are somebody else's."""
+    """The directory that was fetched for `version`, if nothing in `entries` names it any more; None for files that this did not fetch."""
     path = version.get("path")
     named = [e.get("path") for entry in entries.values() for e in (entry, entry.get("next") or {}, *entry.get("previous", ()))]
     return None if path in named else _fetched(models_dir, path)
@@ -161,7 +161,7 @@ def pinned(entry: dict[str, Any], model: BaseModel, models_dir: Path) -> dict[st
 
 
 def _fetched(models_dir: Path, path: str | None) -> Path | None:
-    """The directory that was fetched for an entry: one directly below `models_dir`. None for files that are somebody else's."""
+    """The directory that was fetched for an entry: one directly below `models_dir`. None for files that this did not fetch."""
     if path is None or Path(path).is_absolute():
         return None
     found = models_dir / path

@@ -17,7 +17,7 @@ HELD = sa.select(reservations.c.placement, reservations.c.devices).where(reserva
 
 
 def assign(conn: Connection, starts: Sequence[scheduler.Start]) -> list[list[list[int]]]:
-    """Device numbers for each of `starts`, node by node as in its placement; none that another reservation holds."""
+    """Device numbers for each of `starts`, node by node as in its placement; never one that another reservation holds."""
     held = defaultdict[str, set[int]](set)
     for placement, numbers in conn.execute(HELD):
         for (node, _), of_node in zip(placement, numbers, strict=False):

@@ -69,7 +69,7 @@ def retried_for(retries: str | None, read_timeout: str | None) -> timedelta | No
 
 
 def _number(text: str | None, *, default: float) -> float:
-    """What is no number, or none that an interval could be made of, is as if it were not there."""
+    """A value that is not a number, or too large for an interval, is ignored."""
     try:
         value = float(text or default)
     except ValueError:

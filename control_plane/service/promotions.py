@@ -192,7 +192,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
     if served and told & accepted:
         return
     if served:
-        why = f"base_digest_mismatch: the catalogue's {previous.base_model} is none that it is accepted on; evaluate it there"
+        why = f"base_digest_mismatch: the catalogue's {previous.base_model} is not one that it was accepted on; evaluate it there"
     raise Conflict(
         f"adapter {current.id} goes on being served: no server can answer with {previous.id}, the one before it ({why}); "
         "try again, mend that, promote another one, or deprecate this one to stop serving it",

@@ -56,7 +56,7 @@ class Family:
     """Trees that begin with the same tokens."""
 
     prefix: int
-    """How many tokens they have in common that are read once; 0: none that are worth it."""
+    """How many tokens they have in common that are read once; 0 where sharing would not pay."""
     trees: tuple[Tree, ...]
 
 

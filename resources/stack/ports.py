@@ -41,7 +41,7 @@ def holder(port: int) -> str:
 
 
 def listens(leader: int, port: int) -> bool:
-    """Whether a process of the group that `leader` leads listens on `port`: an answer may come from somebody else's server."""
+    """Whether a process of the group that `leader` leads listens on `port`: an answer may come from another program's server."""
     for process in _group(leader):
         try:
             found = process.net_connections(kind="tcp")

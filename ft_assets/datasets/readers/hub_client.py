@@ -2,7 +2,7 @@
 
 It runs apart because huggingface_hub reads its environment once, when it is imported: the platform works offline by default,
 and only the endpoint that its operator has set may be asked. The token stands in the request, never in arguments or a file, and
-where there is none, none that the machine may hold is used.
+without one, a token that the machine may hold is not used.
 
     {"op": "sha", repo, revision}             -> {"sha": ...}          (repo_type, if not "dataset", in each)
     {"op": "list", repo, revision}            -> {"files": [{"path", "size", "oid", "sha256"}], "readme": text}

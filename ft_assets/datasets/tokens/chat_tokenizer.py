@@ -3,7 +3,7 @@
 Ids and assistant masks equal those of ``apply_chat_template(..., return_assistant_tokens_mask=True)`` of the transformers library,
 without importing it. The rules:
 
-1. Chat: loss on the assistant's turns (see ``turns``), each with the token that ends it, but on none that the template rewrites once
+1. Chat: loss on the assistant's turns (see ``turns``), each with the token that ends it, but not on turns that the template rewrites once
    more messages follow, with `train_on_inputs` either.
 2. A message of weight 0 carries no loss. With `train_on_inputs` everything else does; ``"auto"`` is no for conversations.
 3. Text: every token, and the end-of-sequence token after it.
@@ -346,7 +346,7 @@ class ChatTokenizer:
         return self._filled(example, spelled) or self._rendered(example, spelled)
 
     def _filled(self, example: Example, spelled: Mapping[str, str]) -> _Layout | None:
-        """The layout by the pattern of the example's roles; None where there is none that holds."""
+        """The layout by the pattern of the example's roles; None where no layout holds."""
         self._chat_template()
         contents = plain_contents(example)
         if contents is None:
