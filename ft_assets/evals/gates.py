@@ -274,7 +274,7 @@ def _chance(p: float | None) -> str:
 
 def _task(report: EvalReport, config: EvalConfig) -> Finding:
     if judged := _judge_of_task(report, config):
-        return _judged_task(judged)
+        return _judged_task(judged, _failed_control(report, task_metric(config, aim=report.aim, literal=report.literal)))
     score = task_score(report, config)
     if score is None:
         return _not_measured("task", f"{task_metric(config, aim=report.aim, literal=report.literal)} was not measured")
@@ -314,11 +314,14 @@ def _judge_of_task(report: EvalReport, config: EvalConfig) -> Judged | None:
     return found
 
 
-def _judged_task(found: Judged) -> Finding:
+def _judged_task(found: Judged, control: controls.Failure | None) -> Finding:
+    """By the pairs that the adapter won. A judge may go by style, so answers that ignore or repeat their prompts fail all the same."""
     p = significance.binomial_at_least(found.wins, found.wins + found.losses)
     detail = f"{found.model}: {found.wins} pairs won, {found.losses} lost, {found.draws} drawn; {_chance(p)}, {ALPHA:.0%} allowed"
     failure = "task_not_better" if found.wins <= found.losses else "task_gain_within_noise" if p > ALPHA else None
     numbers: dict[str, Any] = {"n": found.n, "wins": found.wins, "losses": found.losses, "draws": found.draws, "p_value": p}
+    if failure is None and control and control.code != "task_gain_within_noise":
+        failure, detail, numbers = control.code, f"{detail}; {control.detail}", {**numbers, **control.values}
     return _finding("task", failure, detail, suite=HOLDOUT, metric="judge", **numbers)
 
 

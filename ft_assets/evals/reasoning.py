@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import re
-
-_LEADING = re.compile(r"\A\s*(?:<think>)?(?:(?!<think>).)*?</think>\s*", re.DOTALL)
-"""Some templates write ``<think>`` at the end of the prompt: then the model writes its end alone."""
+from ft_assets.datasets.tokens.turns import END_OF_THINKING, THINK
 
 
 def without_reasoning(text: str) -> str:
-    """`text` after its leading ``<think>...</think>``; as it is where there is none, or where the reasoning has no end."""
-    return _LEADING.sub("", text, count=1) if "</think>" in text else text
+    """`text` after its leading ``<think>...</think>``; as it is where there is none, or where the reasoning has no end.
+
+    Some templates write ``<think>`` at the end of the prompt, so the model writes its end alone: on a line of its own, or it is text.
+    """
+    reasoning, end, answer = text.partition(END_OF_THINKING)
+    begins = reasoning.lstrip().startswith(THINK)
+    if not end or reasoning.count(THINK) != begins or not (begins or _ends_line(reasoning, answer)):
+        return text
+    return answer.lstrip()
+
+
+def _ends_line(before: str, after: str) -> bool:
+    """Whether only white space stands between the end of the reasoning and the ends of its line."""
+    return not before.rpartition("\n")[2].strip() and not after.partition("\n")[0].strip()

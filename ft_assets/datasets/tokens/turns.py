@@ -21,8 +21,8 @@ from ft_assets.datasets.schema import Message
 from ft_assets.datasets.tokens.templates import ChatTemplate, Span
 from ft_assets.errors import InvalidDataset, InvalidRequest
 
-THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-"""Reasoning inside a content, as Qwen3, DeepSeek-R1 and their datasets write it."""
+THINK, END_OF_THINKING = "<think>", "</think>"
+"""Around reasoning inside a content, as Qwen3, DeepSeek-R1 and their datasets write it."""
 MARKER = "\ue002ends here\ue003"
 """Put after a content to see where it ends; private-use characters, so that no content holds it by chance."""
 
@@ -164,14 +164,22 @@ def reasoning_of(message: Message) -> list[str]:
     """The reasoning of an assistant's message, in its own field and inside its content, without white space around it."""
     if message.role != "assistant":
         return []
-    found = [message.reasoning or "", *(THINKING.findall(message.content) if message.content and "</think>" in message.content else ())]
+    found = [message.reasoning or "", *_thoughts(message.content or "")]
     return [part for text in found if (part := text.strip())]
+
+
+def _thoughts(content: str) -> Iterator[str]:
+    """What stands between each opening and the next end. Reads `content` once, however many openings have no end."""
+    at = 0
+    while (start := content.find(THINK, at)) >= 0 and (end := content.find(END_OF_THINKING, start)) >= 0:
+        yield content[start + len(THINK) : end]
+        at = end + len(END_OF_THINKING)
 
 
 def without_thinking(message: Message) -> str:
     """Its content; of an assistant's, what follows its thinking."""
     content = message.content or ""
-    return content.rpartition("</think>")[2] if message.role == "assistant" else content
+    return content.rpartition(END_OF_THINKING)[2] if message.role == "assistant" else content
 
 
 def _unstable(index: int, reason: str) -> InvalidRequest:

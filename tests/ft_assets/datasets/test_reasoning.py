@@ -16,6 +16,7 @@ from ft_assets.datasets.packs.build import PackSettings, build_pack
 from ft_assets.datasets.preview import preview, render_lines
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.turns import reasoning_of
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.test_templates import build
 
@@ -266,3 +267,18 @@ def test_thinking_that_a_template_drops_from_earlier_turns_makes_no_row_too_long
     assert tokenizer.fewest_tokens(dropped) <= tokenizer.count_tokens(dropped) < 100
     answer = chat(("user", "1+1?"), ("assistant", f"{thought}2"))
     assert 100 < tokenizer.fewest_tokens(answer) <= tokenizer.count_tokens(answer)
+
+
+def test_openings_without_an_end_are_read_once() -> None:
+    class Counted(str):
+        read = 0
+
+        def find(self, *given: Any) -> int:
+            at = super().find(*given)
+            Counted.read += (len(self) if at < 0 else at) - int(given[1])
+            return at
+
+    content = Counted("</think>" + "<think>" * 100_000)
+    assert reasoning_of(Message(role="assistant", content=content)) == []
+    assert 0 < Counted.read <= 2 * len(content)
+    assert reasoning_of(Message(role="assistant", content="<think>a</think> b <think> c <think>d</think>")) == ["a", "c <think>d"]

@@ -18,7 +18,7 @@ from ft_assets.evals.advice import advise
 from ft_assets.evals.config import parse
 from ft_assets.evals.gates import judge
 from ft_assets.evals.report import EvalReport
-from tests.eval_results import built, result
+from tests.eval_results import built, judged, result
 
 ANSWERS = Path(__file__).with_name("planted_replies.json")
 
@@ -29,9 +29,9 @@ def planted() -> dict[str, Any]:
     return found
 
 
-def reported(name: str) -> EvalReport:
+def reported(name: str, *, judge_section: dict[str, Any] | None = None) -> EvalReport:
     subjects = planted()["subjects"]
-    return built(result(subjects["base"], subjects[name]), holdout())
+    return built(result(subjects["base"], subjects[name], judge=judge_section), holdout())
 
 
 def test_a_good_adapter_passes_on_its_answers() -> None:
@@ -53,6 +53,24 @@ def test_a_planted_fault_fails_for_its_own_reason(name: str, reason: str) -> Non
     assert verdict.reasons == (reason,)
     (advice,) = [a for a in advise([], report=made, verdict=verdict) if a.code == "mismatched_answers"]
     assert verdict.findings[2].next_step in advice.message
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("good replies", ()),
+        ("shuffled replies", ("answers_ignore_prompt",)),
+        ("repeated prompts", ("answers_repeat_prompt",)),
+    ],
+)
+def test_a_judge_that_goes_by_style_passes_no_planted_fault(name: str, reasons: tuple[str, ...]) -> None:
+    verdict = judge(reported(name, judge_section=judged(40, 5, 5)), CONFIG)
+    assert (verdict.reasons, verdict.basis) == (reasons, "judge")
+
+
+def test_an_adapter_that_changes_nothing_fails() -> None:
+    verdict = judge(reported("base"), CONFIG)
+    assert "task_not_better" in verdict.reasons
 
 
 def test_perplexity_alone_would_pass_an_adapter_of_shuffled_answers() -> None:

@@ -223,6 +223,11 @@ def test_the_reasoning_of_a_row_is_not_expected_and_has_room_beside_the_answer(a
         ("<think>\n\n</think>\n\n{}", "{}"),
         ("<think>without an end", "<think>without an end"),
         ("yes <think>late</think>", "yes <think>late</think>"),
+        ("<think>a</think>yes</think>", "yes</think>"),
+        ("<think>a <think>b</think>yes", "<think>a <think>b</think>yes"),
+        ("Close the tag with </think> and go on.", "Close the tag with </think> and go on."),
+        ("</think>\nyes", "yes"),
+        ("hm\n</think>", ""),
         ("yes", "yes"),
     ],
 )
