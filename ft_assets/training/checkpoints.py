@@ -415,11 +415,18 @@ def _own_digest(body: Mapping[str, Any]) -> str:
 
 
 def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """`call` on each item in threads: digests and syncs of large files overlap. The first error in order is raised."""
+    """`call` on each item in threads: digests and syncs of large files overlap. The first error in order is raised.
+
+    Where no thread can be started, one item after the other; `call` may then run twice on an item.
+    """
     if len(items) < 2:
         return [call(item) for item in items]
     with ThreadPoolExecutor(min(_MAX_THREADS, len(items))) as pool:
-        return list(pool.map(call, items))
+        try:
+            results = pool.map(call, items)
+        except RuntimeError:  # from starting a thread; those of `call` come with the results
+            return [call(item) for item in items]
+        return list(results)
 
 
 def _relative_files(directory: Path) -> list[str]:

@@ -8,12 +8,15 @@ pass runs over them with the hidden states already there, so soft caps and scale
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from typing import Any, TypedDict
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from ft_assets.training.runtime import parallel
 
 MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
 """Logits at once, in float32; more is done in slices whose logits are built again in the backward pass. A GPU gets 1,000 rows of a
@@ -44,10 +47,16 @@ def install(model: Any) -> None:
             return original(*args, **kwargs)
         out = self.base_model(*args, **kwargs)
         hidden = out.last_hidden_state.flatten(0, 1)
-        vocab_size = self.get_output_embeddings().out_features
+        layer = self.get_output_embeddings()
         where = scored_positions(score) if scored is None else scored
         labels = score.flatten().index_select(0, where + 1)
-        return score_tokens(hidden.index_select(0, where), head_of(self, type(out)), labels, vocab_size=vocab_size)
+        return score_tokens(
+            hidden.index_select(0, where),
+            head_of(self, type(out)),
+            labels,
+            vocab_size=layer.out_features,
+            partitioned=is_partitioned(layer),
+        )
 
     model.forward = types.MethodType(forward, model)
 
@@ -86,13 +95,26 @@ def scored_positions(labels: torch.Tensor) -> torch.Tensor:
     return rows * labels.shape[1] + columns
 
 
-def score_tokens(hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, vocab_size: int) -> Scores:
-    """Scores of `labels` (n,) under `head`, from `hidden` (n, width)."""
+def is_partitioned(layer: Any) -> bool:
+    """Whether ZeRO-3 splits the weight of `layer` over several ranks, so that each call of the layer is a collective."""
+    return hasattr(layer.weight, "ds_id") and parallel.several()
+
+
+def score_tokens(hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, vocab_size: int, partitioned: bool = False) -> Scores:
+    """Scores of `labels` (n,) under `head`, from `hidden` (n, width).
+
+    `partitioned`: calling `head` is a collective, so every rank calls this function and all make as many slices, some of them empty, as
+    the one with the most labels needs.
+    """
     rows = max(1, MAX_LOGIT_BYTES[hidden.device.type] // (4 * vocab_size))
-    if len(labels) <= rows:
+    count = max(1, math.ceil(len(labels) / rows))
+    if partitioned:
+        count = parallel.reduce_max(count, hidden.device)
+    if count == 1:
         log_probs, correct = _slice(hidden, head, labels)
         return {"log_probs": log_probs, "correct": correct}
-    slices = zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True)
+    sizes = [min(rows, max(0, len(labels) - first)) for first in range(0, count * rows, rows)]
+    slices = zip(torch.split(hidden, sizes), torch.split(labels, sizes), strict=True)
     parts: list[Any] = [checkpoint(_slice, h, head, t, use_reentrant=False, preserve_rng_state=False) for h, t in slices]
     return {"log_probs": torch.cat([p[0] for p in parts]), "correct": torch.stack([p[1] for p in parts]).sum()}
 

@@ -87,6 +87,13 @@ def reduce_sum(values: Sequence[float], device: torch.device) -> list[float]:
     return [float(v) for v in total.tolist()]
 
 
+def reduce_max(value: int, device: torch.device) -> int:
+    """The largest of the ranks' values."""
+    largest = torch.tensor(value, device=device)
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+    return int(largest)
+
+
 def several() -> bool:
     """Whether this process is one of several ranks."""
     return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

@@ -1,0 +1,45 @@
+"""Ranks that hold the output layer in parts call it equally often, however many tokens each of them scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the training environment")
+
+from tests.ft_assets.training.attempts import REPOSITORY
+
+HANGS_S = 150
+"""Far longer than two ranks take to import torch and score a few tokens."""
+
+
+def run_ranks(rendezvous: Path) -> list[list[dict[str, Any]]]:
+    """What each of the two ranks printed."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "tests.ft_assets.training.runtime.split_head"]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(rendezvous)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        printed = [rank.communicate(timeout=HANGS_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], [err for _, err in printed]
+    return [[json.loads(line) for line in out.splitlines()] for out, _ in printed]
+
+
+def test_ranks_with_unequal_numbers_of_labels_call_a_split_head_equally_often(tmp_path: Path) -> None:
+    first, second = run_ranks(tmp_path / "rendezvous")
+    # Slices of four tokens, each computed again in the backward pass where there are several of them.
+    assert [case["calls"] for case in first] == [case["calls"] for case in second] == [2 * 3, 2 * 5, 1, 2 * 2]
+    assert max(case["error"] for case in first + second) < 1e-5
+    assert max(case["gradient_error"] for case in first + second) < 1e-5
