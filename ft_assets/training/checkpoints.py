@@ -21,10 +21,12 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -414,19 +416,23 @@ def _own_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
 
-def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """`call` on each item in threads: digests and syncs of large files overlap. The first error in order is raised.
+def start_threads() -> None:
+    """Start the threads that digest parts: for a process whose memory may be too short for a thread once it has work for them."""
+    _threads(os.getpid())
 
-    Where no thread can be started, one item after the other; `call` may then run twice on an item.
-    """
-    if len(items) < 2:
-        return [call(item) for item in items]
-    with ThreadPoolExecutor(min(_MAX_THREADS, len(items))) as pool:
-        try:
-            results = pool.map(call, items)
-        except RuntimeError:  # from starting a thread; those of `call` come with the results
-            return [call(item) for item in items]
-        return list(results)
+
+@cache
+def _threads(_pid: int) -> ThreadPoolExecutor:
+    """Of this process (a forked child has none of its parent's), all of them running."""
+    threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="parts")
+    together = threading.Barrier(_MAX_THREADS)
+    list(threads.map(lambda _: together.wait(), range(_MAX_THREADS)))
+    return threads
+
+
+def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """`call` on each item in threads: digests and syncs of large files overlap. The first error in order is raised."""
+    return list(_threads(os.getpid()).map(call, items))
 
 
 def _relative_files(directory: Path) -> list[str]:

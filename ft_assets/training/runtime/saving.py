@@ -1,17 +1,20 @@
 """Checkpoints of a running training: copied between two steps, written and committed by another thread.
 
 A step waits for the copy alone, and for the checkpoint before it if that is still being written. Ranks that hold parts of the state
-write them into one directory on a shared file system; rank 0 commits when every part is there.
+write them into one directory on a shared file system; rank 0 commits when every part is there. All threads are started before the first
+step: later, memory may be too short for another one, and a thread that dies while it begins leaves its caller waiting (CPython 3.11).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import queue
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,11 @@ class Saver:
         self._directory = run.work_dir / "checkpoints"
         if strategy.rank == 0:
             checkpoints.sweep(self._directory)  # of attempts that were killed; no rank saves before all have made a step together
-        self._thread: threading.Thread | None = None
+        checkpoints.start_threads()
+        self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        threading.Thread(target=self._write_all, name="checkpoint", daemon=True).start()
         self._failure: BaseException | None = None
         self.committed_step = 0
         self.offered_step = 0
@@ -64,25 +71,16 @@ class Saver:
         step = int(state["step"])
         draft = checkpoints.begin(self._directory / checkpoints.step_name(step), token=f"a{self._run.attempt}")
         write = self._strategy.save(draft, base_model=self._run.spec.base_model)
-        thread = threading.Thread(target=self._run_job, args=(draft, write, dict(state), dict(metrics)), name="checkpoint", daemon=True)
-        try:
-            thread.start()
-            self._thread = thread
-        except RuntimeError as e:  # no memory for another thread: the checkpoint matters more than the time it takes
-            log.warning("%s: writing the checkpoint of step %d while training waits", e, step)
-            self._run_job(draft, write, dict(state), dict(metrics))
+        self._idle.clear()
+        self._writes.put(partial(self._run_job, draft, write, dict(state), dict(metrics)))
         self.stall_s += time.monotonic() - began
 
     def wait(self) -> None:
         """Until nothing is being written; raises what went wrong with it."""
-        thread = self._thread
-        if thread is not None:
-            deadline = time.monotonic() + MAX_WRITE_S
-            while thread.is_alive() and time.monotonic() < deadline:
+        deadline = time.monotonic() + MAX_WRITE_S
+        while not self._idle.wait(5.0):
+            if time.monotonic() < deadline:
                 self._touch()  # a large checkpoint on a slow disk is progress
-                thread.join(5.0)
-            thread.join()
-            self._thread = None
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -107,6 +105,11 @@ class Saver:
         deadline = time.monotonic() + PARTS_TIMEOUT_S
         while not target.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    def _write_all(self) -> None:
+        while True:
+            self._writes.get()()
+            self._idle.set()
 
     def _run_job(self, draft: Path, write: Callable[[], None], state: dict[str, Any], metrics: dict[str, Any]) -> None:
         began = time.monotonic()
