@@ -13,7 +13,7 @@ METHOD = Method(
     objective="ft_assets.training.runtime.objectives.simpo:build",
     reward_per_token=True,
     learning_rate_factor=0.025,
-    learning_rate_source="SimPO repository: 3e-7 to 1e-6 full; ten times that for LoRA (TRL, examples/scripts/cpo.py; LoRA Without Regret)",
+    learning_rate_source="SimPO repository: 3e-7 to 1e-6 full; ten times that for LoRA, the ratio of TRL (examples/scripts/cpo.py)",
     settings={
         "beta": Setting(default=2.0, source="SimPO paper, table 7 (2.0 to 2.5)",
                         limit=Limit(kind="float", low=0, high=100, above_low=True)),
