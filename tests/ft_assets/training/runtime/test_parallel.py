@@ -108,7 +108,7 @@ def slices(made: Job, labelled: list[int]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("adapter", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_ranks_with_unequal_numbers_of_labels_stay_together_and_give_the_losses_of_one(strategy: str, adapter: str, tmp_path: Path) -> None:
-    """Each slice of logits gathers the output layer that ZeRO-3 splits: a rank with more slices would wait for the others for ever."""
+    """Each slice of logits gathers the output layer that ZeRO-3 splits: ranks with different numbers of slices would fail or hang."""
     changes = FULL if adapter == "full" else {}
     with job(tmp_path / "pair", **shared(strategy, **changes)) as pair, job(tmp_path / "single", **changes) as single:
         label_unequally(single)
