@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ft_assets.training.checkpoints import committed, step_name
 from ft_assets.training.failures import ExitEvidence, Outcome
+from ft_assets.training.runtime.data_order import DataOrder
 from tests.ft_assets.training.attempts import SPEC, Job, job
+from tests.ft_assets.training.runtime import small_slices
+from tests.ft_assets.training.runtime.test_endings import _rewrite
 
 FULL: dict[str, Any] = {"adapter": "full", "lora": None}
 ZERO = [pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2", "zero3")]
 """DeepSpeed compiles an operator on its first use, which takes minutes."""
 TOLERANCE = 1e-4
 """C8 for another world size; summing in another order moves float32 losses by some 1e-7."""
+RUNTIME, SMALL_SLICES = "ft_assets.training.runtime", "tests.ft_assets.training.runtime.small_slices"
 
 
-def torchrun(ranks: int) -> tuple[str, ...]:
-    return ("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "ft_assets.training.runtime")
+def torchrun(ranks: int, module: str = RUNTIME) -> tuple[str, ...]:
+    return ("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", module)
 
 
 def shared(strategy: str, **changes: Any) -> dict[str, Any]:
@@ -34,9 +40,9 @@ def losses(made: Job) -> list[float]:
     return [m["loss"] for m in made.steps()]
 
 
-def run_ranks(made: Job) -> None:
+def run_ranks(made: Job, *, module: str = RUNTIME) -> None:
     ranks = made.spec.world_size
-    command = torchrun(ranks) if ranks > 1 else ("ft_assets.training.runtime",)
+    command = torchrun(ranks, module) if ranks > 1 else (module,)
     assert made.start(module=command).wait(timeout=300) == 0, made.log()
 
 
@@ -77,10 +83,47 @@ def test_two_ranks_are_what_they_say_and_give_the_losses_of_one(
         assert losses(pair) == pytest.approx(alone[adapter], abs=TOLERANCE)
 
 
+def label_unequally(made: Job) -> list[int]:
+    """Leave every third window with the label of its last token alone; labelled tokens of each window."""
+    rows = pq.read_table(made.pack / "shard-00000.parquet").to_pylist()
+    for row in rows[::3]:
+        row["labels"] = [-100] * (len(row["labels"]) - 1) + row["labels"][-1:]
+    _rewrite(made.pack, rows)
+    return [sum(label != -100 for label in row["labels"]) for row in rows]
+
+
+def slices(made: Job, labelled: list[int]) -> list[tuple[int, ...]]:
+    """For each step, how many slices the micro-batch of each rank is scored in."""
+    opt, ranks = made.spec.optimization, made.spec.world_size
+    order = DataOrder(
+        num_rows=len(labelled), seed=made.spec.seed, per_device_batch_size=opt.per_device_batch_size, accumulation_steps=1, world_size=ranks
+    )
+    steps = opt.total_steps(num_rows=len(labelled), world_size=ranks)
+    return [
+        tuple(math.ceil(sum(labelled[r] for r in order.micro_batch(s, 0, rank)) / small_slices.ROWS) for rank in range(ranks))
+        for s in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("adapter", ["lora", pytest.param("full", marks=pytest.mark.slow)])
+def test_ranks_with_unequal_numbers_of_labels_stay_together_and_give_the_losses_of_one(strategy: str, adapter: str, tmp_path: Path) -> None:
+    """Each slice of logits gathers the output layer that ZeRO-3 splits: ranks with different numbers of slices would fail or hang."""
+    changes = FULL if adapter == "full" else {}
+    with job(tmp_path / "pair", **shared(strategy, **changes)) as pair, job(tmp_path / "single", **changes) as single:
+        label_unequally(single)
+        counts = slices(pair, label_unequally(pair))
+        assert any(1 in step and max(step) > 1 for step in counts), "one rank scores at once, the other in slices"
+        assert len({max(step) for step in counts}) > 2, "not the same number in every step"
+        run_ranks(single)
+        run_ranks(pair, module=SMALL_SLICES)
+        assert losses(pair) == pytest.approx(losses(single), abs=TOLERANCE)
+
+
 def stop_after(made: Job, steps: int) -> int:
     """Start, send SIGTERM to torchrun (or the process) after `steps`; the step that is committed."""
     ranks = made.spec.world_size
-    process = made.start(module=torchrun(ranks) if ranks > 1 else ("ft_assets.training.runtime",))
+    process = made.start(module=torchrun(ranks) if ranks > 1 else (RUNTIME,))
     made.wait_until(lambda: len(made.steps()) >= steps, timeout_s=120)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=40) != 0
