@@ -1,13 +1,13 @@
 """How long trainings take: the cost model's time, corrected by what jobs like it took; and what is left of one that runs.
 
 1. A finished job's ratio is the time that it took over the time that the cost model gave it, kept within :data:`BOUNDS`.
-2. Ratios are looked at in four rooms, each in the one before: jobs on the same GPUs; of these, those of the same base model; of these,
+2. Ratios are looked at in four groups, each within the one before: jobs on the same GPUs; of these, those of the same base model; of these,
    those with the same method and adapter; of these, those on as many GPUs.
-3. In a room the weighted median of the ratios counts, on a log scale: a job that took ten times as long (a bad disk, a stalled store)
+3. In a group the weighted median of the ratios counts, on a log scale: a job that took ten times as long (a bad disk, a stalled store)
    moves it no further than one that took a little longer. The newest job weighs most; :data:`HALF_LIFE` jobs later it weighs half.
-4. Few jobs say little: the median is drawn towards the ratio of the room before, which weighs as much as :data:`PRIOR_JOBS`; before the
-   first room stands the cost model itself, with a ratio of 1.
-5. The band holds eight of ten jobs if they spread as the innermost room's did, drawn likewise towards :data:`PRIOR_SPREAD`.
+4. Few jobs say little: the median is drawn towards the ratio of the group before, which weighs as much as :data:`PRIOR_JOBS`; before the
+   first group stands the cost model itself, with a ratio of 1.
+5. The band holds eight of ten jobs if they spread as the innermost group's did, drawn likewise towards :data:`PRIOR_SPREAD`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ lies beyond is a broken record."""
 HALF_LIFE = 10
 """Jobs: after a change of kernels or drivers, ten jobs later the new pace has as much weight as all that was before."""
 PRIOR_JOBS = 1.0
-"""One job says as much as the room around it: models differ in pace by more (a factor of two) than runs of one model do (10 to 30 %)."""
+"""One job says as much as the group around it: models differ in pace by more (a factor of two) than runs of one model do (10 to 30 %)."""
 PRIOR_SPREAD = math.log(2.0)
 """Of the log ratio, where nothing was seen: half or twice as long."""
 Z80 = 1.2816
@@ -83,8 +83,8 @@ def correction(kind: Kind, finished: Sequence[Finished]) -> Correction:
     same_way = [(k, v) for k, v in same_model if k.way == kind.way]
     alike = [(k, v) for k, v in same_way if k.num_gpus == kind.num_gpus]
     centre, spread = 0.0, PRIOR_SPREAD
-    for room in (ratios, same_model, same_way, alike):
-        centre, spread = _drawn([v for _, v in room], centre, spread)
+    for group in (ratios, same_model, same_way, alike):
+        centre, spread = _drawn([v for _, v in group], centre, spread)
     return Correction(
         ratio=math.exp(centre),
         low=math.exp(centre - Z80 * spread),
@@ -100,7 +100,7 @@ def _log_ratio(job: Finished) -> float:
 
 
 def _drawn(values: Sequence[float], centre: float, spread: float) -> tuple[float, float]:
-    """Median and spread of a room, newest first, drawn towards those of the room before."""
+    """Median and spread of a group, newest first, drawn towards those of the group before."""
     if not values:
         return centre, spread
     weights = [0.5 ** (place / HALF_LIFE) for place in range(len(values))]

@@ -50,7 +50,7 @@ def unseal(settings: Settings, sealed: str) -> str:
 
 @cache
 def _cipher(key_file: Path) -> MultiFernet:
-    """Keys stand one a line: a new one goes on top, and old ones stay for as long as the database holds what they encrypted."""
+    """One key per line, newest first; old ones stay for as long as the database holds what they encrypted."""
     return MultiFernet([Fernet(key) for key in _kept(key_file, lambda: Fernet.generate_key().decode()).split()])
 
 

@@ -92,7 +92,7 @@ def _compared() -> str:
     held = published.held_out(rows)
     mean, sigma = published.spread(held)
     return (
-        f"{markdown(head, told)}\n\n{len(held)} rows that chose nothing: {held[0]:.2f} to {held[-1]:.2f}, geometric mean {mean:.2f}, "
+        f"{markdown(head, told)}\n\n{len(held)} rows not used for calibration: {held[0]:.2f} to {held[-1]:.2f}, geometric mean {mean:.2f}, "
         f"standard deviation of the logarithm {sigma:.2f}. The highest are trainers without fused kernels "
         "at one window of up to 2,048 tokens.\n"
     )

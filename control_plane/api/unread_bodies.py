@@ -18,7 +18,7 @@ from ft_assets.errors import BodyTooLarge, FtError
 
 MIB = 1 << 20
 NEGLIGIBLE_BYTES = MIB
-"""A body of up to this size is let come, and the connection used again."""
+"""A body of up to this size is read, and the connection is kept."""
 STREAMED = re.compile(r"/v1/(?:files|uploads/[^/]+/parts)")
 """Read as they come by routes that have asked who sends them, up to limits of their own."""
 MAX_BODY_BYTES = 4 * MIB

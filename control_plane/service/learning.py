@@ -73,13 +73,14 @@ def expect(platform: Platform, model: BaseModel, spec: TrainingSpec, *, num_rows
     rows = steps * spec.optimization.global_batch_size(spec.world_size)
     tokens = tokens_per_epoch * rows / num_rows
     kind = Kind(gpu_type=gpu_type, model=model.id, way=f"{spec.method}/{spec.adapter}", num_gpus=spec.world_size)
-    return Expectation(modelled=cost(case, gpu_type, rows=rows, tokens=tokens), correction=learned(platform, kind), trained_tokens=tokens)
+    modelled = cost(case, gpu_type, rows=rows, tokens=tokens, accumulation_steps=spec.optimization.accumulation_steps)
+    return Expectation(modelled=modelled, correction=learned(platform, kind), trained_tokens=tokens)
 
 
 def learned(platform: Platform, kind: Kind) -> Correction:
     """The correction for jobs of this `kind`.
 
-    Every tenant's jobs are looked at, whoever asks: a ratio of times says nothing of anybody's data.
+    Every tenant's jobs are looked at, whoever asks: a ratio of times reveals no data.
     """
     whole = platform.whole
     types = {pool.name: pool.gpu_type for pool in gpu_pools.planned(whole)}

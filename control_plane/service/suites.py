@@ -108,7 +108,7 @@ def list_suites(platform: Platform, tenant: str | None) -> Sequence[Mapping[str,
 
 
 def _counting(registered: Sequence[RowMapping]) -> list[Mapping[str, Any]]:
-    """`registered`, after the suites that ship and that none of the operator's replaces; those have no object and no date."""
+    """The shipped suites that the operator has not replaced, which have no object and no date; then `registered`."""
     replaced = {row["name"] for row in registered if row["tenant_id"] is None}
     shipped = [
         {"id": f"shipped-{suite.name}", "tenant_id": None, "object_key": None, "created_at": None,

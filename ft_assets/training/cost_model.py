@@ -74,9 +74,9 @@ LINK_SHARE = 0.5
 """Of the link's peak that gathering weights reaches: Qwen 72B in ZeRO-3 on four A100s gathers 216 GB in 1.5 s at 256 tokens."""
 NETWORK_BYTES_PER_S = 25e9
 """From node to node for each GPU: 1,600 Gbit/s for eight, as MosaicML's cluster of `published.yaml` has."""
-EXPOSED = 0.3
+NOT_HIDDEN = 0.3
 """Of the shorter of computing and exchanging: MPT 70B on 32 H100s loses 15 % where a micro-batch is 2 windows instead of 8."""
-TOGETHER = 0.9
+PACE_OF_SEVERAL = 0.9
 """What is left of each rank's pace when it waits for others: VectorLM from one to two A100s (0.89 and 0.88), and no less on four."""
 SETUP_S = 30.0
 """Seconds of a training process before its first step, without its weights: imports, the run's files, the self-test."""
@@ -97,11 +97,14 @@ class Cost:
         return self.setup_s + self.steps_s
 
 
-def cost(case: Case, gpu_type: str, *, rows: float, tokens: float) -> Cost:
-    """What `rows` of the pack with `tokens` take together, over all epochs and ranks of `case` on GPUs of `gpu_type`."""
+def cost(case: Case, gpu_type: str, *, rows: float, tokens: float, accumulation_steps: int = 1) -> Cost:
+    """What `rows` of the pack with `tokens` take together, over all epochs and ranks of `case` on GPUs of `gpu_type`.
+
+    A step is `accumulation_steps` micro-batches.
+    """
     micro_batches = max(1.0, rows / (case.per_device_batch_size * case.world_size))
     each = tokens / (micro_batches * case.world_size)
-    return Cost(setup_s=setup_s(case), steps_s=micro_batches * micro_batch_s(case, gpu_type, tokens=each))
+    return Cost(setup_s=setup_s(case), steps_s=micro_batches * micro_batch_s(case, gpu_type, tokens=each, accumulation_steps=accumulation_steps))
 
 
 def tokens_per_second(case: Case, gpu_type: str) -> float:
@@ -109,17 +112,17 @@ def tokens_per_second(case: Case, gpu_type: str) -> float:
     return case.world_size * case.tokens / micro_batch_s(case, gpu_type, tokens=case.tokens)
 
 
-def micro_batch_s(case: Case, gpu_type: str, *, tokens: float) -> float:
-    """Seconds of one micro-batch of `tokens` on each rank, forward and backward."""
+def micro_batch_s(case: Case, gpu_type: str, *, tokens: float, accumulation_steps: int = 1) -> float:
+    """Seconds of one micro-batch of `tokens` on each rank, forward and backward, on average over a step's `accumulation_steps`."""
     speed = SPEEDS.get(gpu_type)
     if speed is None:  # a CPU: ranks exchange through its memory
-        return tokens * flops_per_token(case) / CPU_FLOPS / (TOGETHER if case.world_size > 1 else 1.0)
+        return tokens * flops_per_token(case) / CPU_FLOPS / (PACE_OF_SEVERAL if case.world_size > 1 else 1.0)
     rate = speed.half_flops if case.half else speed.fp32_flops
     computing = tokens * flops_per_token(case) / (rate * (1.0 if case.full else ADAPTER_SHARE)) + _unpacking_s(case, speed)
     launching = LAUNCH_S * (0.5 if case.full else 1.0) * case.shape.num_layers * (_passes(case) + case.gradient_checkpointing)
-    busy, exchanging = max(computing, launching), _exchange_s(case, speed)
-    together = max(busy, exchanging) + EXPOSED * min(busy, exchanging)
-    return together / (TOGETHER if case.world_size > 1 else 1.0)
+    busy, exchanging = max(computing, launching), _exchange_s(case, speed, accumulation_steps)
+    overlapped = max(busy, exchanging) + NOT_HIDDEN * min(busy, exchanging)
+    return overlapped / (PACE_OF_SEVERAL if case.world_size > 1 else 1.0)
 
 
 def flops_per_token(case: Case) -> float:
@@ -163,12 +166,14 @@ def _unpacking_s(case: Case, speed: Speed) -> float:
     return (_passes(case) + case.gradient_checkpointing) * moved / (UNPACK_SHARE * speed.memory_bytes_per_s)
 
 
-def _exchange_s(case: Case, speed: Speed) -> float:
+def _exchange_s(case: Case, speed: Speed, accumulation_steps: int) -> float:
     """Sharded weights are gathered forward and backward, gradients of what is trained are added up over the ranks.
 
+    DDP and ZeRO-1 add them up once a step; the others after each micro-batch, so that a rank holds its share alone.
     Every node takes in what it does not hold, over the network of all of its GPUs; every GPU then has it over the node's links.
     """
-    world, gradients = case.world_size, 4.0 * case.trained_parameters
+    each_step = case.strategy in (*REPLICATED, "zero1")
+    world, gradients = case.world_size, 4.0 * case.trained_parameters / (accumulation_steps if each_step else 1)
     if world == 1:
         return 0.0
     gathered = 0.0 if case.strategy in (*REPLICATED, "zero1", "zero2") else _passes(case) * case.shape.num_parameters * case.compute_bytes

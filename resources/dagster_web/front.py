@@ -1,4 +1,4 @@
-"""What stands before Dagster's webserver, which itself asks nobody for anything and takes mutations by GET.
+"""What stands before Dagster's webserver, which authenticates no one and accepts mutations by GET.
 
 A request passes when all of these hold, websockets included:
 

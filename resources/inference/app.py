@@ -131,7 +131,7 @@ class TokenRequired:
         if scope["type"] == "lifespan" or hmac.compare_digest(given, self._wanted):
             await self._app(scope, receive, send)
         else:
-            message = "This server takes requests with the token of its installation only: Authorization: Bearer FT_INFERENCE_TOKEN."
+            message = "Send the installation's token: Authorization: Bearer <FT_INFERENCE_TOKEN>."
             refusal = _error(401, message, kind="invalid_request_error", code="invalid_token")
             await refusal(scope, receive, send)
 

@@ -206,7 +206,7 @@ def _as_down(name: str, log: str, one_shot: bool) -> ServiceReport:
 def shell_env(settings: Settings) -> dict[str, str]:
     """Variables with which another process of this machine reaches the running stack's state."""
     if status(settings).phase not in (Phase.READY, Phase.DEGRADED) and settings.embedded_database:
-        raise Unavailable("the stack is not up, so its database can not be named; start it with `ft up`", code="stack_down")
+        raise Unavailable("the stack is not running, so its database URL is unknown; start it with `ft up`", code="stack_down")
     found = embedded.database_env(settings)
     configured = {
         "FT_DATABASE_URL": settings.database_url or found["FT_DATABASE_URL"],  # with its user, who may own the schema: `ft up` reads it

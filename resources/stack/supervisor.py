@@ -58,7 +58,7 @@ class Supervisor:
     extra_endpoints: Callable[[], Mapping[str, str]] = _nothing
     """Added to ``endpoints.json``, evaluated whenever another service becomes ready for the first time."""
     when_idle: Callable[[], str | None] = lambda: None
-    """Called once on the way down, when all services have ended but those that are the last (the database); what it returns is told."""
+    """Called once on the way down, when all services have ended but those that are the last (the database); its result is reported."""
     expendable_wait_s: float = EXPENDABLE_WAIT_S
     limits: Limits = field(default_factory=Limits)
     _stops: int = 0

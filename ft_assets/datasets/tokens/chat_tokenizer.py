@@ -4,7 +4,7 @@ Ids and assistant masks equal those of ``apply_chat_template(..., return_assista
 without importing it. The rules:
 
 1. Chat: loss on the assistant's turns (see ``turns``), each with the token that ends it, but not on turns that the template rewrites once
-   more messages follow, with `train_on_inputs` either.
+   more messages follow, even with `train_on_inputs`.
 2. A message of weight 0 carries no loss. With `train_on_inputs` everything else does; ``"auto"`` is no for conversations.
 3. Text: every token, and the end-of-sequence token after it.
 4. A preference: loss on the answers of each side, none on the prompt, whatever its weights; a judged answer likewise.

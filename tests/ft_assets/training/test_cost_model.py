@@ -43,6 +43,20 @@ def test_more_gpus_never_take_longer_and_never_cost_less(
         assert times[0] / times[-1] > 0.8 * 32, "adapters exchange next to nothing"
 
 
+def test_gradients_that_are_exchanged_once_a_step_cost_less_the_more_micro_batches_a_step_has() -> None:
+    small = replace(CASE, shape=EIGHT, adapter="full", max_seq_len=512, per_device_batch_size=1)
+
+    def steps_s(strategy: Strategy, accumulation_steps: int) -> float:
+        case = on(small, 8, strategy)
+        return cost(case, "l4-24gb", rows=8e6, tokens=8e6 * 512, accumulation_steps=accumulation_steps).steps_s
+
+    for strategy in ("ddp", "zero1"):
+        once, eight = steps_s(strategy, 1), steps_s(strategy, 8)
+        assert once / eight > 3, "exchanging takes most of such a micro-batch"
+    for strategy in ("fsdp2", "zero2", "zero3"):
+        assert steps_s(strategy, 8) == steps_s(strategy, 1)
+
+
 def test_a_70b_run_on_32_gpus_takes_hours_and_not_days() -> None:
     case = on(replace(FULL, shape=SEVENTY, per_device_batch_size=1), 32)
     took = hours(case, "h100-80gb", 5e8)
