@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping, Seque
 from itertools import count, islice, takewhile
 from pathlib import Path
 
+from ft_assets.errors import Unavailable
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NONE = "-1"
 """CUDA ignores this entry of the variable and all that follow it."""
@@ -34,8 +36,24 @@ def visible(env: Mapping[str, str] = os.environ, *, dev: Path = Path("/dev")) ->
 
 
 def reserved(numbers: Collection[int], names: Sequence[str]) -> list[str]:
-    """Names of the GPUs that a reservation numbers. More slots than GPUs share them in turn."""
-    return [names[i] for i in sorted({n % len(names) for n in numbers})] if names else []
+    """Names of the GPUs that a reservation numbers, one for each number; none on a machine without GPUs.
+
+    Several jobs may share a GPU where there are more slots than GPUs, but the ranks of one job never do: NCCL refuses two ranks on one
+    GPU. Where two numbers fall on the same GPU, the later one takes the next GPU that the job does not have yet.
+
+    Raises ``Unavailable`` if there are fewer GPUs than numbers.
+    """
+    if not names:
+        return []
+    if len(numbers) > len(names):
+        raise Unavailable(
+            f"a job of {len(numbers)} ranks needs as many GPUs, and this machine has {len(names)} ({', '.join(names)}): ranks of one job "
+            "cannot share a GPU; correct the GPUs of its pool in FT_POOLS, or CUDA_VISIBLE_DEVICES of ft up"
+        )
+    chosen: set[int] = set()
+    for number in sorted(numbers):
+        chosen.add(next(i for n in range(len(names)) if (i := (number + n) % len(names)) not in chosen))
+    return [names[i] for i in sorted(chosen)]
 
 
 def least_used(used: Iterable[int], names: Sequence[str]) -> int | None:

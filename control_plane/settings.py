@@ -51,7 +51,7 @@ class Settings:
     """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers. Default:
     none, and none are rendered."""
     local_gpus: int
-    """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
+    """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one rank of a job. More slots than GPUs share them. Default 1."""
     premium_gpus: int
     """``FT_PREMIUM_GPUS``: slots of the embedded pool that only premium jobs take, fewer than ``FT_LOCAL_GPUS``. Default 0."""
     pools_file: Path | None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from control_plane import devices
+from ft_assets.errors import Unavailable
 
 
 def test_a_node_gives_its_lowest_free_numbers_and_each_node_counts_its_own() -> None:
@@ -33,8 +35,20 @@ def test_else_every_device_file_of_the_driver_is_a_gpu(tmp_path: Path) -> None:
 def test_more_slots_than_gpus_share_them_in_turn_and_a_machine_without_has_none() -> None:
     assert devices.reserved((2, 3), ("6", "7")) == ["6", "7"]
     assert devices.reserved((4,), ("6", "7")) == ["6"]
+    assert devices.reserved((5,), ("6", "7")) == ["7"]
     assert devices.reserved((1,), ()) == []
     assert devices.least_used((0, 1), ()) is None
+
+
+@pytest.mark.parametrize("numbers", [numbers for width in (1, 2, 3) for numbers in combinations(range(8), width)], ids=str)
+def test_every_rank_of_a_job_has_a_gpu_of_its_own(numbers: tuple[int, ...]) -> None:
+    names = ("a", "b", "c")
+    assert len(set(devices.reserved(numbers, names))) == len(numbers)
+
+
+def test_a_job_with_more_ranks_than_gpus_is_refused() -> None:
+    with pytest.raises(Unavailable, match=r"a job of 4 ranks needs as many GPUs, and this machine has 2 \(0, 1\)"):
+        devices.reserved((0, 1, 2, 3), ("0", "1"))
 
 
 def test_the_least_used_gpu_is_the_last_of_equals() -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.service import eval_following, gpu_devices, scheduling
+from control_plane.service import eval_following, files, gpu_devices, jobs, scheduling
 from control_plane.service.packing import reference
 from control_plane.service.platform import Platform
-from ft_assets.errors import Unavailable
+from control_plane.service.submission import JobRequest
+from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.evals.run_file import HEARTBEAT_NAME, EvalRun
 from tests.control_plane.service.test_eval_following import Scripted as ScriptedEvaluation
 from tests.control_plane.service.test_eval_following import Seen, finish
@@ -105,6 +106,30 @@ def test_a_gpu_that_is_given_back_is_reserved_again(machine: Machine) -> None:
 def test_evaluations_take_different_gpus_while_some_are_free(machine: Machine) -> None:
     machine.train(gpus=1)
     assert [visible(machine.evaluate(f"e-{n}")) for n in range(4)] == ["8", "7", "6", "5"]
+
+
+@pytest.mark.parametrize("pools", [None, "pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]"], ids=["embedded", "file"])
+def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
+    new_platform: Callable[..., Platform],
+    write_chat_rows: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pools: str | None,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    (tmp_path / "pools.yaml").write_text(pools or "")
+    machine = Machine(new_platform(**({"pools": str(tmp_path / "pools.yaml")} if pools else {"local_gpus": "4"})), write_chat_rows)
+    try:
+        alone, pair, third = machine.train(gpus=1), machine.train(gpus=2), machine.train(gpus=1)
+        assert [visible(job.work_dir) for job in (alone, pair, third)] == ["4", "4,5", "5"]
+        with write_chat_rows().open("rb") as rows:
+            file = files.create(machine.platform, machine.tenant, rows, filename="rows.jsonl", purpose="fine-tune")
+        body = {"model": "tiny-base", "training_file": file["id"], "hardware": {"num_gpus": 4}}
+        with pytest.raises(InvalidRequest, match="4 exceeds the 2 that pool local gives to a job") as refused:
+            jobs.submit(machine.platform, machine.tenant, JobRequest.from_body(body))
+        assert refused.value.code == "invalid_hardware"
+    finally:
+        machine.end()
 
 
 def test_a_machine_without_gpus_shows_none(
