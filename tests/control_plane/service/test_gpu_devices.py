@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,6 +152,32 @@ def test_reference_log_probabilities_keep_away_from_reserved_gpus(machine: Machi
     pack = stored_pack(machine.platform, tmp_path / "pack", model)
     with pytest.raises(Unavailable, match="it may use 8"):
         reference(machine.platform, TENANT, pack_fingerprint=pack, model="tiny-base", who="ftjob-1", python=shows)
+
+
+def test_reference_log_probabilities_keep_away_from_each_other_and_from_evaluations(
+    machine: Machine,
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch", reason="needs the training environment")
+    machine.train(gpus=2)
+    assert visible(machine.evaluate("e-1")) == "8"
+    pack = stored_pack(machine.platform, tmp_path / "pack", model)
+    shows = ("/bin/sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/seen; until test -e {tmp_path}/go; do sleep 0.1; done; exit 3")
+
+    def compute(attention: str) -> None:  # another key: neither waits for the other
+        with pytest.raises(Unavailable, match="exit code 3"):
+            reference(machine.platform, TENANT, pack_fingerprint=pack, model="tiny-base", who=attention, attention=attention, python=shows)
+
+    with ThreadPoolExecutor(2) as pool:
+        computing = [pool.submit(compute, attention) for attention in ("sdpa", "eager")]
+        try:
+            until(lambda: (tmp_path / "seen").exists() and len((tmp_path / "seen").read_text().split()) == 2)
+        finally:
+            (tmp_path / "go").touch()
+        for each in computing:
+            each.result()
+    assert sorted((tmp_path / "seen").read_text().split()) == ["6", "7"]
 
 
 def test_nodes_that_one_machine_stands_for_have_gpus_of_their_own(new_platform: Callable[..., Platform], tmp_path: Path) -> None:
