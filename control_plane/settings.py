@@ -20,7 +20,8 @@ class Settings:
     Processes log in with its password as ``ft_platform``, ``ft_operator`` and ``ft_tenant``, whatever user it names.
     """
     owner_database_url: str
-    """``FT_OWNER_DATABASE_URL``: the same database as the role that owns its schema, for migrations. Empty: `database_url` as given."""
+    """``FT_OWNER_DATABASE_URL``: the same database as the role that owns its schema, for migrations. Empty: `database_url` as
+    given, which must then have no password: the login roles must not know the owner's."""
     dagster_database_url: str
     """``FT_DAGSTER_DATABASE_URL``: same for Dagster's storage. Empty: database ``dagster`` beside the control plane's."""
     object_store: str
