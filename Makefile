@@ -24,9 +24,10 @@ TORCH_LOCK := $(if $(wildcard $(UV_FIND_LINKS)/torch-*+cpu-*.whl),--constraint r
 $(STAMP): requirements.lock requirements-cuda.lock requirements-cpu.lock pyproject.toml
 	@command -v python3 >/dev/null || { echo "python3 is missing: install Python 3.11 (Debian: apt-get install python3 python3-venv)"; exit 1; }
 	@test -x $(PY) || python3 -m venv .venv || { echo "python3 -m venv failed: install python3-venv"; exit 1; }
-	@test -x $(UV) || .venv/bin/pip install --quiet --disable-pip-version-check "uv>=0.9"
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.lock
+	@test -x $(UV) || .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement .venv/uv.lock
 	$(UV) pip install --python $(PY) --require-hashes --requirement requirements.lock $(TORCH_LOCK)
-	$(UV) pip install --python $(PY) --no-deps --editable .
+	$(UV) pip install --python $(PY) --no-deps --no-build-isolation --editable .
 	$(PY) -m ft_assets.datasets.warm
 	@touch $@
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from itertools import count, islice, takewhile
 from pathlib import Path
+
+from ft_assets.errors import Unavailable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NONE = "-1"
@@ -34,8 +40,24 @@ def visible(env: Mapping[str, str] = os.environ, *, dev: Path = Path("/dev")) ->
 
 
 def reserved(numbers: Collection[int], names: Sequence[str]) -> list[str]:
-    """Names of the GPUs that a reservation numbers. More slots than GPUs share them in turn."""
-    return [names[i] for i in sorted({n % len(names) for n in numbers})] if names else []
+    """Names of the GPUs that a reservation numbers, one for each number; none on a machine without GPUs.
+
+    Several jobs may share a GPU where there are more slots than GPUs, but the ranks of one job never do: NCCL refuses two ranks on one
+    GPU. Where two numbers fall on the same GPU, the later one takes the next GPU that the job does not have yet.
+
+    Raises ``Unavailable`` if there are fewer GPUs than numbers.
+    """
+    if not names:
+        return []
+    if len(numbers) > len(names):
+        raise Unavailable(
+            f"a job of {len(numbers)} ranks needs as many GPUs, and this machine has {len(names)} ({', '.join(names)}): ranks of one job "
+            "cannot share a GPU; correct the GPUs of its pool in FT_POOLS, or CUDA_VISIBLE_DEVICES of ft up"
+        )
+    chosen: set[int] = set()
+    for number in sorted(numbers):
+        chosen.add(next(i for n in range(len(names)) if (i := (number + n) % len(names)) not in chosen))
+    return [names[i] for i in sorted(chosen)]
 
 
 def least_used(used: Iterable[int], names: Sequence[str]) -> int | None:
@@ -45,3 +67,54 @@ def least_used(used: Iterable[int], names: Sequence[str]) -> int | None:
         return None
     users = Counter(n % len(names) for n in used)
     return min(range(len(names)), key=lambda n: (users[n], -n))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """A GPU that a process without a reservation uses."""
+
+    number: int
+    descriptor: int
+    """Of the file that counts this use: the GPU counts as used until every process that inherited it has closed it or ended."""
+
+    @property
+    def name(self) -> str:
+        """What CUDA calls the GPU on this machine."""
+        return visible()[self.number]
+
+
+@contextlib.contextmanager
+def shared(work_dir: Path, held: Iterable[int]) -> Iterator[Shared | None]:
+    """The least used GPU of this machine, for a process without a reservation; None on a machine without GPUs.
+
+    `held` are the numbers that reservations hold. One caller chooses at a time, and each counts those before it: their uses are locked
+    files under `work_dir`, which the kernel unlocks however their processes end.
+    """
+    if not visible():
+        yield None
+        return
+    uses = work_dir / "shared_gpus"
+    uses.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as opened:
+        with (work_dir / "shared_gpus.lock").open("a") as choosing:
+            fcntl.flock(choosing, fcntl.LOCK_EX)
+            number = least_used([*held, *_in_use(uses)], visible())
+            assert number is not None
+            descriptor, _ = tempfile.mkstemp(prefix=f"{number}-", dir=uses)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Shared(number=number, descriptor=descriptor)
+
+
+def _in_use(uses: Path) -> list[int]:
+    """Numbers of the GPUs in use, one for each use; files of uses that have ended are removed."""
+    found = []
+    for path in sorted(uses.iterdir()):
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(int(path.name.partition("-")[0]))
+            else:
+                path.unlink()
+    return found

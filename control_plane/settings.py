@@ -20,7 +20,8 @@ class Settings:
     Processes log in with its password as ``ft_platform``, ``ft_operator`` and ``ft_tenant``, whatever user it names.
     """
     owner_database_url: str
-    """``FT_OWNER_DATABASE_URL``: the same database as the role that owns its schema, for migrations. Empty: `database_url` as given."""
+    """``FT_OWNER_DATABASE_URL``: the same database as the role that owns its schema, for migrations. Empty: `database_url` as
+    given, which must then have no password: the login roles must not know the owner's."""
     dagster_database_url: str
     """``FT_DAGSTER_DATABASE_URL``: same for Dagster's storage. Empty: database ``dagster`` beside the control plane's."""
     object_store: str
@@ -51,7 +52,7 @@ class Settings:
     """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers. Default:
     none, and none are rendered."""
     local_gpus: int
-    """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one single-GPU job. Default 1."""
+    """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one rank of a job. More slots than GPUs share them. Default 1."""
     premium_gpus: int
     """``FT_PREMIUM_GPUS``: slots of the embedded pool that only premium jobs take, fewer than ``FT_LOCAL_GPUS``. Default 0."""
     pools_file: Path | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from control_plane import pools_file, prices
+from control_plane import devices, pools_file, prices
 from control_plane.pools import Pool, local_pool
 from control_plane.service.platform import Platform
 from control_plane.settings import Settings
@@ -25,10 +26,18 @@ def configured(settings: Settings, at: datetime) -> list[Pool]:
     """
     try:
         if settings.pools_file is None:
-            return [local_pool(settings.local_gpus, premium=settings.premium_gpus)]
-        return list(_read(settings.pools_file, tuple(sorted(prices.load(settings.prices_file).at(at).gpus))))
+            found: Sequence[Pool] = [local_pool(settings.local_gpus, premium=settings.premium_gpus)]
+        else:
+            found = _read(settings.pools_file, tuple(sorted(prices.load(settings.prices_file).at(at).gpus)))
     except ValueError as e:
         raise InvalidRequest(str(e), code="invalid_pools") from e
+    return [_as_wide_as_this_machine(pool) if pool.gpu_type == "local" else pool for pool in found]
+
+
+def _as_wide_as_this_machine(pool: Pool) -> Pool:
+    """`pool` for jobs of at most as many ranks as this machine has GPUs: more slots than GPUs share them, the ranks of one job cannot."""
+    num_gpus = len(devices.visible())
+    return replace(pool, max_gpus_per_job=min(num_gpus, pool.max_gpus_per_job)) if num_gpus else pool
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,8 @@ from ft_assets.training.memory import Case
 from ft_assets.training.spec import Quantization, TrainingSpec
 
 NEWEST = 100
-"""Finished jobs that are looked at, of the model and of all: ten half-lives, older ones weigh less than a thousandth."""
+"""Finished jobs on GPUs of the type that are looked at, of the model and of all: ten half-lives, older ones weigh less than a
+thousandth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,43 +85,43 @@ def learned(platform: Platform, kind: Kind) -> Correction:
     Every tenant's jobs are looked at, whoever asks: a ratio of times reveals no data.
     """
     whole = platform.whole
-    types = {pool.name: pool.gpu_type for pool in gpu_pools.planned(whole)}
+    pools = [pool.name for pool in gpu_pools.planned(whole) if pool.gpu_type == kind.gpu_type]
     with whole.engine.connect() as conn:
-        same_model = _newest(conn, jobs.c.model == kind.model)
-        others = _newest(conn)
+        same_model = _newest(conn, pools, jobs.c.model == kind.model)
+        others = _newest(conn, pools)
     rows = {row.id: row for row in (*same_model, *others)}
     newest_first = sorted(rows.values(), key=lambda row: (row.finished_at, row.id), reverse=True)
-    return correction(kind, [_finished(row, types) for row in newest_first])
+    return correction(kind, [_finished(row, kind.gpu_type) for row in newest_first])
 
 
-def _newest(conn: Connection, *only: sa.ColumnElement[bool]) -> list[sa.Row[Any]]:
-    """The newest jobs that were trained to their end, each with what its attempts took.
+def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool]) -> list[sa.Row[Any]]:
+    """The newest jobs that were trained to their end in one of `pools`, each with what its attempts took. The last attempt's pool counts.
 
     Attempts after the first begin anew: their set-up, as long as the first one's, and what they do again is not the training's time.
     """
+    pool = (
+        sa.select(reservations.c.pool)
+        .where(reservations.c.job_id == jobs.c.id)
+        .order_by(reservations.c.attempt.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
     chosen = (
         sa.select(
             jobs.c.id, jobs.c.model, jobs.c.method, jobs.c.spec["adapter"].astext.label("adapter"), jobs.c.num_gpus, jobs.c.modelled_s,
             jobs.c.first_step_at, jobs.c.finished_at,
         )
-        .where(jobs.c.state == JobState.SUCCEEDED, jobs.c.modelled_s > 0, jobs.c.reused_job_id.is_(None), *only)
+        .where(jobs.c.state == JobState.SUCCEEDED, jobs.c.modelled_s > 0, jobs.c.reused_job_id.is_(None), pool.in_(pools), *only)
         .order_by(jobs.c.finished_at.desc(), jobs.c.id.desc())
         .limit(NEWEST)
         .subquery()
     )  # fmt: skip
-    pool = (
-        sa.select(reservations.c.pool)
-        .where(reservations.c.job_id == chosen.c.id)
-        .order_by(reservations.c.attempt.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
     wall_s = sa.func.sum(_seconds(attempts.c.ended_at - attempts.c.started_at))
     setup_s = _seconds(chosen.c.first_step_at - sa.func.min(attempts.c.started_at))
     query = (
         sa.select(
             chosen.c.id, chosen.c.model, chosen.c.method, chosen.c.adapter, chosen.c.num_gpus, chosen.c.modelled_s,
-            chosen.c.finished_at, pool.label("pool"), wall_s.label("wall_s"), sa.func.coalesce(setup_s, 0.0).label("setup_s"),
+            chosen.c.finished_at, wall_s.label("wall_s"), sa.func.coalesce(setup_s, 0.0).label("setup_s"),
             (sa.func.coalesce(sa.func.sum(attempts.c.lost_s), 0.0) / chosen.c.num_gpus).label("lost_s"),
             sa.func.count(attempts.c.attempt).label("num_attempts"),
         )
@@ -134,12 +136,10 @@ def _seconds(interval: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     return sa.cast(sa.func.extract("epoch", interval), sa.Float)
 
 
-def _finished(row: sa.Row[Any], gpu_types: dict[str, str]) -> Finished:
+def _finished(row: sa.Row[Any], gpu_type: str) -> Finished:
     again_s = float(row.lost_s) + (row.num_attempts - 1) * max(0.0, float(row.setup_s))
     return Finished(
-        kind=Kind(
-            gpu_type=gpu_types.get(row.pool, str(row.pool)), model=row.model, way=f"{row.method}/{row.adapter}", num_gpus=row.num_gpus
-        ),
+        kind=Kind(gpu_type=gpu_type, model=row.model, way=f"{row.method}/{row.adapter}", num_gpus=row.num_gpus),
         modelled_s=row.modelled_s,
         took_s=max(0.0, float(row.wall_s) - again_s),
     )

@@ -111,10 +111,9 @@ def reference(
             if quantization is not None:
                 options["quantization"] = quantization.kind
             flags = ["--single-quantization"] if quantization is not None and not quantization.double else []
-            names = devices.visible()
-            number = devices.least_used(gpu_devices.held(platform), names)
-            env = {**os.environ, devices.VISIBLE: "" if number is None else names[number]}
-            _compute([*python, "-m", RUNTIME, *(f"--{name}={value}" for name, value in options.items()), *flags], env=env)
+            command = [*python, "-m", RUNTIME, *(f"--{name}={value}" for name, value in options.items()), *flags]
+            with devices.shared(platform.settings.work_dir, gpu_devices.held(platform)) as gpu:
+                _compute(command, env={**os.environ, devices.VISIBLE: "" if gpu is None else gpu.name})
             manifest = verify(directory)
             if manifest.key != key:
                 raise IntegrityError(

@@ -10,6 +10,7 @@ from sqlalchemy.engine import Engine, make_url
 
 from control_plane.service.platform import Logins, confine
 from control_plane.settings import Settings
+from ft_assets.errors import Conflict
 from resources.database import embedded
 
 PLATFORM, OPERATOR, TENANT, DAGSTER = "ft_platform", "ft_operator", "ft_tenant", "ft_dagster"
@@ -68,6 +69,28 @@ def owner_url(settings: Settings) -> str:
     """URL of the role that owns the schema, which only migrations use."""
     own = embedded.socket_url(settings.postgres_dir, embedded.CONTROL_PLANE) if settings.embedded_database else settings.database_url
     return settings.owner_database_url or own
+
+
+def check_owner_password(settings: Settings) -> None:
+    """Raises ``Conflict`` if the password of the login roles also opens the schema's owner.
+
+    The API and the steps know that password: with the owner's name in the place of theirs they would be the owner.
+    """
+    if settings.embedded_database:
+        return
+    password = _password(make_url(settings.database_url))
+    if not password or password != _password(make_url(owner_url(settings))):
+        return
+    raise Conflict(
+        "the password in FT_DATABASE_URL also opens the schema's owner, and every process of the platform knows it; set "
+        "FT_OWNER_DATABASE_URL to the owner's URL, and another password in FT_DATABASE_URL, which the migrations give to the login roles",
+        code="owner_password_shared",
+    )
+
+
+def _password(url: sa.URL) -> str:
+    """As SQLAlchemy reads it, or as libpq does; empty if the server's rules alone decide who may log in."""
+    return str(url.password or url.query.get("password") or "")
 
 
 def control_plane_url(settings: Settings) -> str:

@@ -47,11 +47,11 @@ class LocalLauncher:
         with _locked(directory / "start.lock"):
             if not (directory / "launched").exists():
                 workload.work_dir.mkdir(parents=True, exist_ok=True)
-                with self._choosing(workload):
-                    shared = None if workload.devices else self._least_used(workload)
-                    numbers = workload.devices if shared is None else (shared,)
-                    write_json(directory / "workload.json", {**_command(workload, numbers), "shared_device": shared})
-                    self._watch(directory, workload)
+                sharing = contextlib.nullcontext() if workload.devices else devices.shared(self._root.parent, workload.held)
+                with sharing as shared:
+                    numbers = workload.devices if shared is None else (shared.number,)
+                    write_json(directory / "workload.json", _command(workload, numbers))
+                    self._watch(directory, workload, held=() if shared is None else (shared.descriptor,))
         return self.status(workload.name)
 
     def status(self, name: str) -> WorkloadStatus:
@@ -96,25 +96,16 @@ class LocalLauncher:
         except FileNotFoundError:
             return b""
 
-    def _choosing(self, workload: Workload) -> contextlib.AbstractContextManager[None]:
-        """Held until a workload without a reservation runs, so that the next choice of a GPU counts it."""
-        return contextlib.nullcontext() if workload.devices else _locked(self._root.with_name(f"{self._root.name}.lock"))
-
-    def _least_used(self, workload: Workload) -> int | None:
-        """Number of the GPU for a workload without a reservation: away from those that are held, and from the others of its kind."""
-        others = [directory for directory in self._root.iterdir() if (directory / "process.json").exists()]
-        running = [d for d in others if not (d / "status.json").exists() and self.status(d.name).phase is WorkloadPhase.RUNNING]
-        shared = [number for d in running if (number := (_read(d / "workload.json") or {}).get("shared_device")) is not None]
-        return devices.least_used([*workload.held, *shared], devices.visible())
-
     def _directory(self, name: str) -> Path:
         return self._root / checked_id(name, what="workload")
 
-    def _watch(self, directory: Path, workload: Workload) -> None:
-        """Start the watcher; it detaches itself, so what is waited for here is only its first moment."""
+    def _watch(self, directory: Path, workload: Workload, *, held: Collection[int]) -> None:
+        """Start the watcher; it detaches itself, so what is waited for here is only its first moment. It and the workload keep the file
+        descriptors `held` open."""
         with (directory / "watch.log").open("ab") as log:
             done = subprocess.run(
-                [sys.executable, "-m", "resources.launcher.watch", str(directory.absolute())],
+                [sys.executable, "-m", "resources.launcher.watch", str(directory.absolute()), *map(str, held)],
+                pass_fds=held,
                 cwd=REPOSITORY,
                 env=_environment({name: os.environ[name] for name in workload.secrets if name in os.environ}),
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,6 @@
-"""The watcher of one workload: ``python -m resources.launcher.watch DIR`` starts it, waits for it, writes how it ended.
+"""The watcher of one workload: ``python -m resources.launcher.watch DIR [FD...]`` starts it, waits for it, writes how it ended.
+
+Watcher and workload keep the file descriptors `FD` open: files that are locked for as long as the workload runs.
 
 Returns at once; the watcher goes on in a session of its own, so that it outlives its caller. It starts the workload at
 most once, whatever happens to it: the marker ``launched`` precedes the workload, and a second watcher finds it.
@@ -20,14 +22,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from resources.launcher.identity import identity
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, *held: int) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -38,10 +40,10 @@ def main(directory: Path) -> None:
     except FileExistsError:
         return
     write_json(directory / "watcher.json", {"pid": os.getpid(), "identity": identity(os.getpid())})
-    write_json(directory / "status.json", run(directory))
+    write_json(directory / "status.json", run(directory, held))
 
 
-def run(directory: Path) -> dict[str, Any]:
+def run(directory: Path, held: Collection[int]) -> dict[str, Any]:
     """Start the workload in a group of its own, wait for its leader, end what it left behind."""
     spec = json.loads((directory / "workload.json").read_text())
     started_at = time.time()
@@ -56,6 +58,7 @@ def run(directory: Path) -> dict[str, Any]:
                 stderr=subprocess.STDOUT,
                 preexec_fn=_default_signals,
                 start_new_session=True,
+                pass_fds=held,
             )
         except OSError as e:
             log.write(f"cannot start {spec['argv'][0]}: {e}\n".encode())
@@ -85,4 +88,4 @@ def _default_signals() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

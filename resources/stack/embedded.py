@@ -84,7 +84,9 @@ def dagster_home(settings: Settings) -> Path:
 def prepare_home(settings: Settings) -> None:
     """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
     from control_plane.service import gpu_pools  # SQLAlchemy, as in `databases`
+    from resources.database.engine import check_owner_password
 
+    check_owner_password(settings)
     gpu_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
     provenance.commit(), provenance.lock_sha256()  # without them every job would fail at its lineage
     home = dagster_home(settings)

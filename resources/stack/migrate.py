@@ -10,12 +10,26 @@ from psycopg2 import sql
 from control_plane import settings as settings_module
 from control_plane.settings import Settings
 from ft_assets.errors import Conflict, FtError
-from resources.database.engine import DAGSTER, OPERATOR, PLATFORM, TENANT, control_plane_url, dagster_url, make_engine, owner_url
+from resources.database.engine import (
+    DAGSTER,
+    OPERATOR,
+    PLATFORM,
+    TENANT,
+    check_owner_password,
+    control_plane_url,
+    dagster_url,
+    make_engine,
+    owner_url,
+)
 from resources.database.migrate import upgrade
 
 
 def run(settings: Settings) -> None:
-    """Migrate as the schema's owner. Safe to run again, and by several at once."""
+    """Migrate as the schema's owner. Safe to run again, and by several at once.
+
+    Raises ``Conflict`` before it connects if the owner has the password of the login roles.
+    """
+    check_owner_password(settings)
     engine = make_engine(owner_url(settings), pool_size=1, max_overflow=1)
     print(f"schema at revision {upgrade(engine)}", flush=True)
     let_roles_log_in(engine, password=sa.make_url(control_plane_url(settings)).password)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import importlib
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,7 @@ from control_plane.settings import Settings, load
 from ft_assets.errors import Conflict
 from resources.database import embedded
 from resources.stack import migrate
+from resources.stack.embedded import prepare_home
 
 LOGIN_ROLES = importlib.import_module("resources.database.migrations.versions.0018_login_roles")
 
@@ -57,6 +63,58 @@ def test_an_owner_that_is_no_superuser_prepares_both_databases_and_may_do_so_aga
     with connected(server, "platform", "ft_operator") as conn:
         assert conn.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 0
         assert not conn.exec_driver_sql("SELECT has_schema_privilege('public', 'CREATE')").scalar()
+
+
+@pytest.mark.parametrize(
+    ("url", "owner"),
+    [
+        ("postgresql://ada:hunter2@db.example/ft", ""),
+        ("postgresql://any:hunter2@db.example/ft", "postgresql://ada:hunter2@db.example/ft"),
+        ("postgresql:///ft?host=db.example&user=ada&password=hunter2", ""),
+        ("postgresql://any:hunter2@db.example/ft", "postgresql://ada@db.example/ft?password=hunter2"),
+    ],
+    ids=["no owner given", "the same password", "a query's password", "one of each"],
+)
+def test_a_password_of_the_roles_that_opens_the_owner_is_refused_before_anything_starts(tmp_path: Path, url: str, owner: str) -> None:
+    given = load({"FT_HOME": str(tmp_path / "home"), "FT_DATABASE_URL": url, "FT_OWNER_DATABASE_URL": owner})
+    for start in (migrate.run, prepare_home):
+        with pytest.raises(Conflict, match="set FT_OWNER_DATABASE_URL to the owner's URL") as refused:
+            start(given)
+        assert refused.value.code == "owner_password_shared" and "hunter2" not in refused.value.message
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_roles_get_the_password_of_the_platforms_url_and_the_owner_keeps_its_own(server: Path, settings: Settings) -> None:
+    with connected(server) as conn:
+        conn.exec_driver_sql("ALTER ROLE ada PASSWORD 'of the owner'")
+        kept = passwords(conn)["ada"]
+    url = sa.make_url(settings.database_url)
+    apart = {"database_url": url.set(password="of the roles"), "owner_database_url": url.set(password="of the owner")}
+    migrate.run(replace(settings, **{name: url.render_as_string(hide_password=False) for name, url in apart.items()}))
+    with connected(server) as conn:
+        found = passwords(conn)
+    assert found["ada"] == kept
+    assert [name for name, secret in found.items() if opens(secret, "of the roles")] == [
+        "ft_dagster",
+        "ft_operator",
+        "ft_platform",
+        "ft_tenant",
+    ]
+    assert opens(found["ada"], "of the owner") and not opens(found["ada"], "of the roles")
+
+
+def passwords(conn: sa.Connection) -> dict[str, str]:
+    """What the server keeps of each role's password, for those that have one."""
+    rows = conn.exec_driver_sql("SELECT rolname, rolpassword FROM pg_authid WHERE rolpassword IS NOT NULL ORDER BY rolname")
+    return {row.rolname: row.rolpassword for row in rows}
+
+
+def opens(secret: str, password: str) -> bool:
+    """Whether `password` is the one that the server keeps as `secret` (SCRAM-SHA-256, RFC 5803)."""
+    rounds, salt, stored = re.fullmatch(r"SCRAM-SHA-256\$(\d+):([^$]+)\$([^:]+):.*", secret).groups()  # type: ignore[union-attr]
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(salt), int(rounds))
+    key = hmac.digest(salted, b"Client Key", "sha256")
+    return hashlib.sha256(key).digest() == base64.b64decode(stored)
 
 
 def test_a_database_of_the_owner_becomes_dagsters_with_all_that_is_in_it(server: Path, settings: Settings) -> None:

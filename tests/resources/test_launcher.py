@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from control_plane import devices
 from control_plane.protocols import Workload, WorkloadPhase
 from ft_assets.errors import InvalidRequest
 from resources.launcher import LocalLauncher
@@ -219,3 +220,20 @@ def test_a_module_that_does_not_exist_exits_with_its_reason_in_the_log(bench: Be
 def test_a_name_that_is_no_path_segment_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidRequest, match="not valid"):
         bench.launcher.status("../escape")
+
+
+def test_a_workload_without_a_reservation_counts_and_is_counted_where_gpus_are_shared(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    with devices.shared(bench.root, held=()) as other:
+        assert other is not None and other.name == "6"
+        bench.launcher.start_or_adopt(replace(bench.workload(), held=(0,)))
+    bench.wait_ready("job-a1")
+    assert json.loads((bench.root / "work" / "job-a1" / "environment.json").read_text())["CUDA_VISIBLE_DEVICES"] == "5"
+    os.kill(bench.recorded("job-a1", "watcher.json"), signal.SIGKILL)
+    with devices.shared(bench.root, held=(0, 2)) as least:
+        assert least is not None and least.name == "6", "each has one user: without its watcher the workload still uses its GPU"
+    bench.launcher.stop("job-a1", grace_s=5)
+    with devices.shared(bench.root, held=(0, 2)) as least:
+        assert least is not None and least.name == "5"

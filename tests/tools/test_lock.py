@@ -35,12 +35,30 @@ def test_every_package_of_the_lock_files_has_hashes_and_no_place(name: str) -> N
 
 def test_make_setup_installs_with_hashes_required() -> None:
     """As the Makefile of this machine calls uv, but without changing anything."""
-    told = subprocess.run(["make", "--dry-run", "--always-make", "setup"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (install,) = (line for line in told.splitlines() if "--requirement requirements.lock" in line)
+    (install,) = (line for line in setup_commands() if "--requirement requirements.lock" in line)
     assert "--require-hashes" in install
     env = {**os.environ, "UV_FIND_LINKS": find_links()}
     done = subprocess.run([*install.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
+
+
+def test_make_setup_takes_nothing_without_a_hash_from_an_index(tmp_path: Path) -> None:
+    commands = setup_commands()
+    installs = [line for line in commands if "pip install" in line]
+    assert len(installs) == 3
+    for line in installs:
+        assert "--require-hashes" in line or {"--no-deps", "--no-build-isolation", "--editable"} < set(line.split()), line
+    (choose,) = (line for line in commands if line.startswith("sed "))
+    subprocess.run(choose.replace(".venv/uv.lock", str(tmp_path / "uv.lock")), shell=True, cwd=ROOT, check=True)
+    locked = packages_of((ROOT / LOCK).read_text())
+    assert (tmp_path / "uv.lock").read_text() == next(package for package in locked if package.startswith("uv=="))
+    assert any(package.startswith("setuptools==") for package in locked), "our own build needs it"
+
+
+def setup_commands() -> list[str]:
+    """What ``make setup`` runs on a machine without an environment."""
+    command = ["make", "--dry-run", "--always-make", "setup"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def find_links() -> str:

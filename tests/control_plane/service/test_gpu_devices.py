@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from control_plane.service import eval_following, gpu_devices, scheduling
+from control_plane.service import eval_following, files, gpu_devices, jobs, scheduling
 from control_plane.service.packing import reference
 from control_plane.service.platform import Platform
-from ft_assets.errors import Unavailable
+from control_plane.service.submission import JobRequest
+from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.evals.run_file import HEARTBEAT_NAME, EvalRun
 from tests.control_plane.service.test_eval_following import Scripted as ScriptedEvaluation
 from tests.control_plane.service.test_eval_following import Seen, finish
@@ -107,6 +109,30 @@ def test_evaluations_take_different_gpus_while_some_are_free(machine: Machine) -
     assert [visible(machine.evaluate(f"e-{n}")) for n in range(4)] == ["8", "7", "6", "5"]
 
 
+@pytest.mark.parametrize("pools", [None, "pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]"], ids=["embedded", "file"])
+def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
+    new_platform: Callable[..., Platform],
+    write_chat_rows: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pools: str | None,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    (tmp_path / "pools.yaml").write_text(pools or "")
+    machine = Machine(new_platform(**({"pools": str(tmp_path / "pools.yaml")} if pools else {"local_gpus": "4"})), write_chat_rows)
+    try:
+        alone, pair, third = machine.train(gpus=1), machine.train(gpus=2), machine.train(gpus=1)
+        assert [visible(job.work_dir) for job in (alone, pair, third)] == ["4", "4,5", "5"]
+        with write_chat_rows().open("rb") as rows:
+            file = files.create(machine.platform, machine.tenant, rows, filename="rows.jsonl", purpose="fine-tune")
+        body = {"model": "tiny-base", "training_file": file["id"], "hardware": {"num_gpus": 4}}
+        with pytest.raises(InvalidRequest, match="4 exceeds the 2 that pool local gives to a job") as refused:
+            jobs.submit(machine.platform, machine.tenant, JobRequest.from_body(body))
+        assert refused.value.code == "invalid_hardware"
+    finally:
+        machine.end()
+
+
 def test_a_machine_without_gpus_shows_none(
     new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +152,32 @@ def test_reference_log_probabilities_keep_away_from_reserved_gpus(machine: Machi
     pack = stored_pack(machine.platform, tmp_path / "pack", model)
     with pytest.raises(Unavailable, match="it may use 8"):
         reference(machine.platform, TENANT, pack_fingerprint=pack, model="tiny-base", who="ftjob-1", python=shows)
+
+
+def test_reference_log_probabilities_keep_away_from_each_other_and_from_evaluations(
+    machine: Machine,
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch", reason="needs the training environment")
+    machine.train(gpus=2)
+    assert visible(machine.evaluate("e-1")) == "8"
+    pack = stored_pack(machine.platform, tmp_path / "pack", model)
+    shows = ("/bin/sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/seen; until test -e {tmp_path}/go; do sleep 0.1; done; exit 3")
+
+    def compute(attention: str) -> None:  # another key: neither waits for the other
+        with pytest.raises(Unavailable, match="exit code 3"):
+            reference(machine.platform, TENANT, pack_fingerprint=pack, model="tiny-base", who=attention, attention=attention, python=shows)
+
+    with ThreadPoolExecutor(2) as pool:
+        computing = [pool.submit(compute, attention) for attention in ("sdpa", "eager")]
+        try:
+            until(lambda: (tmp_path / "seen").exists() and len((tmp_path / "seen").read_text().split()) == 2)
+        finally:
+            (tmp_path / "go").touch()
+        for each in computing:
+            each.result()
+    assert sorted((tmp_path / "seen").read_text().split()) == ["6", "7"]
 
 
 def test_nodes_that_one_machine_stands_for_have_gpus_of_their_own(new_platform: Callable[..., Platform], tmp_path: Path) -> None:

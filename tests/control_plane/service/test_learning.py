@@ -21,6 +21,11 @@ from tests.followed_jobs import Job
 from tests.training_specs import SPEC
 
 SHIPPED_POOLS = Path(__file__).parents[3] / "deploy" / "pools.yaml"
+TWO_TYPES = """
+pools:
+  - {name: local, gpu_type: local, takes: [lora], nodes: [{count: 1, gpus: 1}]}
+  - {name: busy, gpu_type: h100-80gb, takes: [large, full], nodes: [{count: 1, gpus: 8}]}
+"""
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 MODELLED_S = 100.0
 KIND = Kind(gpu_type="local", model="tiny-base", way=f"{SPEC.method}/{SPEC.adapter}", num_gpus=1)
@@ -76,6 +81,26 @@ def test_jobs_that_say_nothing_are_left_out(new_job: Callable[..., Job], columns
     job = new_job()
     ended(job, 3.0, **columns)
     assert ratio(job.platform) == 1.0
+
+
+def test_jobs_on_other_gpus_do_not_push_out_what_is_known_of_these(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    (tmp_path / "pools.yaml").write_text(TWO_TYPES)
+    platform = replace(job.platform, settings=replace(job.platform.settings, pools_file=tmp_path / "pools.yaml"))
+    ended(job, 3.0)
+    before = learning.learned(platform, KIND)
+    assert before.num_jobs == 1
+    with platform.engine.begin() as conn:
+        known = dict(conn.execute(sa.select(jobs).where(jobs.c.id == job.id)).one()._mapping)
+        newer = {"started_at": BEGAN + timedelta(days=1), "ended_at": BEGAN + timedelta(days=1, hours=1)}
+        for number in range(learning.NEWEST):
+            conn.execute(sa.insert(jobs).values(**known | {"id": f"ftjob-busy{number}", "finished_at": newer["ended_at"]}))
+            which = {"job_id": f"ftjob-busy{number}", "attempt": 1}
+            times = {"granted_at": newer["started_at"], "released_at": newer["ended_at"]}
+            conn.execute(sa.insert(reservations).values(**which, pool="busy", num_gpus=1, **times))
+            conn.execute(sa.insert(attempts).values(**which, workload=f"busy{number}", **newer))
+    assert learning.learned(platform, KIND) == before
+    assert learning.learned(platform, replace(KIND, gpu_type="h100-80gb")).num_jobs == learning.NEWEST
 
 
 def test_what_is_held_of_a_quota_is_what_history_lets_expect(new_job: Callable[..., Job]) -> None:
