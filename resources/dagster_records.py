@@ -1,8 +1,8 @@
 """What Dagster records about a tenant: runs, events, tags, logs, partition keys and ticks; deleted, and searched for afterwards.
 
 Runs go through Dagster's own API. Dagster has none for what else names a tenant (asset checks, the last materialization of an asset,
-ticks), so that is changed in its tables: all with an ``id``, as the database lists them, so one that a later version adds is searched, too. The one table without an
-``id``, ``alembic_version``, holds the version of the schema; any other is reported as not searched.
+ticks), so that is changed in its tables: all with an ``id``, as the database lists them, so one that a later version adds is searched,
+too. The one table without an ``id``, ``alembic_version``, holds the version of the schema; any other is reported as not searched.
 ``python -m resources.dagster_records`` reads an order on its standard input (:mod:`resources.tenant_records`).
 """
 
