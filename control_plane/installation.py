@@ -23,8 +23,8 @@ def inference_token(settings: Settings) -> str:
 
 
 def dagster_token(settings: Settings) -> str:
-    """Bearer token with which the platform's own processes call Dagster's webserver."""
-    return _kept(settings.home / "dagster.token", _new_token)
+    """Bearer token of the platform's own calls of Dagster's webserver: ``FT_DAGSTER_TOKEN``, else the one of this installation."""
+    return settings.dagster_token or _kept(settings.home / "dagster.token", _new_token)
 
 
 def cipher(settings: Settings) -> MultiFernet:

@@ -34,6 +34,9 @@ class Settings:
     dagster_hosts: tuple[str, ...]
     """``FT_DAGSTER_HOSTS``: hosts (``name`` or ``name:port``, comma-separated) under which browsers reach Dagster's webserver, beside the
     loopback names; requests to others, and from pages of others, are refused. Default: none."""
+    dagster_token: str = field(repr=False)
+    """``FT_DAGSTER_TOKEN``: bearer token of the platform's own calls of Dagster's webserver, the same on both sides. Set it where the
+    webserver (``FT_DAGSTER_URL``) runs with another home. Default: a token made for this installation, ``<home>/dagster.token``."""
     inference_port: int
     """``FT_INFERENCE_PORT``: default 8001."""
     inference_urls: tuple[str, ...]
@@ -198,6 +201,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         api_port=int(e.get("FT_API_PORT") or 8000),
         dagster_port=int(e.get("FT_DAGSTER_PORT") or 3000),
         dagster_hosts=tuple(h.strip().lower() for h in (e.get("FT_DAGSTER_HOSTS") or "").split(",") if h.strip()),
+        dagster_token=e.get("FT_DAGSTER_TOKEN") or "",
         inference_port=inference_port,
         inference_urls=tuple(u.strip().rstrip("/") for u in urls.split(",")),
         served_adapters_dir=_absolute(e.get("FT_SERVED_ADAPTERS_DIR") or ""),

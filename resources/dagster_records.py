@@ -1,7 +1,8 @@
 """What Dagster records about a tenant: runs, events, tags, logs, partition keys and ticks; deleted, and searched for afterwards.
 
 Runs go through Dagster's own API. Dagster has none for what else names a tenant (asset checks, the last materialization of an asset,
-ticks), so that is changed in its tables: all of them, as the database lists them, so a table that a later version adds is searched, too.
+ticks), so that is changed in its tables: all with an ``id``, as the database lists them, so one that a later version adds is searched,
+too. The one table without an ``id``, ``alembic_version``, holds the version of the schema; any other is reported as not searched.
 ``python -m resources.dagster_records`` reads an order on its standard input (:mod:`resources.tenant_records`).
 """
 
@@ -40,6 +41,8 @@ DELETED = frozenset(
      "dynamic_partitions", "concurrency_slots", "pending_steps", "backfill_tags"}
 )  # fmt: skip
 """Tables whose rows are deleted where they name the tenant. In the others, which Dagster needs, the names are overwritten."""
+NAMES_NOTHING = frozenset({"alembic_version"})
+"""Tables without an ``id`` whose text never names a tenant."""
 ERASED = "erased"
 LAST_EVENT = frozenset({("asset_keys", name) for name in ("last_materialization", "last_run_id", "cached_status_data")})
 """The newest materialization of an asset, whichever tenant's it was; the newest one that is left takes its place."""
@@ -69,11 +72,15 @@ def search(instance: DagsterInstance, engine: Engine, names: Names) -> dict[str,
         columns = _columns(conn)
         found = [f"{table}.{column}" for table, column in columns if _rows(conn, table, column, names)]
         found += ["snapshots.snapshot_body"] if _in_snapshots(conn, names) else []
+        unread = _tables_without_id(conn)
     return {
         "store": f"dagster {without_password(engine.url.render_as_string(hide_password=False))}",
         "searched": [*(f"{table}.{column}" for table, column in columns), "snapshots.snapshot_body", *([f"{logs}/"] if logs else [])],
         "found": [*found, *(str(path) for path in _naming(logs, names))],
-        "not_searched": [f"logs of sensors in {type(instance.compute_log_manager).__name__}"] if _in_a_bucket(instance) else [],
+        "not_searched": [
+            *unread,
+            *([f"logs of sensors in {type(instance.compute_log_manager).__name__}"] if _in_a_bucket(instance) else []),
+        ],
     }
 
 
@@ -114,6 +121,13 @@ def _columns(conn: Connection) -> list[tuple[str, str]]:
       WHERE c.table_schema = current_schema() AND c.data_type IN ('text', 'character varying', 'json', 'jsonb')
       ORDER BY c.table_name, c.column_name"""
     return [(str(table), str(column)) for table, column in conn.execute(sa.text(query))]
+
+
+def _tables_without_id(conn: Connection) -> list[str]:
+    """Tables that :func:`_columns` leaves out and that may name a tenant."""
+    query = """SELECT table_name FROM information_schema.columns WHERE table_schema = current_schema()
+      GROUP BY table_name HAVING NOT bool_or(column_name = 'id') ORDER BY table_name"""
+    return [str(table) for table in conn.execute(sa.text(query)).scalars() if table not in NAMES_NOTHING]
 
 
 def _rows(conn: Connection, table: str, column: str, names: Names) -> list[int]:

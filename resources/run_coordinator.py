@@ -2,7 +2,8 @@
 refused, and so is a second run for what one run serves already, whoever asks for it.
 
 A run with a reservation starts at once. The queue bounds the others, preparations and evaluations, in all and for each tenant
-(:mod:`control_plane.run_limits`): each takes a slot, a tag that is set here and nowhere else.
+(:mod:`control_plane.run_limits`): each takes a slot, a tag that is set here and nowhere else. A run that brings
+one which it does not take is refused.
 
 A tag could be forged, so the reservation is looked up in the control plane's database by partition key.
 `dagster asset materialize` crosses no queue; the ``checkpoint`` asset checks the same reservation again.
@@ -59,6 +60,8 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
         refusal, run_key = self.judge(run)
         if refusal is None:
             tags = slots_of(run) | ({RUN_KEY_TAG: run_key} if run_key else {})  # the sensor `failures` finds it by its key
+            if not run_key and RUN_KEY_TAG in run.tags:  # a key that serves nothing: of the parent, or forged
+                tags |= {RUN_KEY_TAG: "", REFUSED_KEY_TAG: run.tags[RUN_KEY_TAG]}
             if any(run.tags.get(name) != value for name, value in tags.items()):
                 self._instance.add_run_tags(run.run_id, tags)
             return super().submit_run(context)
@@ -85,7 +88,10 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
 
         A run of a stage that is due serves it, also when it was started by hand and names no key. Where nothing is due, an operator
         may run a preparation or an evaluation again; a re-execution has the key of its parent among its tags, which says nothing.
+        A run with the tag of a slot that it does not take is refused: it would hold up others, and Dagster removes no tag of a run.
         """
+        if forged := sorted((SLOTS.keys() & run.tags.keys()) - slots_of(run).keys()):
+            return f"refused: the platform sets the tag {forged[0]}, and this run takes no such slot; launch it without the tag", ""
         selected = {key.path[-1] for key in run.asset_selection or ()}
         gated = run.job_name in GATED_JOBS or bool(selected & GATED_ASSETS)
         if not gated and run.job_name not in KEYED_JOBS:

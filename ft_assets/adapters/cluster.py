@@ -55,13 +55,15 @@ class ClusterSettings:
     ``<FT_HOME>/work/adapters`` and writes, servers read."""
     credentials_secret: str = "ft-object-store"
     """Secret whose keys are environment variables of the object store's client: read access is enough."""
+    inference_secret: str = "ft-inference"
+    """Secret whose key ``token`` is the platform's ``FT_INFERENCE_TOKEN``: servers answer ``/v1`` with it alone."""
     max_model_len: int = 8192
     """Tokens of prompt and answer together, where the model can take more: room in the cache is paid for in GPUs."""
     gateway_namespace: str = ""
     """Of the inference gateway, whose proxy calls the servers that the endpoint picker names. Empty: there is none."""
     callers: tuple[str, ...] = ()
     """Further namespaces whose pods may call a server, next to `namespace` (with the platform and the endpoint picker in it) and the
-    gateway's. vLLM's own endpoints ask nobody who they are."""
+    gateway's. vLLM requires its key under ``/v1`` only; anyone who reaches it may call the rest (``/metrics``, ``/tokenize``)."""
 
     def __post_init__(self) -> None:
         for name in ("vllm_image", "platform_image"):
@@ -150,7 +152,9 @@ def vllm_container(
     made = container("vllm", settings.vllm_image, command=command, env=quiet | dict(env), mounts=mounts)
     health = {"httpGet": {"path": "/health", "port": "http"}}
     devices = {settings.gpu_resource: str(gpus)}
+    key = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": settings.inference_secret, "key": "token"}}}
     return made | {
+        "env": [*made["env"], key],
         "ports": [{"name": "http", "containerPort": PORT}],
         "startupProbe": health | {"periodSeconds": 5, "failureThreshold": 360},
         "readinessProbe": health | {"periodSeconds": 5, "timeoutSeconds": 3},

@@ -7,7 +7,8 @@ A request passes when all of these hold, websockets included:
 3. It carries an operator's key or the token of the installation as its bearer token, or the cookie of a session.
 4. A GET of ``/graphql`` only queries; a POST is JSON, which a form on another site cannot send.
 
-A session begins at ``/ft/login`` with an operator's key. Its cookie holds that key, encrypted: revoking the key ends the session.
+A session begins at ``/ft/login`` with an operator's key. Its cookie holds that key, encrypted: revoking the key ends the session. A
+websocket is closed within ``RECHECK_S`` of the end of the session, or of the key, that it was opened with.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
+import anyio
 import anyio.to_thread
 from cryptography.fernet import InvalidToken, MultiFernet
 from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
@@ -33,9 +35,13 @@ LOGIN, GRAPHQL = "/ft/login", "/graphql"
 COOKIE = "ft_operator"
 SESSION_S = 12 * 3600
 """A working day; the operator's key may end it earlier."""
+RECHECK_S = 10.0
+"""Between two checks of whoever opened a websocket: one indexed query each, and a page of the UI holds one websocket."""
 MAX_FORM_BYTES = 4096
 JSON_TYPES = frozenset({"application/json", "application/graphql"})
 SAFE = frozenset({"GET", "HEAD"})
+POLICY_VIOLATION = 1008
+"""Code with which a websocket is closed (RFC 6455, 7.4.1)."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'",
     "cache-control": "no-store",
@@ -80,7 +86,49 @@ class DagsterFront:
         except FtError as error:
             await _refuse(error, scope, headers, receive, send)
             return
-        await self._app(scope, receive, _unframed(send))
+        if scope["type"] == "websocket":
+            await self._while_allowed(scope, headers, receive, send)
+        else:
+            await self._app(scope, receive, _unframed(send))
+
+    async def _while_allowed(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        """A websocket of the application, which sees it disconnect once its caller is allowed no more."""
+        ended = anyio.Event()
+
+        async def receiving() -> Message:
+            message: Message = {"type": "websocket.disconnect", "code": POLICY_VIOLATION}
+
+            async def take() -> None:
+                nonlocal message
+                message = await receive()
+                either.cancel_scope.cancel()
+
+            async with anyio.create_task_group() as either:
+                either.start_soon(take)
+                await ended.wait()
+                either.cancel_scope.cancel()
+            return message
+
+        async def sending(message: Message) -> None:
+            if not ended.is_set():
+                await send(message)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch, scope, headers, send, ended)
+            await self._app(scope, receiving, sending)
+            tasks.cancel_scope.cancel()
+
+    async def _watch(self, scope: Scope, headers: Headers, send: Send, ended: anyio.Event) -> None:
+        """Closes the websocket and sets `ended` once its caller is refused. It stays open while the database does not answer."""
+        while not ended.is_set():
+            await anyio.sleep(RECHECK_S)
+            try:
+                await self._check_caller(scope, headers)
+            except Unavailable:
+                continue
+            except FtError as error:
+                ended.set()
+                await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
 
     def _check_place(self, headers: Headers) -> None:
         """Where the request came in, and the page that sent it."""
@@ -161,7 +209,7 @@ def _check_graphql(scope: Scope, headers: Headers) -> None:
 async def _refuse(error: FtError, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await receive()  # the handshake, which a close refuses with 403
-        await send({"type": "websocket.close", "code": 1008, "reason": error.code})
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
         return
     answer: Response
     if isinstance(error, Unauthenticated) and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):

@@ -12,6 +12,7 @@ import psycopg2
 import pytest
 
 from ft_assets import logs, outages
+from tests.inference_server import free_port
 
 LOOPS = """
 import logging, sys, time
@@ -41,10 +42,55 @@ time.sleep(3)
 def test_an_outage_is_two_lines_however_many_loops_meet_it(whose: str) -> None:
     done = subprocess.run([sys.executable, "-c", LOOPS, whose], capture_output=True, text=True, timeout=60, check=True)
     lines = done.stderr.splitlines()
-    assert sum("the database does not answer: turn 0 has failed (OperationalError:" in line for line in lines) == 1
+    assert (
+        sum("the database at /nowhere/.s.PGSQL.5432 does not answer: turn 0 has failed (OperationalError:" in line for line in lines) == 1
+    )
     assert sum("9 errors were not logged" in line for line in lines) == 1
     assert done.stderr.count("Traceback") == 1, "the other error's, which is no outage"
     assert "KeyError: 'a mistake'" in done.stderr
+
+
+PEERS = """
+import logging, sys, time, urllib.request
+import httpx, psycopg2
+from ft_assets import logs, outages
+outages.OVER_S = 1.0
+logs.configure("test")
+ports = sys.argv[1:]
+def meets(call, turn):
+    try:
+        call()
+    except Exception:
+        logging.getLogger("a").exception("turn %d has failed", turn)
+def dropped():
+    raise psycopg2.OperationalError("server closed the connection unexpectedly")
+for turn in range(3):
+    for port in ports:
+        meets(lambda: httpx.get(f"http://127.0.0.1:{port}/v1/{turn}"), turn)
+    meets(dropped, turn)
+    for port in ports:
+        meets(lambda: psycopg2.connect(host="127.0.0.1", port=int(port), dbname="x", user="y"), turn)
+time.sleep(3)
+"""
+
+
+def test_each_peer_that_is_away_has_a_line_that_names_it() -> None:
+    ports = [str(free_port()), str(free_port())]
+    done = subprocess.run([sys.executable, "-c", PEERS, *ports], capture_output=True, text=True, timeout=60, check=True)
+    lines = [line.partition(" a: ")[2] or line.partition("ft_assets.outages: ")[2] for line in done.stderr.splitlines()]
+    began = [line.partition(" does not answer: ")[0] for line in lines if "does not answer: turn 0 has failed" in line]
+    # the first database that is named takes over the outage that an error without a name began
+    assert sorted(began) == sorted([*(f"127.0.0.1:{port}" for port in ports), "the database", f"the database at 127.0.0.1:{ports[1]}"])
+    ended = {line.partition(": no further")[0]: line for line in lines if "no further error" in line}
+    expected = {
+        f"127.0.0.1:{ports[0]}": 2,
+        f"127.0.0.1:{ports[1]}": 2,
+        f"the database at 127.0.0.1:{ports[0]}": 3,
+        f"the database at 127.0.0.1:{ports[1]}": 4,
+    }
+    assert ended.keys() == expected.keys()
+    assert all(f"{count} errors were not logged" in ended[name] for name, count in expected.items())
+    assert "Traceback" not in done.stderr
 
 
 def test_an_error_that_a_running_database_reports_is_logged_in_full(postgres_dir: Path) -> None:

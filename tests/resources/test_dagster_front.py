@@ -15,12 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
-from control_plane.installation import dagster_token
+from control_plane.installation import cipher, dagster_token
 from control_plane.service import operators, tenants
 from control_plane.service.platform import Platform
+from resources.dagster_web.front import COOKIE, SESSION_S
 from tests.database_roles import as_operator
 from tests.inference_server import free_port
 
@@ -241,6 +242,28 @@ def test_a_websocket_needs_a_token_or_a_session_of_an_allowed_page(web: Web) -> 
         with socket_to(web, **headers) as ws:
             ws.send(json.dumps({"type": "connection_init"}))
             assert json.loads(ws.recv(timeout=30)) == {"type": "connection_ack"}
+
+
+def test_an_open_websocket_ends_with_its_session_and_with_its_key(web: Web) -> None:
+    made = operators.create(as_operator(web.platform), "carol")
+    signed_in = {"cookie": web.sign_in(made.secret).headers["set-cookie"].partition(";")[0]}
+    nearly_over = cipher(web.platform.settings).encrypt_at_time(web.key.encode(), int(time.time()) - SESSION_S + 20).decode()
+    with (
+        socket_to(web, **signed_in, origin=web.url) as revoked,
+        socket_to(web, authorization=f"Bearer {made.secret}") as by_key,
+        socket_to(web, cookie=f"{COOKIE}={nearly_over}", origin=web.url) as expired,
+        socket_to(web, **web.session, origin=web.url) as other,
+    ):
+        for ws in (revoked, by_key, expired, other):
+            ws.send(json.dumps({"type": "connection_init"}))
+            assert json.loads(ws.recv(timeout=30)) == {"type": "connection_ack"}
+        operators.revoke(as_operator(web.platform), made.id)
+        for ws in (revoked, by_key, expired):
+            with pytest.raises(ConnectionClosedError) as closed:
+                ws.recv(timeout=90)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+        other.send(json.dumps({"type": "start", "id": "1", "payload": {"query": WRITE}}))
+        assert json.loads(other.recv(timeout=30))["type"] == "error", "still served"
 
 
 def test_a_websocket_carries_no_mutation(web: Web) -> None:

@@ -164,3 +164,28 @@ def test_a_run_by_hand_takes_its_slot_too(queue: RunQueue) -> None:
     by_hand = {"dagster/partition": f"{tenant}:{job}"}
     queued = queue.queued("__ASSET_JOB", asset_selection=frozenset({dg.AssetKey("eval_report")}), tags=by_hand)
     assert {name: value for name, value in queued.tags.items() if "slot" in name} == {"ft/evaluate_slot": tenant}
+
+
+@pytest.mark.parametrize("slot", ["ft/prepare_slot", "ft/evaluate_slot"])
+@pytest.mark.parametrize("stage", ["train", "greet"])
+def test_a_run_with_the_tag_of_a_slot_that_it_does_not_take_is_refused(queue: RunQueue, stage: str, slot: str) -> None:
+    tenant, other = queue.jobs.tenant(), queue.jobs.tenant()
+    job = queue.jobs.job(tenant)
+    grant(queue.jobs.platform, job, 1)
+    forged = queue.queued(stage, tags={"dagster/partition": f"{tenant}:{job}", slot: other})
+    assert forged.status is dg.DagsterRunStatus.CANCELED
+    queue.submit("evaluate", other, 1)
+    assert queue.dequeue() == {("evaluate", other): 1}
+
+
+def test_a_forged_tenant_of_a_slot_is_overwritten(queue: RunQueue) -> None:
+    tenant = queue.jobs.tenant()
+    job = queue.jobs.job(tenant)
+    queue.jobs.set(job, state="evaluating")
+    run = queue.queued("evaluate", tags={"dagster/partition": f"{tenant}:{job}", "ft/evaluate_slot": "another"})
+    assert {name: value for name, value in run.tags.items() if "slot" in name} == {"ft/evaluate_slot": tenant}
+
+
+def test_a_key_that_serves_nothing_is_taken_off(queue: RunQueue) -> None:
+    run = queue.queued("greet", tags={"ft/run_key": "ftjob-1#train0"})
+    assert (run.status, run.tags["ft/run_key"], run.tags["ft/refused_run_key"]) == (dg.DagsterRunStatus.QUEUED, "", "ftjob-1#train0")

@@ -17,6 +17,7 @@ from ft_assets.datasets.pipeline.results import BlockResult
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.encoders import PREFIX_CHARS
 from ft_assets.datasets.tokens.turns import reasoning_of
 from ft_assets.errors import InvalidRequest
 
@@ -115,7 +116,7 @@ class Screen:
         if self._policies.over_long != "truncate":  # those that cannot fit are not worth their tokens
             rows = [row for row in rows if self._may_fit(row, self._tokenizer.fewest_tokens(row.example), self._max_seq_len, result)]
         escape = self._policies.control_tokens == "escape"
-        measured = self._tokenizer.measure_batch([r.example for r in rows], escape_control_tokens=escape)
+        measured = self._tokenizer.measure_batch([r.example for r in rows], escape_control_tokens=escape, most=self._max_seq_len)
         for row, num_tokens, untrained in zip(rows, *(m.tolist() for m in measured), strict=True):
             if num_tokens < 0 and (problem := _why_uncounted(self._tokenizer, row.example, escape)) is not None:
                 report_bad(row, [problem], result)
@@ -124,7 +125,8 @@ class Screen:
             if num_tokens > self._max_seq_len:
                 result.totals["over_long"] += 1
                 if self._policies.over_long == "reject":
-                    report_bad(row, [content.length_problem(num_tokens, self._max_seq_len)], result)
+                    at_least = row.example.num_characters() > PREFIX_CHARS * self._max_seq_len
+                    report_bad(row, [content.length_problem(num_tokens, self._max_seq_len, at_least=at_least)], result)
                 if self._policies.over_long != "truncate":
                     continue
             _count_untrained(row, result)
@@ -150,7 +152,7 @@ def _count_untrained(row: ReadRow, result: BlockResult) -> None:
 
 def _why_uncounted(tokenizer: ChatTokenizer, example: Example, escape: bool) -> Problem | None:
     try:
-        tokenizer.count_tokens(example, escape_control_tokens=escape)
+        tokenizer.count_tokens(example, escape_control_tokens=escape, most=0)
     except InvalidRequest as error:
         fix = FIXES.get(error.code, "change the row so that the model's chat template takes it")
         return Problem(path="", code=error.code, message=error.message, fix=fix)

@@ -34,7 +34,7 @@ from ft_assets.base_models import read_template, template_digest, tokenizer_dige
 from ft_assets.datasets.checks.content import control_token_pattern, control_token_problems
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example, Message
-from ft_assets.datasets.tokens.encoders import Encoder, Job, Mark, Plan, Segments, encoder_for, is_byte_level
+from ft_assets.datasets.tokens.encoders import UNCUT, Encoder, Job, Mark, Plan, Segments, encoder_for, is_byte_level
 from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_kept, spell_out
 from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
 from ft_assets.datasets.tokens.templates import ChatTemplate
@@ -57,7 +57,7 @@ class TokenizedExample:
     truncated: bool
     """Tokens past `max_seq_len` were cut off."""
     num_tokens: int
-    """Before the cut."""
+    """Before the cut; of a text of far more than `max_seq_len` tokens (see ``encoders.exact_chars``) any number above it."""
     text: str
     """What was tokenized, with the tokens put around a text; not cut."""
     turns: tuple[TurnLoss, ...]
@@ -181,7 +181,7 @@ class ChatTokenizer:
     ) -> list[TokenizedExample]:
         """:meth:`encode` for many, tokenized together."""
         layouts = [self._checked_layout(e, escape=escape_control_tokens) for e in examples]
-        encoded = self._encoder.encode([layout.job for layout in layouts])
+        encoded = self._encoder.encode([layout.job for layout in layouts], most=max_seq_len)
         everywhere = train_on_inputs is True
         return [self._label(lay, *found, max_seq_len, everywhere) for lay, found in zip(layouts, encoded, strict=True)]
 
@@ -221,20 +221,20 @@ class ChatTokenizer:
     def _max_token_chars(self) -> int:
         return int(max(map(len, self._tokenizer.get_vocab()))) if is_byte_level(self._tokenizer) else 0
 
-    def count_tokens(self, example: Example, *, escape_control_tokens: bool = False) -> int:
-        """Tokens of an example before any cut; of a preference, those of its longer side.
+    def count_tokens(self, example: Example, *, escape_control_tokens: bool = False, most: int = UNCUT) -> int:
+        """Tokens of an example before any cut; of a preference, those of its longer side. Of more than `most` any number above it.
 
         Control tokens in content count as themselves, or, escaped, as the plain text that :meth:`encode` then makes of them.
         """
         sides = preference_sides(example) if example.kind == "preference" else (example,)
-        return max(self._lengths([self._counted_layout(side, escape=escape_control_tokens) for side in sides]))
+        return max(self._lengths([self._counted_layout(side, escape=escape_control_tokens) for side in sides], most))
 
     def count_tokens_batch(self, examples: Sequence[Example], *, escape_control_tokens: bool = False) -> NDArray[np.int64]:
         """:meth:`count_tokens` of each of `examples`, counted together; -1 where it raises (a template that refuses the row)."""
         return self.measure_batch(examples, escape_control_tokens=escape_control_tokens)[0]
 
     def measure_batch(
-        self, examples: Sequence[Example], *, escape_control_tokens: bool = False
+        self, examples: Sequence[Example], *, escape_control_tokens: bool = False, most: int = UNCUT
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """:meth:`count_tokens_batch`, and of each example the turns of weight 1 that carry no loss because the template rewrites them."""
         out, rewritten = np.full(len(examples), -1, dtype=np.int64), np.zeros(len(examples), dtype=np.int64)
@@ -249,7 +249,7 @@ class ChatTokenizer:
             layouts += made
             rewritten[index] = sum(layout.num_rewritten for layout in made)
             owners += [index] * len(made)
-        np.maximum.at(out, np.asarray(owners, dtype=np.int64), np.asarray(self._lengths(layouts), dtype=np.int64))
+        np.maximum.at(out, np.asarray(owners, dtype=np.int64), np.asarray(self._lengths(layouts, most), dtype=np.int64))
         return out, rewritten
 
     def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -382,9 +382,9 @@ class ChatTokenizer:
             known = self._plans[id(pattern)] = (pattern, self._encoder.plan(pattern.pieces, reused=True))
         return known[1]
 
-    def _lengths(self, layouts: Sequence[_Layout]) -> list[int]:
+    def _lengths(self, layouts: Sequence[_Layout], most: int) -> list[int]:
         """Tokens of each, with what is put around a text."""
-        counts = self._encoder.count([layout.job for layout in layouts])
+        counts = self._encoder.count([layout.job for layout in layouts], most=most)
         if not any(layout.is_text for layout in layouts):
             return counts
         before, after = self._around_text

@@ -5,6 +5,7 @@
 2. In byte-level BPE an id stands for a fixed number of bytes, so a turn that starts inside a segment starts at a known id.
 3. A tokenizer of another kind (a space put before the first word, lossy normalising, tokens that eat the white space beside them) is
    asked for the offsets of the whole text. Both ways give the same ids; tests compare them.
+4. Where only the first ids are wanted, a long text is tokenized up to a prefix that has them (:func:`encode_prefix`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,14 @@ from ft_assets.errors import InvalidDataset
 
 ID_BYTES = 4
 """Of one id in the packed form that segments are kept in."""
+
+UNCUT = 1 << 62
+"""As a number of tokens: all of them."""
+PREFIX_CHARS = 8
+"""Characters of the first prefix for each id that is wanted: English text has 4 to 5 a token."""
+MARGIN_CHARS = 1024
+"""At the end of a prefix, whose ids may differ from those of the whole text: no pre-tokenizer's piece of ordinary text is as long."""
+WORD_EDGE = re.compile(r"(?<=\S) (?=\S)")
 
 Mark = tuple[int, int, int]
 """A turn (-1: none) and its ids, from ... up to (not with) ...; of a token shared by two turns the later counts, and any before none."""
@@ -73,18 +82,43 @@ class Encoder(Protocol):
         """How to encode texts made of `pieces`; one that is `reused` has its literals tokenized now."""
         ...
 
-    def encode(self, jobs: Sequence[Job]) -> list[tuple[NDArray[np.int32], list[Mark]]]:
-        """The ids of each text, and its turns."""
+    def encode(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[tuple[NDArray[np.int32], list[Mark]]]:
+        """The ids of each text, and its turns. Of more than `most` ids those after them may be wrong or missing, at least one is there."""
         ...
 
-    def count(self, jobs: Sequence[Job]) -> list[int]:
-        """The number of ids of each text."""
+    def count(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[int]:
+        """The number of ids of each text; of more than `most` any number above it."""
         ...
 
 
 def encoder_for(tokenizer: Tokenizer, control: Iterable[str]) -> Encoder:
     """The fastest way that is exact for `tokenizer`."""
     return Segments(tokenizer, control) if is_byte_level(tokenizer) else Offsets(tokenizer)
+
+
+def exact_chars(most: int) -> int:
+    """Characters up to which a text is tokenized whole, though no more than `most` ids of it are wanted."""
+    return PREFIX_CHARS * (most + MARGIN_CHARS)
+
+
+def encode_prefix(text: str, most: int, num_ids: Callable[[str], int]) -> str:
+    """A prefix of `text` whose first `most` ids are those of `text`, with more than `most` of them; `text` itself where it is short.
+
+    A prefix ends at a space between two words if there is one in its last ``MARGIN_CHARS`` characters. It is long enough once it has
+    more than `most` ids and one for each byte of those characters, whose ids may be others than in the whole text. Otherwise one four
+    times as long is tried, so that the work is bounded by `most` and the longest token, not by the text.
+
+    Exact where a pre-tokenizer cuts at such spaces, or into pieces shorter than the margin. In an unbroken run of characters merges are
+    taken not to depend on what stands ``MARGIN_CHARS`` further on.
+    """
+    size = exact_chars(most)
+    while size < len(text):
+        edges = [found.start() for found in WORD_EDGE.finditer(text, size - MARGIN_CHARS, size)]
+        part = text[: edges[-1] if edges else size]
+        if num_ids(part) > most + len(part[-MARGIN_CHARS:].encode()):
+            return part
+        size *= 4
+    return text
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
@@ -149,8 +183,8 @@ class Segments:
             ops.append(Run(tuple(run), turn, self._words.encode([str(first)])[0] if two else b""))
         run.clear()
 
-    def encode(self, jobs: Sequence[Job]) -> list[tuple[NDArray[np.int32], list[Mark]]]:
-        runs = iter(self._encode_runs(jobs))
+    def encode(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[tuple[NDArray[np.int32], list[Mark]]]:
+        runs = iter(self._encode_runs(jobs, most))
         out = []
         for job in jobs:
             parts: list[bytes] = []
@@ -174,23 +208,34 @@ class Segments:
             out.append((np.frombuffer(b"".join(parts), dtype="<i4"), marks))
         return out
 
-    def count(self, jobs: Sequence[Job]) -> list[int]:
-        runs = iter(self._encode_runs(jobs))
+    def count(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[int]:
+        runs = iter(self._encode_runs(jobs, most))
         return [sum(len(op.ids if isinstance(op, Fixed) else next(runs)[1]) for op in job.plan) // ID_BYTES for job in jobs]
 
-    def _encode_runs(self, jobs: Sequence[Job]) -> list[tuple[str, bytes]]:
-        """Text and ids of every run of `jobs`, in order."""
-        texts: list[str] = []
-        plain: list[int] = []
-        for job in jobs:
-            contents = job.contents
-            for op in job.plan:
-                if isinstance(op, Run):
-                    text = "".join([p if isinstance(p, str) else p.fill(contents[p.index]) for p, _ in op.pieces])
-                    if job.spelled and any(mark in text for mark in job.spelled):
-                        plain.append(len(texts))
-                        text = spell_out(text, job.spelled)
-                    texts.append(text)
+    def _encode_runs(self, jobs: Sequence[Job], most: int) -> list[tuple[str, bytes]]:
+        """Text and ids of every run of `jobs`, in order; of a job of far more than `most` ids, those up to them."""
+        groups = [[_text(op.pieces, job) for op in job.plan if isinstance(op, Run)] for job in jobs]
+        long = {i for i, texts in enumerate(groups) if sum(map(len, texts)) > exact_chars(most)}
+        found = iter(self._encode_texts([(text, job) for i, job in enumerate(jobs) if i not in long for text in groups[i]]))
+        out: list[tuple[str, bytes]] = []
+        for index, (job, texts) in enumerate(zip(jobs, groups, strict=True)):
+            out += self._first_of(job, texts, most) if index in long else [next(found) for _ in texts]
+        return out
+
+    def _first_of(self, job: Job, texts: Sequence[str], most: int) -> Iterator[tuple[str, bytes]]:
+        """The runs of a long job until there are more than `most` ids, and nothing of those after them."""
+        for text in texts:
+            part, ids = ("", b"") if most < 0 else self._encode_texts([(self._prefix(text, job, most), job)])[0]
+            most -= len(ids) // ID_BYTES
+            yield part, ids
+
+    def _prefix(self, text: str, job: Job, most: int) -> str:
+        return encode_prefix(text, most, lambda part: len(self._encode_texts([(part, job)])[0][1]) // ID_BYTES)
+
+    def _encode_texts(self, given: Sequence[tuple[str, Job]]) -> list[tuple[str, bytes]]:
+        """The texts of runs with their placeholders spelled out, and their ids."""
+        texts = [spell_out(text, job.spelled) for text, job in given]
+        plain = [i for i, (text, job) in enumerate(given) if any(mark in text for mark in job.spelled)]
         if not plain:
             return list(zip(texts, self._words.encode(texts), strict=True))
         escaped = dict(zip(plain, self._encode_plain([texts[i] for i in plain]), strict=True))
@@ -244,9 +289,9 @@ class Offsets:
     def plan(self, pieces: Iterable[Piece], *, reused: bool) -> Plan:  # noqa: ARG002 - nothing can be tokenized before it is whole
         return (Run(tuple(pieces), None, b""),)
 
-    def encode(self, jobs: Sequence[Job]) -> list[tuple[NDArray[np.int32], list[Mark]]]:
-        filled = [[(p if isinstance(p, str) else p.fill(job.contents[p.index]), turn) for p, turn in _pieces(job)] for job in jobs]
-        encoded = self._tokenizer.encode_batch(["".join(text for text, _ in pieces) for pieces in filled], add_special_tokens=False)
+    def encode(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[tuple[NDArray[np.int32], list[Mark]]]:
+        filled = [_pieces(job) for job in jobs]
+        encoded = self._tokenizer.encode_batch([self._prefix(job, most) for job in jobs], add_special_tokens=False)
         out = []
         for pieces, encoding in zip(filled, encoded, strict=True):
             offsets = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
@@ -260,13 +305,22 @@ class Offsets:
             out.append((np.asarray(encoding.ids, dtype=np.int32), marks))
         return out
 
-    def count(self, jobs: Sequence[Job]) -> list[int]:
-        texts = ["".join(p if isinstance(p, str) else p.fill(job.contents[p.index]) for p, _ in _pieces(job)) for job in jobs]
-        return [len(e.ids) for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    def count(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[int]:
+        return [len(e.ids) for e in self._tokenizer.encode_batch_fast([self._prefix(job, most) for job in jobs], add_special_tokens=False)]
+
+    def _prefix(self, job: Job, most: int) -> str:
+        text = "".join(text for text, _ in _pieces(job))
+        return encode_prefix(text, most, lambda part: len(self._tokenizer.encode(part, add_special_tokens=False).ids))
 
 
-def _pieces(job: Job) -> Iterable[Piece]:
-    return (piece for op in job.plan if isinstance(op, Run) for piece in op.pieces)
+def _pieces(job: Job) -> list[tuple[str, int]]:
+    """The pieces of all runs of `job`, filled, and their turns."""
+    pieces = (piece for op in job.plan if isinstance(op, Run) for piece in op.pieces)
+    return [(p if isinstance(p, str) else p.fill(job.contents[p.index]), turn) for p, turn in pieces]
+
+
+def _text(pieces: Sequence[Piece], job: Job) -> str:
+    return "".join([p if isinstance(p, str) else p.fill(job.contents[p.index]) for p, _ in pieces])
 
 
 def _append(ops: list[Fixed | Run], op: Fixed) -> None:

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from ft_assets.datasets.durable import sync_directory, write_durable
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TrainOnInputs
+from ft_assets.datasets.tokens.encoders import UNCUT
 from ft_assets.errors import InvalidDataset
 
 T = TypeVar("T")
-UNCUT = 1 << 62
-"""As a length: nothing is cut."""
 ENCODE_BATCH = 256
 """Examples handed to the tokenizer at once."""
 MAX_NAMED_ROWS = 20

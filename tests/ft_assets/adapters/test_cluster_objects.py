@@ -174,6 +174,18 @@ def test_the_server_sees_neither_the_store_nor_its_keys_and_cannot_write_the_mod
     assert {m["mountPath"]: m.get("readOnly", False) for m in vllm["volumeMounts"]} == {"/tmp": False, "/dev/shm": False, "/model": True}
 
 
+def test_every_model_server_requires_the_platforms_token_which_stands_in_a_secret() -> None:
+    settings = replace(SETTINGS, inference_secret="answers")
+    rendered = [*servers.render(RECORD, LLAMA_8B, settings, context_length=8192), *llm_d.render_pool(POOL, settings)]
+    containers = [c for o in rendered if "template" in o["spec"] for c in o["spec"]["template"]["spec"]["containers"]]
+    found = [c for c in containers if c["image"] == settings.vllm_image]
+    assert len(found) == 2, "of a whole model and of a pool"
+    for container in found:
+        (key,) = [variable for variable in container["env"] if variable["name"] == "VLLM_API_KEY"]
+        assert key == {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "answers", "key": "token"}}}
+        assert "--api-key" not in container["command"], "a command line is visible to every process of the node"
+
+
 def test_what_is_fetched_is_what_was_registered() -> None:
     (fetch,) = named(server(), "Deployment")["spec"]["template"]["spec"]["initContainers"]
     asked = _parser().parse_args(fetch["command"][3:])
@@ -192,7 +204,7 @@ def test_a_server_answers_under_the_registered_name() -> None:
 
 def test_a_pool_is_started_with_what_the_platform_relies_on() -> None:
     (vllm,) = named(llm_d.render_pool(POOL, SETTINGS), "StatefulSet")["spec"]["template"]["spec"]["containers"]
-    env = {e["name"]: e["value"] for e in vllm["env"]}
+    env = {e["name"]: e.get("value") for e in vllm["env"]}
     assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "filesystem" not in env["VLLM_PLUGINS"]
     assert (env["FT_ADAPTER_INDEX"], env["FT_BASE_DIGEST"]) == (f"/adapters/index-{'b' * 16}.json", "b" * 64)
