@@ -219,3 +219,16 @@ def test_a_module_that_does_not_exist_exits_with_its_reason_in_the_log(bench: Be
 def test_a_name_that_is_no_path_segment_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidRequest, match="not valid"):
         bench.launcher.status("../escape")
+
+
+def test_the_gpu_of_a_workload_that_was_lost_is_free_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    seen = []
+    for name in ("lost", "next"):
+        bench.launcher.start_or_adopt(bench.workload(name))
+        bench.wait_ready(name)
+        seen.append(json.loads((bench.root / "work" / name / "environment.json").read_text())["CUDA_VISIBLE_DEVICES"])
+        for what in ("watcher.json", "process.json"):
+            os.kill(bench.recorded(name, what), signal.SIGKILL)
+        bench.wait_for(name, WorkloadPhase.LOST)
+    assert seen == ["1", "1"], "without a reservation a workload takes the last GPU that nothing uses"
