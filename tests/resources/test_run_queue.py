@@ -164,3 +164,11 @@ def test_a_run_by_hand_takes_its_slot_too(queue: RunQueue) -> None:
     by_hand = {"dagster/partition": f"{tenant}:{job}"}
     queued = queue.queued("__ASSET_JOB", asset_selection=frozenset({dg.AssetKey("eval_report")}), tags=by_hand)
     assert {name: value for name, value in queued.tags.items() if "slot" in name} == {"ft/evaluate_slot": tenant}
+
+
+def test_a_slot_that_the_caller_names_is_not_the_one_it_takes(queue: RunQueue) -> None:
+    tenant, other = queue.jobs.tenant(), queue.jobs.tenant()
+    job = queue.jobs.job(tenant)
+    queue.jobs.set(job, state="succeeded")
+    queued = queue.queued("reevaluate", tags={"dagster/partition": f"{tenant}:{job}", "ft/evaluate_slot": other})
+    assert queued.tags["ft/evaluate_slot"] == tenant
