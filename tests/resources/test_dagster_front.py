@@ -18,9 +18,10 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from control_plane.installation import dagster_token
+from control_plane.installation import cipher, dagster_token
 from control_plane.service import operators, tenants
 from control_plane.service.platform import Platform
+from resources.dagster_web.front import COOKIE, SESSION_S
 from tests.database_roles import as_operator
 from tests.inference_server import free_port
 
@@ -196,6 +197,12 @@ def test_the_session_is_a_cookie_that_no_script_and_no_other_site_uses(web: Web)
         refused = web.sign_in(wrong)
         assert refused.status_code in (401, 403) and "set-cookie" not in refused.headers
     assert httpx.post(f"{web.url}/ft/login", content=b"key=" + b"x" * 5000, headers={"origin": web.url}).status_code == 413
+
+
+@pytest.mark.parametrize(("age_s", "status"), [(SESSION_S - 600, 200), (SESSION_S + 600, 401)])
+def test_a_session_ends_by_itself(web: Web, age_s: int, status: int) -> None:
+    sealed = cipher(web.platform.settings).encrypt_at_time(web.key.encode(), int(time.time()) - age_s).decode()
+    assert httpx.get(f"{web.url}/server_info", headers={"cookie": f"{COOKIE}={sealed}"}).status_code == status
 
 
 def test_revoking_the_key_ends_its_session(web: Web) -> None:
