@@ -32,7 +32,8 @@ from ft_assets.base_models import BaseModel
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.schema import Example, parse_canonical
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
-from ft_assets.datasets.tokens.token_shards import UNCUT, Tally, encode_or_drop
+from ft_assets.datasets.tokens.encoders import UNCUT
+from ft_assets.datasets.tokens.token_shards import Tally, encode_or_drop
 from ft_assets.errors import Conflict, InvalidDataset
 from ft_assets.training import methods
 from ft_assets.training.methods import Method

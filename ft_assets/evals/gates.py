@@ -295,7 +295,7 @@ def _task(report: EvalReport, config: EvalConfig) -> Finding:
     certain = perfect or (p <= ALPHA and (preference or score.ci_low > 0))
     failure = "task_not_better" if not reached else None if certain else "task_gain_within_noise"
     numbers = _numbers(score, limit=bar, p_value=score.p_value)
-    if failure is None and not perfect and (failed := _failed_control(report, score.metric)):
+    if failure is None and score.adapter < 1.0 - EPSILON and (failed := _failed_control(report, score.metric)):
         return _finding("task", failed.code, f"{detail}; {failed.detail}", **numbers, **failed.values)
     return _finding("task", failure, detail, **numbers)
 

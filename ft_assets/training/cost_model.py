@@ -104,7 +104,8 @@ def cost(case: Case, gpu_type: str, *, rows: float, tokens: float, accumulation_
     """
     micro_batches = max(1.0, rows / (case.per_device_batch_size * case.world_size))
     each = tokens / (micro_batches * case.world_size)
-    return Cost(setup_s=setup_s(case), steps_s=micro_batches * micro_batch_s(case, gpu_type, tokens=each, accumulation_steps=accumulation_steps))
+    one = micro_batch_s(case, gpu_type, tokens=each, accumulation_steps=accumulation_steps)
+    return Cost(setup_s=setup_s(case), steps_s=micro_batches * one)
 
 
 def tokens_per_second(case: Case, gpu_type: str) -> float:

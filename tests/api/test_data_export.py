@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import tracemalloc
 import uuid
@@ -21,7 +22,7 @@ from control_plane import tables
 from control_plane.cli.app import build
 from control_plane.cli.exports import _verified
 from control_plane.client import FtClient
-from control_plane.service import data_export, files, jobs, tenants
+from control_plane.service import data_export, files, jobs, suites, tenants
 from control_plane.service.platform import Actor, Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import webhook_endpoints
@@ -92,6 +93,30 @@ def test_the_archive_holds_everything_of_its_tenant_and_nothing_else(
         assert theirs[name] not in everything
     assert SECRET not in everything and SEALED not in everything and mine["key"] not in everything
     assert hashlib.sha256(mine["key"].encode()).hexdigest() not in everything
+
+
+def test_the_archive_holds_no_row_that_is_the_operators(
+    platform: Platform, tenant: Tenant, filled: Callable[[Tenant], dict[str, str]]
+) -> None:
+    mine = filled(tenant)
+    question = json.dumps({"question": "Which of the seven bridges of the old town is the longest one?"}).encode()
+    for owner in (None, tenant.id):
+        suites.add(platform, owner, io.BytesIO(question), name=f"of-{owner}", filename="q.jsonl", field="question")
+    said = {"job_id": mine["job"], "attempt": 1, "level": "warn", "message": "m", "data": {}, "raised_at": platform.clock()}
+    with platform.engine.begin() as conn:
+        for audience in ("tenant", "operator"):
+            row = {"id": uuid.uuid4().hex, "code": f"for_{audience}", "audience": audience, **said}
+            conn.execute(sa.insert(tables.health_verdicts).values(**row))
+    scoped = platform.in_scope_of(tenant.id, Actor(kind="key", id="key_test"))
+    try:
+        with zipfile.ZipFile(io.BytesIO(b"".join(data_export.archive(scoped, tenant.id)))) as archive:
+            found = {
+                name: [json.loads(line)[column] for line in archive.read(f"database/{name}.jsonl").splitlines()]
+                for name, column in (("eval_suites", "name"), ("health_verdicts", "code"))
+            }
+    finally:
+        suites.remove(platform, None, "of-None")
+    assert found == {"eval_suites": [f"of-{tenant.id}"], "health_verdicts": ["for_tenant"]}
 
 
 def test_every_table_is_exported_or_left_out_for_a_reason() -> None:

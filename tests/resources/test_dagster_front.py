@@ -199,6 +199,12 @@ def test_the_session_is_a_cookie_that_no_script_and_no_other_site_uses(web: Web)
     assert httpx.post(f"{web.url}/ft/login", content=b"key=" + b"x" * 5000, headers={"origin": web.url}).status_code == 413
 
 
+@pytest.mark.parametrize(("age_s", "status"), [(SESSION_S - 600, 200), (SESSION_S + 600, 401)])
+def test_a_session_ends_by_itself(web: Web, age_s: int, status: int) -> None:
+    sealed = cipher(web.platform.settings).encrypt_at_time(web.key.encode(), int(time.time()) - age_s).decode()
+    assert httpx.get(f"{web.url}/server_info", headers={"cookie": f"{COOKIE}={sealed}"}).status_code == status
+
+
 def test_revoking_the_key_ends_its_session(web: Web) -> None:
     made = operators.create(as_operator(web.platform), "bob")
     session = {"cookie": web.sign_in(made.secret).headers["set-cookie"].partition(";")[0]}

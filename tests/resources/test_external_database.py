@@ -136,6 +136,19 @@ def test_a_database_of_the_owner_becomes_dagsters_with_all_that_is_in_it(server:
             conn.exec_driver_sql(statement)
 
 
+@pytest.mark.parametrize("attribute", ["SUPERUSER", "BYPASSRLS"])
+def test_a_role_that_row_security_does_not_bind_is_refused(server: Path, settings: Settings, attribute: str) -> None:
+    migrate.run(settings)
+    with connected(server) as admin:
+        admin.exec_driver_sql(f"ALTER ROLE ft_tenant {attribute}")
+        try:
+            with pytest.raises(Conflict, match="superuser or BYPASSRLS: ft_tenant; run ALTER ROLE") as refused:
+                migrate.run(settings)
+        finally:
+            admin.exec_driver_sql(f"ALTER ROLE ft_tenant NO{attribute}")
+    assert refused.value.code == "unsafe_database_role"
+
+
 def test_a_database_of_another_login_is_left_alone(server: Path, settings: Settings) -> None:
     with connected(server) as conn:
         conn.exec_driver_sql("CREATE DATABASE dagster OWNER stranger")

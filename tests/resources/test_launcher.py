@@ -237,3 +237,16 @@ def test_a_workload_without_a_reservation_counts_and_is_counted_where_gpus_are_s
     bench.launcher.stop("job-a1", grace_s=5)
     with devices.shared(bench.root, held=(0, 2)) as least:
         assert least is not None and least.name == "5"
+
+
+def test_the_gpu_of_a_workload_that_was_lost_is_free_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    seen = []
+    for name in ("lost", "next"):
+        bench.launcher.start_or_adopt(bench.workload(name))
+        bench.wait_ready(name)
+        seen.append(json.loads((bench.root / "work" / name / "environment.json").read_text())["CUDA_VISIBLE_DEVICES"])
+        for what in ("watcher.json", "process.json"):
+            os.kill(bench.recorded(name, what), signal.SIGKILL)
+        bench.wait_for(name, WorkloadPhase.LOST)
+    assert seen == ["1", "1"], "without a reservation a workload takes the last GPU that nothing uses"

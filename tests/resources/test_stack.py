@@ -27,6 +27,7 @@ from resources.stack.readiness import code_state, daemon_state, file_touched, fi
 from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
 from resources.stack.service import Limits, Readiness, Service
 from resources.stack.supervisor import Supervisor
+from resources.stack.unit import RESTART_WINDOW_S, Unit
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-S", "-E", "-u", "-c")
@@ -407,7 +408,8 @@ def http_service(name: str, port: int) -> Service:
 
 def test_a_service_that_hangs_is_replaced_and_no_other(tmp_path: Path, start: Callable[..., Running]) -> None:
     beating = Service(name="beating", argv=(*PYTHON, BEAT, str(tmp_path / "beat")), probe=file_touched(tmp_path / "beat"))
-    stack = start(http_service("web", free_port()), beating, serving(tmp_path, "steady"), hung_after_s=6.0)
+    web = dataclasses.replace(http_service("web", free_port()), grace_s=600.0)  # a service that hangs gets no such grace
+    stack = start(web, beating, serving(tmp_path, "steady"), hung_after_s=6.0)
     first = pids(stack.ready())
     for name in ("web", "beating"):
         began = time.monotonic()
@@ -421,10 +423,10 @@ def test_a_service_that_hangs_is_replaced_and_no_other(tmp_path: Path, start: Ca
 
 
 def test_a_service_is_not_blamed_for_the_silence_of_one_that_it_needs(tmp_path: Path, start: Callable[..., Running]) -> None:
-    """Both stop answering at once; only the one below is replaced, and the one above answers again with it."""
+    """Both stop answering at once; only the one below is replaced, and the one above answers again with it, also through a third."""
     below = Service(name="below", argv=(*PYTHON, BEAT, str(tmp_path / "beat")), probe=file_touched(tmp_path / "beat"))
-    above = Service(name="above", argv=(*PYTHON, SERVE, str(tmp_path / "x")), probe=file_touched(tmp_path / "beat"), after=("below",))
-    stack = start(below, above, hung_after_s=6.0)
+    above = Service(name="above", argv=(*PYTHON, SERVE, str(tmp_path / "x")), probe=file_touched(tmp_path / "beat"), after=("middle",))
+    stack = start(below, serving(tmp_path, "middle", after=("below",)), above, hung_after_s=6.0)
     first = pids(stack.ready())
     os.kill(first["below"], signal.SIGSTOP)
     again = stack.wait(lambda r: r.phase is Phase.READY and pids(r)["below"] != first["below"], 40)
@@ -664,3 +666,59 @@ def test_probes_pass_by_the_proxies_of_the_environment(tmp_path: Path, monkeypat
 def test_a_remote_fleet_is_used_and_no_local_server_started(tmp_path: Path) -> None:
     settings = settings_module.load({"FT_HOME": str(tmp_path), "FT_INFERENCE_URLS": "http://gpu-1:8000,http://gpu-2:8000"})
     assert "inference" not in [s.name for s in embedded.services(settings)]
+
+
+def test_pauses_between_restarts_grow_from_none_to_the_limit_and_old_deaths_are_forgotten(tmp_path: Path) -> None:
+    unit = Unit(service=serving(tmp_path, "fragile"), log=tmp_path / "log", limits=Limits(max_restart_pause_s=30.0))
+
+    def pause() -> int:
+        now = time.monotonic()
+        unit.fail()
+        return round(unit.restart_at - now)
+
+    assert [pause() for _ in range(7)] == [0, 1, 3, 7, 15, 30, 30]
+    unit.deaths = [t - RESTART_WINDOW_S for t in unit.deaths]
+    assert (pause(), pause(), unit.report().restarts) == (0, 1, 2)
+
+
+def test_a_service_that_was_ready_is_restarted_also_while_others_still_start(tmp_path: Path, start: Callable[..., Running]) -> None:
+    waiting = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n" + SERVE
+    stack = start(serving(tmp_path, "fragile"), serving(tmp_path, "waiting", waiting))
+    up = stack.wait(lambda r: state_of(r, "fragile").state is ServiceState.UP)
+    (tmp_path / "fragile.ready").unlink()
+    os.kill(pids(up)["fragile"], signal.SIGKILL)
+    stack.wait(lambda r: state_of(r, "fragile").restarts == 1 and state_of(r, "fragile").state is ServiceState.UP)
+    (tmp_path / "waiting.ready.go").touch()
+    stack.ready()
+
+
+def until_asked(asked: dict[float, int], *, times: int) -> None:
+    """Wait for the second process to have been asked so often."""
+    deadline = time.monotonic() + 20
+    while len(asked) < 2 or asked[max(asked)] < times:
+        assert time.monotonic() < deadline, "the new process is not asked"
+        time.sleep(0.02)
+
+
+def test_an_answer_of_the_process_before_is_none_of_the_one_after(tmp_path: Path, start: Callable[..., Running]) -> None:
+    """A probe is under way when the process dies, and is answered once the next one starts."""
+    asked: dict[float, int] = {}
+    under_way, answer = threading.Event(), threading.Event()
+
+    def probe(started_at: float) -> Readiness:
+        asked[started_at] = asked.get(started_at, 0) + 1
+        if len(asked) == 1 and asked[started_at] > 1:
+            under_way.set()
+            assert answer.wait(20)
+        return Readiness(ready=started_at == min(asked))
+
+    argv = (*PYTHON, SERVE, str(tmp_path / "x"))
+    stack = start(Service(name="fragile", argv=argv, probe=probe), serving(tmp_path, "steady"), hung_after_s=600.0)
+    first = pids(stack.ready())["fragile"]
+    assert under_way.wait(20)
+    os.kill(first, signal.SIGKILL)
+    second = pids(stack.wait(lambda r: pids(r).get("fragile", first) != first))["fragile"]
+    until_asked(asked, times=2)
+    answer.set()
+    until_asked(asked, times=5)
+    assert not any(pids(r).get("fragile") == second and state_of(r, "fragile").state is ServiceState.UP for r in stack.reports)

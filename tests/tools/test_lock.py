@@ -86,3 +86,7 @@ def test_torch_has_the_hashes_of_both_builds_and_pinned_versions_stay(tmp_path: 
     wheel.unlink()
     resolve(tmp_path, str(wheels))
     assert (tmp_path / LOCK).read_text() == lock, "where there is no such wheel, its hash stays"
+    other = "0" * 64
+    (tmp_path / CPU).write_text(f"torch==2.12.0+cpu \\\n    --hash=sha256:{other}\n")
+    resolve(tmp_path, str(wheels))
+    assert other not in (tmp_path / LOCK).read_text() + (tmp_path / CPU).read_text(), "the hash of another version does not"

@@ -13,7 +13,7 @@ METHOD = Method(
     objective="ft_assets.training.runtime.objectives.kto:build",
     needs_reference=True,
     learning_rate_factor=0.025,
-    learning_rate_source="TRL's KTO guide (first version), 5e-7 to 5e-6 for LoRA and full alike: its low end for full, its high end for LoRA",
+    learning_rate_source="TRL's KTO guide (first version), 5e-7 to 5e-6 for both: the low end for full, the high end for LoRA",
     settings={
         "beta": Setting(default=0.1, source="KTO paper, section 4.1", limit=Limit(kind="float", low=0, high=10, above_low=True)),
         "desirable_weight": Setting(default=1.0, source="KTO paper, equation 8",

@@ -151,6 +151,18 @@ def test_whole_steps_and_no_more_than_the_most_steps_are_expected(new_job: Calla
     assert tokens(800, max_steps=10) == 8_000
 
 
+def test_an_expectation_rests_on_jobs_of_its_own_width(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    ended(job, 3.0, num_gpus=2)
+    model = job.platform.models.get("tiny-base")
+
+    def alike(width: int) -> int:
+        spec = replace(SPEC, world_size=width, strategy="single" if width == 1 else "ddp")
+        return learning.expect(job.platform, model, spec, num_rows=800, tokens_per_epoch=80_000).correction.num_alike
+
+    assert (alike(1), alike(2)) == (0, 1)
+
+
 def test_an_expectation_says_what_it_learned_from() -> None:
     modelled = Cost(setup_s=30.0, steps_s=70.0)
     alone = learning.Expectation(modelled=modelled, correction=Correction(), trained_tokens=7000)

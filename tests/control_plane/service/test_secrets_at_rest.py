@@ -64,6 +64,14 @@ def test_no_table_holds_a_webhook_secret_or_the_token_of_its_url(world: World, t
     assert [s["secret"] for s in moved["secrets"]] == [rotated.secret, made.secret]
 
 
+def test_a_deleted_endpoint_keeps_neither_url_nor_secret(world: World, there: Receiver) -> None:
+    made = webhooks.create(world.platform, world.tenant, name="hook", url=there.url(f"/{TOKEN_IN_URL}"), event_types=["*"])
+    webhooks.delete(world.platform, world.tenant, str(made.row["id"]))
+    query = sa.select(webhook_endpoints.c.url, webhook_endpoints.c.sealed_url, webhook_endpoints.c.secrets)
+    with world.platform.engine.connect() as conn:
+        assert conn.execute(query.where(webhook_endpoints.c.id == made.row["id"])).one() == ("", "", [])
+
+
 def test_deliveries_are_signed_with_the_secret_and_go_to_the_whole_url(world: World, there: Receiver) -> None:
     endpoint = world.endpoint(there.url(f"/ok/{TOKEN_IN_URL}"))
     world.tell()

@@ -243,8 +243,12 @@ def test_two_user_turns_in_a_row_are_refused_at_the_check_when_the_named_templat
     assert check(file, chatml).valid, "a template that takes them trains them"
 
 
-def test_two_user_turns_in_a_row_are_warned_of_while_no_model_is_named(jsonl: Callable[..., Path]) -> None:
-    report = check(jsonl(*MISTRAL_ROWS))
+TWO_ANSWERS = {"messages": [ASKED, {"role": "assistant", "content": "2"}, {"role": "assistant", "content": "It is 2."}]}
+
+
+@pytest.mark.parametrize("doubled", [MISTRAL_ROWS[0], TWO_ANSWERS], ids=["user", "assistant"])
+def test_two_turns_of_one_role_in_a_row_are_warned_of_while_no_model_is_named(doubled: dict[str, Any], jsonl: Callable[..., Path]) -> None:
+    report = check(jsonl(doubled, MISTRAL_ROWS[1]))
     assert report.valid
     (warning,) = [w["message"] for w in report.warnings if w["code"] == "consecutive_turns"]
     assert warning.startswith("1 rows hold two user or two assistant messages in a row") and "--model" in warning
@@ -282,3 +286,26 @@ def test_openings_without_an_end_are_read_once() -> None:
     assert reasoning_of(Message(role="assistant", content=content)) == []
     assert 0 < Counted.read <= 2 * len(content)
     assert reasoning_of(Message(role="assistant", content="<think>a</think> b <think> c <think>d</think>")) == ["a", "c <think>d"]
+
+
+def test_reasoning_that_the_template_leaves_out_of_a_turn_without_loss_is_let_pass(chatml: Path, jsonl: Callable[..., Path]) -> None:
+    answer = {"role": "assistant", "content": "It is 2."}
+    rows = [{"messages": [ASKED, {**THOUGHT, "weight": weight}, ASKED, answer]} for weight in (0, 1)]
+    report = check(jsonl(*rows), chatml)
+    assert [(error["row"], error["code"]) for error in report.errors] == [(2, "reasoning_not_rendered")]
+
+
+def test_a_turn_that_the_template_refuses_as_an_answer_carries_no_loss(tmp_path: Path) -> None:
+    model = build(tmp_path / "late", "chatml")
+    template = (
+        "{% if messages | length == 2 %}{{ raise_exception('an answer comes after two questions') }}{% endif %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+        "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    (model / "chat_template.jinja").write_text(template)
+    tokenizer = ChatTokenizer.load(model)
+    turns = chat(("user", "1"), ("assistant", "a"), ("user", "2"), ("assistant", "b"))
+    assert tokenizer.encode(turns, max_seq_len=1000).turns == ("rewritten_in_history", "loss")
+    assert trained(tokenizer, turns) == ["b<|im_end|>"]

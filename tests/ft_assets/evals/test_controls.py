@@ -8,10 +8,12 @@ import random
 import pytest
 
 from benchmarks.evals.planted_replies import holdout
-from ft_assets.evals import metrics
+from ft_assets.evals import controls, metrics
 from ft_assets.evals.config import parse
+from ft_assets.evals.controls import Control
 from ft_assets.evals.gates import judge
 from ft_assets.evals.report import EvalReport, markdown_table
+from ft_assets.evals.scores import Score
 from ft_assets.evals.suites import Item
 from tests.eval_results import built, items, result, section, subject
 
@@ -126,3 +128,64 @@ def test_a_lead_over_other_items_within_noise_says_so_and_does_not_say_that_prom
     assert verdict.reasons == ("task_gain_within_noise",)
     assert "other items score" in verdict.findings[2].detail
     assert "the lead is within noise" in verdict.findings[2].detail
+
+
+@pytest.mark.parametrize("n", [30, 5])
+def test_the_own_item_of_an_answer_is_none_of_the_others(n: int) -> None:
+    wanted = distinct(n)
+    found = {c.name: (c.value, c.adapter) for c in answered(wanted, [item.expected or "" for item in wanted]).controls}
+    assert found["other_items"] == (0.0, 1.0)
+
+
+def test_the_prompt_repeated_is_the_last_turn_of_a_conversation() -> None:
+    wanted = [
+        Item(
+            id=f"i{k}", messages=({"role": "system", "content": "Repeat."}, {"role": "user", "content": f"word {k}"}), expected=f"word {k}"
+        )
+        for k in range(20)
+    ]
+    made = answered(wanted, [item.expected or "" for item in wanted])
+    assert {c.name: c.value for c in made.controls}["repeated_prompt"] == 1.0
+    assert judge(made, parse({})).reasons == (), "perfect answers pass whatever else would be right"
+
+
+@pytest.mark.parametrize(
+    ("n", "p_worse", "fall", "code"),
+    [
+        pytest.param(6, 0.04, 0.3, "answers_ignore_prompt", id="of so few items nothing could be told at 1 %"),
+        pytest.param(6, 0.06, 0.3, None, id="and more than 5 % is noise"),
+        pytest.param(7, 0.04, 0.3, None, id="of enough items 4 % is noise"),
+        pytest.param(7, 0.009, 0.3, "answers_ignore_prompt", id="and less than 1 % is none"),
+        pytest.param(100, 0.001, 0.01, None, id="one point less is let pass"),
+    ],
+)
+def test_a_fall_of_specificity_fails_only_beyond_noise(n: int, p_worse: float, fall: float, code: str | None) -> None:
+    clear = [
+        Control(name=name, metric="rouge_l", n=n, value=0.0, adapter=1.0, ci_low=0.9, ci_high=1.0, p_value=0.001)
+        for name in ("other_items", "repeated_prompt")
+    ]
+    score = Score(
+        suite="holdout",
+        metric=controls.SPECIFICITY,
+        n=n,
+        base=0.9,
+        adapter=0.9 - fall,
+        previous=None,
+        ci_low=0.0,
+        ci_high=0.0,
+        p_worse=p_worse,
+    )
+    found = controls.failure(clear, score, alpha=0.05, alpha_harm=0.01)
+    assert (found.code if found else None) == code
+
+
+def test_a_lead_is_measured_by_what_there_is_to_gain() -> None:
+    def verdict(lead: float) -> str | None:
+        near = Control(name="other_items", metric="rouge_l", n=50, value=0.9, adapter=0.9 + lead, ci_low=-0.1, ci_high=0.1, p_value=0.2)
+        echo = Control(name="repeated_prompt", metric="rouge_l", n=50, value=0.1, adapter=0.9, ci_low=0.7, ci_high=0.9, p_value=0.001)
+        score = Score(suite="holdout", metric=controls.SPECIFICITY, n=50, base=0.1, adapter=0.1, previous=None, ci_low=0.0, ci_high=0.0)
+        found = controls.failure((near, echo), score, alpha=0.05, alpha_harm=0.01)
+        return found.code if found else None
+
+    assert verdict(0.01) == "task_gain_within_noise", "a tenth of what was left"
+    assert verdict(0.001) == "answers_ignore_prompt"

@@ -89,6 +89,7 @@ def test_a_verdict_names_what_it_rests_on_and_warns_of_perplexity_alone(
     [
         pytest.param(judged(32, 5, 13), {}, [], "judge", id="it wins"),
         pytest.param(judged(26, 5, 19), {}, ["task_gain_within_noise"], "judge", id="a few more wins may be noise"),
+        pytest.param(judged(20, 21, 9), {}, [], "judge", id="pairs drawn say nothing"),
         pytest.param(judged(10, 30, 10), {}, ["task_not_better"], "judge", id="as often won as lost"),
         pytest.param(judged(5, 5, 40), {}, ["task_not_better", "judge_prefers_base"], "judge", id="it loses"),
         pytest.param(judged(10, 30, 10), {"task_metric": "rouge_l"}, [], "answers", id="a chosen metric decides instead"),

@@ -201,7 +201,8 @@ def test_pairs_are_spread_evenly_over_the_items() -> None:
 
 def test_a_judge_sees_answers_without_their_reasoning() -> None:
     asked = [Generate(id="i", messages=({"role": "user", "content": "q"},), max_new_tokens=8)]
-    (pair,) = judge.pairs_of(asked, {"i": "<think>\nhm\n</think>\n\nyes"}, {"i": "no"}, limit=1, expected={"i": "yes"})
+    thought = "<think>\nhm\n</think>\n\n"
+    (pair,) = judge.pairs_of(asked, {"i": f"{thought}yes"}, {"i": f"{thought}no"}, limit=1, expected={"i": "yes"})
     assert (pair.candidate, pair.base) == ("yes", "no")
 
 

@@ -129,3 +129,10 @@ def test_the_extra_pass_of_judged_answers_is_launched_unpacked_and_gathered_too(
     assert wide[1] / wide[0] > 1.3, "weights are gathered three times where they were gathered twice"
     quantized = [cost_model.micro_batch_s(replace(c, adapter="qlora"), "t4-16gb", tokens=1) for c in (small, judged)]
     assert quantized[1] / quantized[0] == pytest.approx(4 / 3, rel=0.05)
+
+
+def test_a_node_that_is_not_full_is_reached_over_the_network_too() -> None:
+    small = replace(FULL, shape=SEVENTY, max_seq_len=256, per_device_batch_size=1)
+    eight, twelve, sixteen = (cost_model.micro_batch_s(on(small, n), "h100-80gb", tokens=256) for n in (8, 12, 16))
+    assert twelve == pytest.approx(sixteen), "two nodes, half of what a node takes in comes over the network"
+    assert twelve > 1.2 * eight

@@ -95,12 +95,19 @@ def shifted(rows: Sequence[Window]) -> Batch:
     return {**batch, "position_ids": batch["position_ids"] + 3} if len(rows) > 1 or len(rows[0].seq_lengths) > 1 else batch
 
 
+def shifted_after_the_first(rows: Sequence[Window]) -> Batch:
+    batch, first = collate(rows, pad=0, joined=True), int(rows[0].seq_lengths[0])
+    batch["position_ids"][:, first:] += 3
+    return batch
+
+
 @pytest.mark.parametrize(
     ("changes", "cause", "says"),
     [
         ({"forward": Attention(boundaries=False)}, "attention", "other tokens in the rest move the loss of example"),
         ({"alone": Attention(cap=2.0).alone}, "output_layer", "packing is not the cause: alone in a window it has loss"),
         ({"collate": shifted}, "positions", "its positions do not restart at 0"),
+        ({"collate": shifted_after_the_first}, "positions", "its positions do not restart at 0"),
         ({"forward": Attention(coarse_from=12)}, "rounding", "no other example moves it"),
         ({"alone": lambda ids: float("nan")}, "model", "no finite loss in fp32 even to one example alone"),
     ],
