@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 
 from ft_assets.datasets.ingest import IngestResult, Policies, validate_file
 from ft_assets.datasets.problems import CODES
+from ft_assets.datasets.readers.opening import open_rows
 from ft_assets.datasets.readers.parquet_rows import parquet_rows
+from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.examples_of import chat
 
 GOOD = json.dumps(chat("hi", "hello")).encode()
@@ -316,6 +318,47 @@ def test_a_parquet_bomb_is_a_fault_of_the_file(tmp_path: Path, long: bool) -> No
     assert (tmp_path / "rows.parquet").stat().st_size < 1_000_000
     report = validate_file(tmp_path / "rows.parquet", filename="rows.parquet", policies=FEW).report
     assert ("file_too_large" if long else "too_many_rows") in report.error_counts and not report.valid
+
+
+def repeated_rows(path: Path) -> str:
+    """1.3 MB of 5 million tiny rows: one value in a dictionary, and a text that does not compress in the last row."""
+    num_rows = 5_000_000
+    noise = pa.array(["".join(random.Random(0).choices("0123456789abcdef", k=2_600_000))])
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(num_rows, np.int32)), pa.array(["a"]))
+    note = pa.concat_arrays([pa.nulls(num_rows - 1, pa.string()), noise])
+    pq.write_table(pa.table({"text": text, "note": note}), path, compression="zstd", store_schema=False, write_statistics=False)
+    return "too_many_rows"
+
+
+def empty_messages(path: Path) -> str:
+    """A few bytes of 400 rows of 10,000 messages without content: all levels, no value."""
+    messages = pa.StructArray.from_arrays([pa.nulls(4_000_000, pa.string())] * 2, ["role", "content"])
+    offsets = pa.array(np.arange(0, 4_000_001, 10_000, dtype=np.int32))
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays(offsets, messages)}), path, compression="zstd", store_schema=False)
+    return "file_too_large"
+
+
+@pytest.mark.parametrize("written", [repeated_rows, empty_messages])
+def test_a_parquet_file_that_claims_more_than_its_bytes_can_hold_is_refused_before_a_row_is_read(
+    tmp_path: Path, written: Callable[[Path], str]
+) -> None:
+    path = tmp_path / "rows.parquet"
+    code = written(path)
+    assert path.stat().st_size < 1_500_000
+    with pytest.raises(InvalidDataset, match="stored bytes") as refused:
+        open_rows(path, filename="rows.parquet")
+    assert refused.value.code == code
+    report = validate_file(path, filename="rows.parquet", policies=FEW).report
+    assert (report.valid, report.rows, report.error_counts) == (False, 0, {code: 1})
+
+
+def test_long_conversations_of_short_messages_are_no_bomb(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    said = [f"{rng.getrandbits(20)}" for _ in range(600_000)]
+    messages = pa.array([m for text in said for m in ({"role": "user", "content": text}, {"role": "assistant", "content": "yes"})])
+    offsets = pa.array(np.arange(0, len(messages) + 1, 100, dtype=np.int32))
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays(offsets, messages)}), tmp_path / "rows.parquet", compression="zstd")
+    assert open_rows(tmp_path / "rows.parquet", filename="rows.parquet").columns == ("messages",)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
