@@ -26,7 +26,7 @@ from control_plane.tenants import tier_named
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.ingest import Policies
 from ft_assets.datasets.progress import Progress
-from ft_assets.datasets.readers.containers import RATIO_FLOOR_BYTES
+from ft_assets.datasets.readers.containers import MAX_BYTES, MAX_RATIO, RATIO_FLOOR_BYTES
 from ft_assets.errors import InvalidRequest
 from ft_assets.layout import dataset_prefix
 
@@ -41,7 +41,6 @@ LARGE_BYTES = 32 << 20
 """From here on nobody waits for a validation: below it takes a few seconds at the validator's speed."""
 LARGE_COMPRESSED_BYTES = 2 << 20
 """The same of a compressed file: chat rows shrink to a fifth to a twentieth."""
-SHRINKS_TO = 1 / 20
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1")
 """First bytes of gzip, zstd, Parquet."""
 NUM_HEAD_BYTES = 4
@@ -110,8 +109,8 @@ def _child_limits(platform: Platform, path: Path) -> Limits:
     with path.open("rb") as stream:
         compressed = stream.read(NUM_HEAD_BYTES).startswith(COMPRESSED)
     size = path.stat().st_size
-    num_bytes = max(RATIO_FLOOR_BYTES, size / SHRINKS_TO) if compressed else size
-    return Limits(wall_s=wall_s(round(num_bytes)), memory_bytes=platform.settings.validation_memory_bytes)
+    num_bytes = min(MAX_BYTES, max(RATIO_FLOOR_BYTES, size * MAX_RATIO)) if compressed else size
+    return Limits(wall_s=wall_s(num_bytes), memory_bytes=platform.settings.validation_memory_bytes)
 
 
 @contextmanager
