@@ -20,6 +20,22 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
+def num_characters(value: Any) -> int:
+    """Characters of all texts and numbers of a JSON value, keys included; an empty list or object counts as one."""
+    total, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if item and isinstance(item, dict):
+            waiting += (*item.keys(), *item.values())
+        elif item and isinstance(item, (list, tuple)):
+            waiting += item
+        elif isinstance(item, (str, int, float)):
+            total += max(1, len(str(item)))
+        else:
+            total += 1
+    return total
+
+
 def check_storable(value: Any, path: str = "") -> None:
     """Refuse JSON that no store takes; ``InvalidRequest`` names the first place and what is wrong there."""
     waiting: list[tuple[Any, str, int]] = [(value, path, 0)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import subprocess
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +31,33 @@ from tests.finished_job import finish
 
 SECRET = "What is 7 plus 7?"
 """Part of a row that the tenant uploaded."""
+
+
+WORK = f"""
+import sys, pathlib
+from control_plane.service import scratch
+with scratch.directory(pathlib.Path(sys.argv[1]), sys.argv[2] or None) as path:
+    (path / "upload").write_text({SECRET!r})
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def working(work_dir: Path, tenant: str | None) -> Iterator[Path]:
+    """The directory for work in progress in which a process has a tenant's upload; the process is killed at the end."""
+    command = [sys.executable, "-c", WORK, str(work_dir), tenant or ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def killed_while_working(work_dir: Path, tenant: str | None) -> Path:
+    with working(work_dir, tenant) as path:
+        return path
 
 
 @dataclass(kw_only=True)

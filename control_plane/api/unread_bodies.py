@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,8 +43,8 @@ class UnreadBodies:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope.get("headers", ()))
-        length, comes_in_chunks = _length(headers), b"transfer-encoding" in headers
+        headers = Headers(raw=list(scope.get("headers", ())))
+        length, comes_in_chunks = _length(headers), "transfer-encoding" in headers
         if scope["type"] != "http" or not (length or comes_in_chunks):
             await self.app(scope, receive, send)
             return
@@ -84,10 +85,10 @@ def limit_of(path: str) -> int | None:
     return None if STREAMED.fullmatch(bare) else OTHER_LIMITS.get(bare, MAX_BODY_BYTES)
 
 
-def is_json(headers: dict[bytes, bytes]) -> bool:
-    """Whether a route may parse the body as JSON: FastAPI does also where no type is given."""
-    media_type = headers.get(b"content-type", b"application/json")
-    return b"json" in media_type.lower()
+def is_json(headers: Headers) -> bool:
+    """Whether a route may parse the body as JSON: FastAPI reads the first of several types, and may take a body without one as JSON."""
+    media_types = headers.getlist("content-type")
+    return not media_types or any("json" in media_type.lower() for media_type in media_types)
 
 
 def refuse_many_values(path: str, body: bytes) -> None:
@@ -109,11 +110,11 @@ def too_large(path: str, limit: int) -> BodyTooLarge:
     )
 
 
-def _has_key(headers: dict[bytes, bytes]) -> bool:
-    scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
-    return scheme.lower() == b"bearer" and bool(credentials.strip())
+def _has_key(headers: Headers) -> bool:
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and bool(credentials.strip())
 
 
-def _length(headers: dict[bytes, bytes]) -> int:
-    length = headers.get(b"content-length", b"")
-    return int(length) if length.isdigit() and len(length) < 20 else 0
+def _length(headers: Headers) -> int:
+    length = headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0

@@ -14,13 +14,13 @@ import threading
 from sqlalchemy.engine import RowMapping
 
 from control_plane.api.lanes import Lane
-from control_plane.service import files
+from control_plane.service import files, scratch
 from control_plane.service.fetching import is_fetched
 from control_plane.service.platform import Platform
 from ft_assets.errors import Unavailable
 
 LOOK_EVERY_S = 60.0
-"""Seconds between looks for uploads that a process which died left unvalidated."""
+"""Seconds between looks for uploads that a process which died left unvalidated, and for its copies of files."""
 WAIT_S = 45.0
 """Seconds that an upload waits for its validation: clients and proxies give up after a minute without a word."""
 MAX_WAITING = 16
@@ -86,8 +86,9 @@ class ValidationWorker:
             try:
                 for file_id in files.unvalidated(self._platform):
                     self.enqueue(file_id)
+                scratch.remove_leftovers(self._platform.settings.work_dir)
             except Exception:
-                log.exception("cannot look for unvalidated files")
+                log.exception("cannot look for unvalidated files and for what killed processes left of them")
             if self._stopped.wait(self._look_every_s):
                 return
 

@@ -6,7 +6,6 @@ What is served is :mod:`control_plane.service.promotions`.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import fleet, lineage_rules, outbox
+from control_plane.service import fleet, lineage_rules, outbox, scratch
 from control_plane.service.fleet import UNLOADED
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform, utc_now
@@ -66,8 +65,8 @@ def register(
     if known is not None:
         return view(known)
     id_ = adapter_id(job_id)
-    with tempfile.TemporaryDirectory(dir=fleet.scratch(platform)) as scratch:
-        made = Path(scratch) / id_
+    with scratch.directory(platform.settings.work_dir, tenant) as beside:
+        made = beside / id_
         write = whole_model.write if whole_model.is_whole(directory) else package.write
         sha256 = write(directory, made, served_name=job["model"], base_digest=job["base_digest"])
         refused = unservable(platform, job["model"], made)

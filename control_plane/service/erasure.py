@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 from control_plane import tables as t
 from control_plane.jobs import FINAL
 from control_plane.protocols import Replica
-from control_plane.service import fleet, node_files, promotions, sweeps
+from control_plane.service import fleet, node_files, promotions, scratch, sweeps
 from control_plane.service import jobs as jobs_service
 from control_plane.service.platform import Platform
 from ft_assets import layout
@@ -50,6 +50,7 @@ KEPT: Sequence[Mapping[str, str]] = (
 NOT_INSPECTED = (
     "logs of the platform's services and of the database server",
     "what collectors of logs and traces, webhook endpoints and e-mail receivers were sent",
+    "work directories of other machines: the API on each removes there what a killed process left",
     "backups, write-ahead logs, unused space in database files, and earlier versions of objects in a bucket",
 )
 """What no deletion reads or changes."""
@@ -138,6 +139,7 @@ class AdapterFiles:
         _, job_id = self._places(platform)
         yield from node_files.copies(platform, self.id)
         yield work / "jobs" / layout.checked_id(job_id)
+        yield from scratch.leftovers(work, self.tenant)
 
     def recorded_ids(self, platform: Platform) -> None:
         """None: its runs and its record stay."""
@@ -205,6 +207,8 @@ class TenantData:
             if (writer := _writing(conn, self.tenant, platform.clock())) is not None:
                 return writer
             mine = list(conn.execute(sa.select(t.adapters.c.id).where(t.adapters.c.tenant_id == self.tenant)).scalars())
+        if scratch.is_in_use(platform.settings.work_dir, self.tenant):
+            return "a process of this machine works with files of the tenant"
         return served_by(platform, mine, servers)
 
     def forget(self, platform: Platform, key: str) -> None:
@@ -223,6 +227,7 @@ class TenantData:
         work, tenant = platform.settings.work_dir, layout.checked_id(self.tenant)
         for name in ("datasets", "packs", "references", "suite_indexes", "warm_starts"):
             yield work / name / tenant
+        yield from scratch.leftovers(work, tenant)
         with platform.engine.connect() as conn:
             mine = list(conn.execute(sa.select(t.jobs.c.id).where(t.jobs.c.tenant_id == self.tenant)).scalars())
             made = list(conn.execute(sa.select(t.adapters.c.id).where(t.adapters.c.tenant_id == self.tenant)).scalars())

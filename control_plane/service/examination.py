@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import suites
+from control_plane.service import scratch, suites
 from control_plane.service.datasets import dataset_name, shortage, too_few_to_train
 from control_plane.service.isolation import Limits, validate_apart, wall_s
 from control_plane.service.platform import Platform
@@ -26,7 +24,7 @@ from control_plane.tenants import tier_named
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.ingest import Policies
 from ft_assets.datasets.progress import Progress
-from ft_assets.datasets.readers.containers import RATIO_FLOOR_BYTES
+from ft_assets.datasets.readers.containers import MAX_BYTES, MAX_RATIO, RATIO_FLOOR_BYTES
 from ft_assets.errors import InvalidRequest
 from ft_assets.layout import dataset_prefix
 
@@ -41,7 +39,6 @@ LARGE_BYTES = 32 << 20
 """From here on nobody waits for a validation: below it takes a few seconds at the validator's speed."""
 LARGE_COMPRESSED_BYTES = 2 << 20
 """The same of a compressed file: chat rows shrink to a fifth to a twentieth."""
-SHRINKS_TO = 1 / 20
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1")
 """First bytes of gzip, zstd, Parquet."""
 NUM_HEAD_BYTES = 4
@@ -93,7 +90,7 @@ def examine(platform: Platform, file: RowMapping, *, apart: bool = True, progres
     `apart`: in a process of its own, which is ended when it takes too much memory or time.
     """
     model = _model(platform, file["model"])
-    with _scratch(platform) as directory:
+    with scratch.directory(platform.settings.work_dir, file["tenant_id"]) as directory:
         order = _order(platform, file, directory, model)
         platform.objects.get_file(file["object_key"], order.path)
         if apart:
@@ -110,16 +107,8 @@ def _child_limits(platform: Platform, path: Path) -> Limits:
     with path.open("rb") as stream:
         compressed = stream.read(NUM_HEAD_BYTES).startswith(COMPRESSED)
     size = path.stat().st_size
-    num_bytes = max(RATIO_FLOOR_BYTES, size / SHRINKS_TO) if compressed else size
-    return Limits(wall_s=wall_s(round(num_bytes)), memory_bytes=platform.settings.validation_memory_bytes)
-
-
-@contextmanager
-def _scratch(platform: Platform) -> Iterator[Path]:
-    scratch = platform.settings.work_dir / "validation"
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch) as directory:
-        yield Path(directory)
+    num_bytes = min(MAX_BYTES, max(RATIO_FLOOR_BYTES, size * MAX_RATIO)) if compressed else size
+    return Limits(wall_s=wall_s(num_bytes), memory_bytes=platform.settings.validation_memory_bytes)
 
 
 def _order(platform: Platform, file: RowMapping, directory: Path, model: BaseModel | None) -> Order:

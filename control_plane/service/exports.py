@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.service import adapters, base_models, fleet
+from control_plane.service import adapters, base_models, fleet, scratch
 from control_plane.service.host_memory import host_bytes
 from control_plane.service.isolation import CRASHED, GIB, Limits, carry_out_apart
 from control_plane.service.platform import Platform
@@ -241,9 +240,9 @@ def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     )  # fmt: skip
     hold.check()
     limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
-    with tempfile.TemporaryDirectory(dir=fleet.scratch(platform), prefix="export-") as directory:
+    with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
         made = carry_out_apart(
-            MAKER, order.to_dict(), Path(directory), limits=limits, what=f"the export of {record.id}",
+            MAKER, order.to_dict(), directory, limits=limits, what=f"the export of {record.id}",
             progress=hold.tell, environment=("OMP_NUM_THREADS",),
         )  # fmt: skip
         hold.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from sqlalchemy.engine import RowMapping
 
+from control_plane.service import scratch
 from control_plane.service.isolation import Limits, carry_out_apart
 from control_plane.service.platform import Platform
 from control_plane.service.receiving import receive
@@ -45,17 +45,16 @@ def waits_for_token(platform: Platform, file: RowMapping, hub_token: str) -> boo
 
 def fetched(platform: Platform, file: RowMapping, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
     """Fetch and store the bytes of an import; what its row is to say of them."""
-    tenant, scratch = file["tenant_id"], platform.settings.work_dir / "tmp"
+    tenant = file["tenant_id"]
     tier = tier_named(get_tenant(platform, tenant).tier)
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
         order = {
             "hub_id": file["source"], "endpoint": platform.settings.hub_endpoint, "max_bytes": tier.max_file_bytes,
-            "target": str(Path(directory) / "fetched"),
+            "target": str(directory / "fetched"),
         }  # fmt: skip
         limits = Limits(wall_s=WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
         made = carry_out_apart(
-            FETCHER, order, Path(directory), limits=limits, what=file["source"], progress=progress, secret=hub_token, environment=NETWORK
+            FETCHER, order, directory, limits=limits, what=file["source"], progress=progress, secret=hub_token, environment=NETWORK
         )
         name = safe_filename(made["filename"])
         key = file_key(tenant, file["id"], name)

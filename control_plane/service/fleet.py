@@ -26,7 +26,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.protocols import Replica
 from control_plane.service import observations, served_index
-from control_plane.service.node_files import directory, materialise, scratch
+from control_plane.service.node_files import directory, materialise
 from control_plane.service.observations import Key
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters, deployments, replica_adapters
@@ -35,7 +35,7 @@ from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.rollout import FAILED, LOADED, UNLOADED, Action
 from ft_assets.errors import FtError, Unavailable
 
-__all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise", "scratch"]
+__all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise"]
 log = logging.getLogger(__name__)
 ONE_ROUND = 0x66745F666C656574
 """Key of the advisory lock ("ft_fleet"): one round at a time, in whichever process."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy.engine import RowMapping
 
+from control_plane.service import scratch
 from control_plane.service.deletion import digest_of
 from control_plane.service.platform import Platform
 from control_plane.tables import files
@@ -121,11 +120,9 @@ def _data(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Itera
 def _content(platform: Platform, row: RowMapping, dataset: Mapping[str, Any], *, gone: bool) -> Link:
     """Of the rows, not of the file that holds them: the same rows have the same digest however they were compressed."""
     key = f"{layout.dataset_prefix(row['tenant_id'], dataset['id'])}/rows.parquet"
-    scratch = platform.settings.work_dir / "tmp"
-    scratch.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=scratch) as directory:
-            rows = Path(directory) / "rows.parquet"
+        with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
+            rows = directory / "rows.parquet"
             platform.objects.get_file(key, rows)
             found = content_digest(rows)
     except (FtError, OSError, ValueError) as error:

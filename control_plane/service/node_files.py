@@ -155,10 +155,3 @@ def copies(platform: Platform, adapter_id: str) -> list[Path]:
     """Every directory of an adapter on this node: for each base that it was served on, and what a crash left half made."""
     root = platform.settings.adapters_dir
     return [*sorted(root.glob(f"{adapter_id}*")), *sorted(root.glob(f".making/*/{adapter_id}*"))]
-
-
-def scratch(platform: Platform) -> Path:
-    """For files that leave this node again, or are only read."""
-    scratch = platform.settings.work_dir / "tmp"
-    scratch.mkdir(parents=True, exist_ok=True)
-    return scratch

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
+from control_plane.service import scratch
 from control_plane.service.isolation import Limits, carry_out_apart
 from control_plane.service.platform import Platform
 from control_plane.tables import eval_suites, tenants
@@ -58,8 +58,8 @@ def add(
     wanted = _fields(field)
     room = _room(platform, tenant, max_bytes)
     suite_id = f"suite-{uuid.uuid4().hex[:24]}"
-    with tempfile.TemporaryDirectory(dir=_scratch(platform)) as directory:
-        received, items = Path(directory) / "received", Path(directory) / "items.jsonl"
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
+        received, items = directory / "received", directory / "items.jsonl"
         _receive(stream, received)
         num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=room)
         key, digest = layout.suite_key(tenant, suite_id), _sha256(items)
@@ -91,8 +91,8 @@ def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: 
             code="invalid_suite",
             param="name",
         )
-    with tempfile.TemporaryDirectory(dir=_scratch(platform)) as directory:
-        received = Path(directory) / "received"
+    with scratch.directory(platform.settings.work_dir, None) as directory:
+        received = directory / "received"
         _receive(stream, received)
         rows = (row.value for row in open_rows(received, filename=filename, column_map=None, max_bytes=MAX_FILE_BYTES).rows)
         first = next((value for value in rows if isinstance(value, dict)), {})
@@ -170,7 +170,7 @@ def _index(platform: Platform, tenant: str) -> Path:
     if platform.objects.exists(f"{prefix}/{DONE}"):
         download(platform.objects, prefix, target, last=DONE)
     else:
-        _build(platform, rows, target)
+        _build(platform, tenant, rows, target)
         upload(platform.objects, target, prefix, last=DONE)
     return target
 
@@ -179,18 +179,18 @@ def _place(platform: Platform, tenant: str, digest: str) -> Path:
     return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
 
 
-def _build(platform: Platform, rows: Sequence[Mapping[str, Any]], target: Path) -> None:
+def _build(platform: Platform, tenant: str, rows: Sequence[Mapping[str, Any]], target: Path) -> None:
     """Build beside, in a process of its own, and rename: two who build at once make the same, and one of them is kept."""
-    with tempfile.TemporaryDirectory(dir=_scratch(platform)) as directory:
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
         registered = [row for row in rows if row["object_key"] is not None]
-        made, items = Path(directory) / target.name, {_label(row): Path(directory) / f"{row['id']}.jsonl" for row in registered}
+        made, items = directory / target.name, {_label(row): directory / f"{row['id']}.jsonl" for row in registered}
         made.mkdir()
         for row in registered:
             platform.objects.get_file(row["object_key"], items[_label(row)])
         shipped = [row["name"] for row in rows if row["object_key"] is None]
         order = {"shipped": shipped, "suites": {label: str(path) for label, path in items.items()}, "target": str(made)}
         limits = Limits(wall_s=INDEX_WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
-        carry_out_apart(INDEXER, order, Path(directory), limits=limits, what="evaluation suites")
+        carry_out_apart(INDEXER, order, directory, limits=limits, what="evaluation suites")
         (made / DONE).touch()
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -302,9 +302,3 @@ def _receive(stream: BinaryIO, path: Path) -> None:
             if num_bytes > MAX_FILE_BYTES:
                 raise InvalidRequest(f"a suite's file has at most {MAX_FILE_BYTES >> 20} MiB", code="file_too_large", param="file")
             out.write(chunk)
-
-
-def _scratch(platform: Platform) -> Path:
-    scratch = platform.settings.work_dir / "tmp"
-    scratch.mkdir(parents=True, exist_ok=True)
-    return scratch

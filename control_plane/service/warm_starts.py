@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.service import adapters as registry
-from control_plane.service import fleet, promotions
+from control_plane.service import promotions, scratch
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import adapters, checkpoints, jobs
@@ -212,8 +211,8 @@ def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
             return target
         shutil.rmtree(target)  # a disk that decays, or a hand that slipped
     prefix = _prefix(platform, tenant, start)
-    with tempfile.TemporaryDirectory(dir=fleet.scratch(platform)) as scratch:
-        beside = Path(scratch) / "adapter"
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
+        beside = directory / "adapter"
         platform.objects.get_file(f"{prefix}/{package.MANIFEST}", beside / package.MANIFEST)
         known = package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=start.manifest_sha256)
         for name in (package.CONFIG, package.WEIGHTS):  # of a checkpoint, neither optimizer nor random state

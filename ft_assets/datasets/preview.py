@@ -12,15 +12,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample, TrainOnInputs
 from ft_assets.errors import InvalidRequest
+from ft_assets.storable import num_characters
 
 Side = Literal["chosen", "rejected", "good", "bad"]
 MAX_CHARS = 1_000_000
-"""Of an example: its tokens are all counted, which may take seconds for each million characters."""
+"""Of an example, in whichever fields: rendering and tokenizing may take seconds for each million characters."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters with which content could steer a terminal or turn its lines around; line feed and tab stay."""
 TRAINED, CUT, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -95,8 +97,7 @@ def preview(
 
 
 def _refuse_huge(example: Example) -> None:
-    groups = (example.messages, example.chosen, example.rejected)
-    num_chars = len(example.text or "") + sum(len(message.content or "") for group in groups for message in group)
+    num_chars = num_characters(msgspec.to_builtins(example))
     if num_chars > MAX_CHARS:
         raise InvalidRequest(
             f"row {example.row} has {num_chars} characters, over the {MAX_CHARS} that a preview shows; split the row",

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from jinja2 import TemplateError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ft_assets.storable import num_characters
 from resources.inference.adapters import AdapterError, AdapterStore
 from resources.inference.answers import Call, EngineError, RequestError, events, unknown_model, whole
 from resources.inference.engine.loop import Engine
@@ -23,6 +24,9 @@ from resources.inference.schemas import ChatRequest, CompletionRequest, LoadRequ
 
 COMPLETION_TOKENS = 16
 """Tokens of a text completion that names no limit, as OpenAI's."""
+CHARS_PER_TOKEN = 32
+"""Characters that a request may have for each token of the context. English text has 4 to 5 a token; the rest is left for fields that a
+template does not render, such as the reasoning of earlier turns."""
 
 
 class Server:
@@ -91,16 +95,17 @@ class Server:
             raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
 
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
-        """Refuse by the number of characters what has too many tokens in any case: counting those of 3 MB takes a minute."""
+        """Refuse by the number of characters, in whichever fields they are: rendering and counting the tokens of 3 MB takes a minute."""
         chat = isinstance(body, ChatRequest)
-        texts = [str(_plain(m)["content"]) for m in body.messages] if isinstance(body, ChatRequest) else [body.prompt]
-        num_chars, most = sum(len(text.strip()) for text in texts), self.engine.context_length * self.engine.max_token_chars
+        num_chars = num_characters(body.messages if isinstance(body, ChatRequest) else body.prompt)
+        most = self.engine.context_length * CHARS_PER_TOKEN
         if num_chars > most:
+            what = "messages" if chat else "prompt"
             raise RequestError(
-                f"The context holds {self.engine.context_length} tokens, which are at most {most} characters: {num_chars} do not fit. "
-                f"Shorten the {'messages' if chat else 'prompt'}.",
+                f"The {what} must have at most {most} characters, {CHARS_PER_TOKEN} for each of the {self.engine.context_length} tokens "
+                f"of the context, all fields counted: {num_chars} do not fit. Shorten the {what}.",
                 code="context_length_exceeded",
-                param="messages" if chat else "prompt",
+                param=what,
             )
 
 

@@ -129,6 +129,21 @@ def test_a_body_of_many_values_is_refused_before_it_is_parsed(api_url: str, api_
     assert time.process_time() - began < 1.5
 
 
+@pytest.mark.parametrize(
+    "media_types",
+    [
+        ["application/json", "text/plain"],
+        ["text/plain", "application/json"],
+        ["Application/JSON", "text/plain", "text/plain"],
+        ["application/problem+json", ""],
+    ],
+)
+def test_many_values_are_refused_whichever_of_several_content_types_says_json(api_url: str, api_key: str, media_types: list[str]) -> None:
+    headers = [("authorization", f"Bearer {api_key}"), *(("content-type", media_type) for media_type in media_types)]
+    answer = httpx.post(f"{api_url}{JOBS}", content=BODIES["keys"], headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
 def test_commas_in_a_text_are_no_values(api_url: str, api_key: str) -> None:
     body = {"model": "no-such", "messages": [{"role": "user", "content": 'a, "b", \\, ' * 100_000}]}
     answer = httpx.post(f"{api_url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}, timeout=60)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import check_storable, printable
+from ft_assets.storable import check_storable, num_characters, printable
 
 
 def nested(depth: int) -> Any:
@@ -50,3 +50,24 @@ def test_nesting_has_a_limit_and_costs_no_stack() -> None:
 
 def test_ordinary_requests_pass() -> None:
     check_storable({"a": ["ü👍", 1, 10**400, 1.5, None, True, {}], "b": {"c": "line\n"}})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("abc", 3),
+        ("", 1),
+        (None, 1),
+        (12.5, 4),
+        ({"ab": "cde"}, 5),
+        ([{}, [], [[]]], 3),
+        ({"a": [{"b": "cd"}, 10**20]}, 25),
+        (("a", "b"), 2),
+    ],
+)
+def test_all_characters_of_a_value_are_counted_and_no_value_is_free(value: Any, expected: int) -> None:
+    assert num_characters(value) == expected
+
+
+def test_counting_characters_costs_no_stack() -> None:
+    assert num_characters(nested(100_000)) == 1

@@ -33,12 +33,15 @@ KINDS = {
     b"\x7fELF": "a program", b"MZ\x90": "a program", b"RIFF": "audio or video", b"OggS": "audio", b"ARROW1": "an Arrow file",
     b"SQLite format 3": "a SQLite database", b"\x93NUMPY": "a NumPy array", b"\x80\x02": "a pickle", b"\x80\x04": "a pickle",
 }  # fmt: skip
-MAX_RATIO, RATIO_FLOOR_BYTES = 500, 256 << 20
-"""Decompressed over stored bytes at most, once past the floor. Measured (gzip -9 to zstd -12): Banking77, GSM8K and HH-RLHF 3 to 6;
-Banking77 with one system prompt of 1, 4 and 8 KB in each row 45 to 67, 83 to 201 and 101 to 357."""
-MIN_PACKED_ROW_BYTES, MIN_PLAIN_ROW_BYTES, ROWS_FLOOR = 4, 8, 50_000
-"""Stored bytes that a row takes on average at least, once past the floor: of compressed files and Parquet, and of plain ones. Measured with
-zstd -19: Banking77, whose rows are short, 13; GSM8K 135. The shortest row of JSONL, ``{"text":"a"}``, has 13 in plain."""
+MAX_RATIO, RATIO_FLOOR_BYTES = 128, 64 << 20
+"""Decompressed over stored bytes at most, once past the floor, so that a small file is read within a minute: with a tokenizer, chat rows
+take a second for each 1 to 2 MB. Measured (3,000 rows of JSONL with gzip -9 and zstd -3 to -19, of Parquet with snappy and zstd -3 to -19):
+Banking77, GSM8K and the demo's tickets 2 to 15; Banking77 with one system prompt of 1, 2 and 4 KB in each row 40 to 76, 61 to 138 and
+80 to 259. The floor is 15,000 rows with 4 KB."""
+MIN_PACKED_ROW_BYTES, MIN_PLAIN_ROW_BYTES, ROWS_FLOOR = 10, 8, 10_000
+"""Stored bytes that a row takes on average at least, once past the floor: of compressed files and Parquet, and of plain ones. Measured as
+above: Banking77, whose rows are short, 13, and 16 with a system prompt; the demo's tickets 26, GSM8K 135. Rows of one sentence with a
+number in it take 3 to 8: those are uploaded without compression, where the shortest row, ``{"text":"a"}``, has 13."""
 UTF16 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
@@ -80,7 +83,7 @@ class RowLimit:
             raise refuse(
                 "too_many_rows",
                 f"the file has over {allowed} rows in {self.stored_bytes} stored bytes, under {least} bytes a row; "
-                "remove empty and repeated rows",
+                f"remove empty and repeated rows{', or upload it as JSONL without compression' if self.is_packed else ''}",
             )
 
 
@@ -160,7 +163,7 @@ def _refuse_bomb(total: int, stored: int, max_bytes: int) -> None:
         raise refuse("file_too_large", f"the file is longer than {max_bytes} bytes decompressed{grown}; split it into several files")
     if total > RATIO_FLOOR_BYTES and ratio > MAX_RATIO:
         message = f"the file's {stored} bytes unpack to over {MAX_RATIO} times as much, as those of a decompression bomb do"
-        raise refuse("file_too_large", f"{message}; remove repeated rows, or upload it without compression")
+        raise refuse("file_too_large", f"{message}; remove repeated rows, or upload it as JSONL without compression")
 
 
 def _plain(stream: BinaryIO) -> Iterator[bytes]:

@@ -68,8 +68,6 @@ class Engine:
         routing = lora.Routing()
         self.layers = lora.install(model, routing)
         self.context_length = int(model.config.max_position_embeddings)
-        self.max_token_chars = max(map(len, self.tokenizer.get_vocab()))
-        """No token stands for more characters of a text: of byte-level BPE these are bytes."""
         self._ends = _end_tokens(model, self.tokenizer)
         pad = next(i for i in (self.tokenizer.pad_token_id, *self._ends, 0) if i is not None)
         self._batch = Batch(model, routing, pad=pad, device=self.device)

@@ -34,7 +34,7 @@ from ft_assets import layout
 from ft_assets.adapters.stages import GRACE
 from ft_assets.errors import Conflict, InvalidRequest
 from tests.database_roles import as_owner
-from tests.deletion_world import SECRET, Clock, Servers, Weak, World
+from tests.deletion_world import SECRET, Clock, Servers, Weak, World, killed_while_working, working
 from tests.finished_job import rewrite
 from tests.ledger import enter
 
@@ -130,6 +130,42 @@ def test_a_deletion_goes_on_after_the_store_was_away(world: World, after: int) -
     assert world.keys(layout.tenant_prefix(tenant)) == []
     with world.platform.engine.connect() as conn:
         assert conn.execute(sa.select(sa.func.count()).select_from(deletion_objects)).scalar() == 0
+
+
+def test_what_a_killed_process_left_of_a_tenants_upload_is_deleted_and_proven(world: World) -> None:
+    tenant, work = world.tenant(), world.platform.settings.work_dir
+    others = killed_while_working(work, world.tenant())
+    left = killed_while_working(work, tenant)
+    with working(work, tenant) as used:
+        id_ = world.delete_data(tenant)
+        assert not deletion.carry_out(world.platform, id_)
+        assert "a process of this machine works with files" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+        assert (used / "upload").read_text() == SECRET, "it was removed under its process"
+    assert world.carried_out(id_)
+    assert not left.exists() and not used.exists() and others.exists()
+    listed = {d["directory"]: d["bytes"] for d in deletion.get(world.platform, tenant, id_)["proof"]["directories"]}
+    assert {listed[str(left)], listed[str(used)]} == {len(SECRET)}
+
+
+class Watched(Weak):
+    """A store that says where the files lie that it wrote."""
+
+    wrote: list[Path]
+
+    def get_file(self, key: str, path: Path) -> None:
+        super().get_file(key, path)
+        if "/files/" in key:
+            self.wrote.append(path)
+
+
+def test_an_upload_that_is_validated_lies_in_its_tenants_directory(world: World) -> None:
+    world.store = Watched(world.platform.settings.home / "objects")
+    world.store.wrote = []
+    world.platform = replace(world.platform, objects=world.store)
+    tenant = world.tenant()
+    world.trained(tenant)
+    assert world.store.wrote
+    assert all(path.is_relative_to(world.platform.settings.work_dir / "scratch" / tenant) for path in world.store.wrote)
 
 
 def texts_of_database(platform: Platform) -> str:

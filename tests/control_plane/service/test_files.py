@@ -25,6 +25,7 @@ from control_plane.tenants import Tenant
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.object_store import LocalObjectStore
 from tests.database_roles import as_owner
+from tests.deletion_world import killed_while_working
 
 
 def upload(platform: Platform, tenant: Tenant, path: Path) -> Any:
@@ -86,6 +87,18 @@ def test_what_a_dead_process_left_unvalidated_is_found_and_validated(
         time.sleep(0.05)
     worker.stop()
     assert files.unvalidated(platform, older_than=timedelta()) == []
+
+
+def test_the_api_removes_what_a_killed_process_left(platform: Platform, tenant: Tenant) -> None:
+    left = killed_while_working(platform.settings.work_dir, tenant.id)
+    assert left.exists()
+    worker = ValidationWorker(platform)
+    worker.start()
+    deadline = time.monotonic() + 60
+    while left.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    worker.stop()
 
 
 def test_a_file_whose_bytes_cannot_be_reached_now_is_not_refused(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import random
 import tarfile
 import time
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from ft_assets.datasets.ingest import IngestResult, Policies, validate_file
 from ft_assets.datasets.problems import CODES
 from ft_assets.datasets.readers.opening import open_rows
 from ft_assets.datasets.readers.parquet_rows import parquet_rows
-from ft_assets.errors import InvalidDataset
+from ft_assets.errors import Fault, InvalidDataset
 from tests.ft_assets.datasets.examples_of import chat
 
 GOOD = json.dumps(chat("hi", "hello")).encode()
@@ -308,6 +310,48 @@ def test_a_file_of_more_rows_than_its_size_can_hold_is_refused_at_once(tmp_path:
         error["row"] is None and f"{len(content)} stored bytes" in error["message"] and "remove empty and repeated rows" in error["message"]
     )
     assert time.process_time() - began < 25
+
+
+def alike(num_rows: int, num_chars: int) -> bytes:
+    """Chats that repeat one word and have a random digit of their own each."""
+    rng, text = random.Random(0), "refund " * (num_chars // 7)
+    return b"".join(json.dumps(chat(f"{text}{rng.randrange(10)}", "Yes.")).encode() + b"\n" for _ in range(num_rows))
+
+
+SMALL_BOMBS = {
+    "rows of 860 bytes": ((45_000, 760), "too_many_rows", 35_000),
+    "rows of 16 KB": ((5_000, 16_000), "file_too_large", 4_500),
+}
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("case", SMALL_BOMBS)
+def test_a_small_compressed_file_has_rows_and_bytes_for_a_minute_at_most(tmp_path: Path, case: str, suffix: str) -> None:
+    (size, code, most), path = SMALL_BOMBS[case], tmp_path / "upload"
+    plain = alike(*size)
+    path.write_bytes(gzip.compress(plain, 6) if suffix == "gz" else zstandard.compress(plain))
+    rows = open_rows(path, filename=f"rows.jsonl.{suffix}").rows
+    with pytest.raises(InvalidDataset, match="or upload it as JSONL without compression") as refused:
+        deque(itertools.islice(rows, most), maxlen=0)
+    assert refused.value.code == code and refused.value.fault is Fault.USER
+
+
+@pytest.mark.parametrize("written", ["gzip", "zstd", "parquet"])
+def test_ordinary_short_chats_with_one_system_prompt_are_read_whole(tmp_path: Path, written: str) -> None:
+    rng, path, num_rows = random.Random(0), tmp_path / "upload", 12_000
+    words = ["refund", "card", "order", "late", "customer", "lost", "please", "help", "account", "charged", "twice", "my"]
+    prompt = " ".join(rng.choice(words) for _ in range(300))
+    said = [(" ".join(rng.choice(words) for _ in range(10)), rng.choice(words)) for _ in range(num_rows)]
+    rows = [{"messages": [{"role": "system", "content": prompt}, *chat(*texts)["messages"]]} for texts in said]
+    if written == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd", compression_level=19)
+    else:
+        plain = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        path.write_bytes(gzip.compress(plain) if written == "gzip" else zstandard.compress(plain, 12))
+    assert 10 < path.stat().st_size / num_rows < 40, "the case is not one"
+    assert (
+        sum(1 for _ in open_rows(path, filename={"gzip": "a.jsonl.gz", "zstd": "a.jsonl.zst"}.get(written, "a.parquet")).rows) == num_rows
+    )
 
 
 @pytest.mark.parametrize("long", [False, True])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ft_assets.datasets.preview import TRAINED, Preview, preview, render_lines
-from ft_assets.datasets.schema import Example, Message
+from ft_assets.datasets.schema import Example, Message, ToolCall
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from tests.ft_assets.datasets.examples_of import chat_example, varied_chats
@@ -80,9 +80,23 @@ def test_a_preview_survives_json(tokenizer: ChatTokenizer) -> None:
         assert Preview(**{**body, "loss_spans": one.loss_spans}) == one
 
 
-def test_a_row_of_3_mb_is_refused_before_it_is_tokenized(tokenizer: ChatTokenizer) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"row 7 has 3000003 characters, over the 1000000 that a preview shows; split the row"
-    ) as refused:
-        preview([chat_example("word" * 750_000, "Hi.", row=7)], tokenizer, max_seq_len=100)
+LONG = "word" * 750_000
+HI, YES = Message(role="user", content="Hi?"), Message(role="assistant", content="Yes.")
+HUGE = {
+    "content": chat_example(LONG, "Hi.", row=7),
+    "text": Example(kind="text", text=LONG, row=7),
+    "reasoning": Example(kind="chat", messages=(HI, Message(role="assistant", content="Yes.", reasoning=LONG)), row=7),
+    "tool calls": Example(
+        kind="chat", messages=(HI, Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"a": [LONG]}),))), row=7
+    ),
+    "tools": Example(kind="chat", messages=(HI, YES), tools=({"type": "function", "function": {"name": "f", "description": LONG}},), row=7),
+    "rejected": Example(kind="preference", messages=(HI,), chosen=(YES,), rejected=(Message(role="assistant", content=LONG),), row=7),
+}
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_a_row_of_3_mb_is_refused_before_it_is_rendered_whichever_field_has_them(tokenizer: ChatTokenizer, case: str) -> None:
+    too_long = r"row 7 has 3000\d\d\d characters, over the 1000000 that a preview shows; split the row"
+    with pytest.raises(InvalidRequest, match=too_long) as refused:
+        preview([HUGE[case]], tokenizer, max_seq_len=100)
     assert refused.value.code == "example_too_long"

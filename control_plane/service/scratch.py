@@ -1,0 +1,98 @@
+"""Directories for work in progress with a tenant's files, and what killed processes left of them.
+
+1. Each is ``scratch/TENANT/NAME`` under the work directory. The process that uses it holds the lock of a file in it; the kernel releases
+   the lock when the process ends, however it ends.
+2. One whose lock is free is a leftover. The API removes leftovers at its start and while it runs; a deletion removes the tenant's and names
+   them in its proof. A deletion waits for directories that are in use.
+3. Directories are created and looked through under one more lock, so that none is taken for a leftover before it is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ft_assets import layout
+
+LOCK = ".lock"
+OPERATOR = ".operator"
+"""In the place of a tenant, for the operator's files; no tenant's id begins so."""
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def directory(work_dir: Path, tenant: str | None) -> Iterator[Path]:
+    """An empty directory of its own for files of `tenant` (None: the operator's), removed at the end."""
+    home = _root(work_dir) / _name(tenant)
+    with contextlib.ExitStack() as held:
+        with _locked(_root(work_dir)):
+            home.mkdir(exist_ok=True)
+            path = Path(tempfile.mkdtemp(dir=home))
+            held.enter_context(_locked(path))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is a leftover from here on
+
+
+def leftovers(work_dir: Path, tenant: str | None) -> list[Path]:
+    """Directories for files of `tenant` that no process uses any more."""
+    return _of(work_dir, _name(tenant), in_use=False)
+
+
+def is_in_use(work_dir: Path, tenant: str) -> bool:
+    """Whether a process of this machine works with files of `tenant`."""
+    return bool(_of(work_dir, _name(tenant), in_use=True))
+
+
+def remove_leftovers(work_dir: Path) -> list[Path]:
+    """Remove what no process uses any more, of every tenant; the directories that were removed."""
+    found = _of(work_dir, "*", in_use=False)
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)
+        log.warning("removed %s, which a killed process left", path)
+    return found
+
+
+def _root(work_dir: Path) -> Path:
+    root = work_dir / "scratch"
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def _name(tenant: str | None) -> str:
+    return OPERATOR if tenant is None else layout.checked_id(tenant)
+
+
+def _of(work_dir: Path, name: str, *, in_use: bool) -> list[Path]:
+    root = _root(work_dir)
+    with _locked(root):
+        return [path for path in sorted(root.glob(f"{name}/*")) if path.is_dir() and _is_held(path) == in_use]
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with _locked(path, wait=False):
+            return False
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # removed meanwhile, by the process that used it
+        return False
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Holds the lock of a directory; ``BlockingIOError`` where another process or thread has it and this one does not `wait`."""
+    file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(file)
