@@ -79,7 +79,7 @@ WRITTEN_BY_TENANTS = {
     "exports": (
         "id tenant_id adapter_id key format precision created_at status error progress claim beat_at finished_at",
         "status error progress claim beat_at finished_at",
-        False,
+        True,
     ),
     "files": (
         "bytes column_map created_at expires_at filename hub_token_given id model object_key policies purpose sha256 source "
