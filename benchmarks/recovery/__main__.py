@@ -19,20 +19,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.recovery.processes import WORK, Processes
 from benchmarks.scheduler.live import SKIP, Stack, stack
 from control_plane.jobs import FINAL
+from control_plane.settings import load as load_settings
 from control_plane.tables import adapters, attempts, checkpoints, jobs
+from resources.database.engine import dagster_url, make_engine
 
 STEPS, ROWS = 40, 120
 LOOK_S = 0.1
@@ -50,7 +51,8 @@ def main() -> None:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with stack(given.home) as running:
-        trial = Trial(stack=running, processes=Processes(home=running.home))
+        dagster = make_engine(dagster_url(load_settings(running.env)))
+        trial = Trial(stack=running, processes=Processes(home=running.home), dagster=dagster)
         trial.run(given.only, until=time.monotonic() + given.budget_s)
         result = trial.result()
     text = json.dumps(result, indent=1)
@@ -65,6 +67,7 @@ def main() -> None:
 class Trial:
     stack: Stack
     processes: Processes
+    dagster: sa.Engine
     client: openai.OpenAI | None = None
     file: str = ""
     doubled: set[str] = field(default_factory=set)
@@ -93,9 +96,15 @@ class Trial:
             self._await(f"a {name}", lambda: bool(self.processes.of_jobs()[name]))
             pid, works_for = next(iter(self.processes.of_jobs()[name].items()))
         services, logs = self.processes.services(), self._log_sizes()
+        before, ended = set(self.processes.of_jobs().get(name, {})), self._ended_attempts()
         killed_at = time.time()
         os.kill(pid, signum)
-        noticed_s, back_s = self._follow(name, pid, works_for.split("/")[0], killed_at)
+        if name in WORK:
+            noticed_s, back_s = self._follow_work(
+                name, killed_at, before=before, run=works_for if name == "run worker" else "", ended=ended
+            )
+        else:
+            noticed_s, back_s = self._follow_service(name, pid, killed_at)
         gone = [other for other, p in services.items() if other != name and self.processes.services().get(other) != p]
         return {
             "process": name, "signal": signum.name, "at": killed_at, "detected_s": noticed_s, "recovered_s": back_s,
@@ -103,38 +112,48 @@ class Trial:
             "log": self._new_lines(logs),
         }  # fmt: skip
 
-    def _follow(self, name: str, pid: int, works_for: str, killed_at: float) -> tuple[float | None, float | None]:
-        """Seconds to the first sign that it was noticed, and to the moment from which the work goes on."""
+    def _follow_service(self, name: str, pid: int, killed_at: float) -> tuple[float | None, float | None]:
+        """Seconds until the supervisor reported it, and until the whole stack was ready again."""
         if name == "supervisor":
             subprocess.run([str(Path(sys.executable).parent / "ft"), "up", "--detach"], env=dict(self.stack.env), check=False, timeout=600)
-            return 0.0, time.time() - killed_at if self.processes.is_ready() else None
+            return None, round(time.time() - killed_at, 1) if self.processes.is_ready() else None
         noticed: float | None = None
-        while time.time() - killed_at < CASE_S:
-            after = time.time() - killed_at
-            working = self.processes.of_jobs()
-            self._note_doubles(working["trainer"].values())
-            if name in WORK:
-                others = [p for p, what in working[name].items() if p != pid and what.split("/")[0] == works_for]
-                if noticed is None and not _alive(pid):
-                    noticed = round(after, 1)
-                if not _alive(pid) and (others or self._goes_on(name, working)):
-                    return noticed, round(after, 1)
-            else:
-                state = self.processes.service_of(name)
-                hit = bool(state) and (state["state"] != "up" or self.processes.services().get(name) != pid)
-                noticed = round(after, 1) if noticed is None and hit else noticed
-                if noticed is not None and state.get("state") == "up" and self.processes.is_ready():
-                    return noticed, round(after, 1)
-            time.sleep(LOOK_S)
+        for after in self._seconds_since(killed_at):
+            state = self.processes.service_of(name)
+            if noticed is None and state and (state["state"] != "up" or self.processes.services().get(name) != pid):
+                noticed = after
+            if noticed is not None and state.get("state") == "up" and self.processes.is_ready():
+                return noticed, after
         return noticed, None
 
-    def _goes_on(self, name: str, working: Mapping[str, Mapping[int, str]]) -> bool:
-        """Whether other processes do the job's work: a new run adopts the training, or the job has ended."""
-        if name in ("run worker", "step") and working[name]:
-            return True
-        with contextlib.suppress(SQLAlchemyError):
-            return not self._unfinished()
-        return False
+    def _follow_work(
+        self, name: str, killed_at: float, *, before: Collection[int], run: str, ended: int
+    ) -> tuple[float | None, float | None]:
+        """Seconds until the platform wrote down that the run or the attempt ended, and until another process did its work."""
+        noticed: float | None = None
+        for after in self._seconds_since(killed_at):
+            with contextlib.suppress(SQLAlchemyError):
+                if noticed is None and (self._run_failed(run) if run else self._ended_attempts() > ended):
+                    noticed = after
+                if self.processes.of_jobs()[name].keys() - before or not self._unfinished():
+                    return noticed, after
+        return noticed, None
+
+    def _seconds_since(self, killed_at: float) -> Iterator[float]:
+        while (after := time.time() - killed_at) < CASE_S:
+            self._note_doubles(self.processes.of_jobs()["trainer"].values())
+            yield round(after, 1)
+            time.sleep(LOOK_S)
+
+    def _ended_attempts(self) -> int:
+        with contextlib.suppress(SQLAlchemyError), self.stack.engine.connect() as conn:
+            return conn.execute(sa.select(sa.func.count()).where(attempts.c.ended_at.is_not(None))).scalar_one()
+        return 0
+
+    def _run_failed(self, run: str) -> bool:
+        with self.dagster.connect() as conn:
+            status = conn.execute(sa.text("SELECT status FROM runs WHERE run_id = :run"), {"run": run}).scalar_one()
+        return bool(status == "FAILURE")
 
     def _note_doubles(self, trainers: Iterable[str]) -> None:
         """Jobs of which two attempts train at once."""
@@ -254,13 +273,6 @@ class Trial:
 
     def _digest(self, prefix: str) -> str:
         return hashlib.sha256((self.stack.home / "objects" / prefix / "adapter_model.safetensors").read_bytes()).hexdigest()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def as_markdown(result: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-WORK = ("run worker", "step", "trainer", "watcher")
-"""Processes of one job; they come and go with it."""
+WORK = ("run worker", "trainer", "watcher")
+"""Processes of one job; they come and go with it. A run worker executes its steps in its own process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,6 @@ class Processes:
             with contextlib.suppress(psutil.Error, OSError, ValueError):
                 worker = psutil.Process(int(json.loads(record.read_text())["pid"]))
                 found["run worker"][worker.pid] = record.stem
-                found["step"] |= {child.pid: record.stem for child in worker.children()}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
