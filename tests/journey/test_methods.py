@@ -19,6 +19,7 @@ from tests.journey.method_rows import write_rows
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVAL = {"max_items": 24, "max_new_tokens": 24}
+"""Forty steps of SFT teach the style of the answers and not their content, so perplexity decides there instead of the answers."""
 PREFERENCE = ("validation/preference_accuracy", "validation/preference_margin", "base/validation/preference_accuracy")
 PERPLEXITY = ("validation/perplexity", "base/validation/perplexity")
 WAY = [
@@ -48,7 +49,7 @@ class Customer:
         asked: Any = {"type": name, name: {"hyperparameters": {"n_epochs": 3, "max_steps": steps}}}
         return self.client.fine_tuning.jobs.create(
             model="demo-llama-3m", training_file=file.id, suffix=f"{method}-{adapter}", seed=7, method=asked,
-            extra_body={"adapter": adapter, "eval_config": EVAL},
+            extra_body={"adapter": adapter, "eval_config": EVAL | ({"skip": ["task"]} if method == "sft" else {})},
         )  # fmt: skip
 
     def ended(self, job_id: str) -> Any:
