@@ -125,6 +125,7 @@ def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> 
     Every rank finds the same one. Newer ones, which are damaged or of another training, are removed: they would count as the newest.
     """
     directory = run_file.work_dir / "checkpoints"
+    parallel.reduce_sum([0.0], strategy.device)  # rank 0 has given a checkpoint its name that a crash kept from it, before others look
     found = checkpoints.latest_valid(
         directory, run_file.spec, required=saver.parts, on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why)
     )

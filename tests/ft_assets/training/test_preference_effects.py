@@ -16,10 +16,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("effects"), Sizes(num_train=240, num_held_out=120))
+    return Ground(tmp_path_factory.mktemp("effects"), Sizes(num_train=240, num_held_out=240))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
 def test_lora_at_its_defaults_raises_the_accuracy_on_held_out_pairs(method: str, ground: Ground) -> None:
     eyes = HeldOut(ground.base, ground.held_out, num_generated=0)
