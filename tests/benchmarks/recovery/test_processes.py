@@ -42,7 +42,7 @@ def test_every_service_of_the_running_stack_is_found_and_its_replacement_seen(tm
         assert list(before) == ["supervisor", "one", "a-later-one"]
         assert before["supervisor"] == os.getpid()
         os.kill(before["one"], signal.SIGKILL)
-        wait(lambda: processes.is_ready() and processes.services()["one"] != before["one"])
+        wait(lambda: processes.is_ready() and processes.services().get("one", before["one"]) != before["one"])
         assert processes.services()["a-later-one"] == before["a-later-one"]
         assert processes.service_of("one")["restarts"] == 1
     finally:

@@ -36,7 +36,7 @@ def test_auto_and_absent_are_the_same_spec() -> None:
 
 
 def test_a_model_gets_the_recipe_made_for_it_and_others_the_fallback() -> None:
-    assert spec({}).recipe == "demo-llama-3m@2"
+    assert spec({}).recipe == "demo-llama-3m@3"
     assert spec({}, SMALL).recipe == "any-lora@2"
 
 
