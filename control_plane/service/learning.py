@@ -82,7 +82,7 @@ def expect(platform: Platform, model: BaseModel, spec: TrainingSpec, *, num_rows
 def learned(platform: Platform, kind: Kind) -> Correction:
     """The correction for jobs of this `kind`.
 
-    Every tenant's jobs are looked at, whoever asks: a ratio of times reveals no data.
+    Jobs of all tenants count, whoever asks: a ratio of two durations says nothing about their data.
     """
     whole = platform.whole
     pools = [pool.name for pool in gpu_pools.planned(whole) if pool.gpu_type == kind.gpu_type]

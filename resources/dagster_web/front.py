@@ -36,7 +36,8 @@ COOKIE = "ft_operator"
 SESSION_S = 12 * 3600
 """A working day; the operator's key may end it earlier."""
 RECHECK_S = 10.0
-"""Between two checks of whoever opened a websocket: one indexed query each, and a page of the UI holds one websocket."""
+"""Seconds between two checks that an open websocket's session still holds: one indexed query each. A page of the UI
+holds one websocket."""
 MAX_FORM_BYTES = 4096
 JSON_TYPES = frozenset({"application/json", "application/graphql"})
 SAFE = frozenset({"GET", "HEAD"})
