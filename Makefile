@@ -12,7 +12,7 @@ export DAGSTER_DISABLE_TELEMETRY ?= yes
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: help setup demo vllm test test-all check bench lock audit clean
+.PHONY: help setup demo vllm test test-all check bench mutation lock audit clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -63,6 +63,9 @@ check: setup ## format, lint, types, import contracts
 
 bench: setup ## benchmarks; results are written to benchmarks/
 	$(PY) -m benchmarks.run
+
+mutation: setup ## which mistakes the tests catch: mutants and planted defects; goes on where it stopped
+	$(PY) -m benchmarks.mutation
 
 lock: setup ## resolve the lock files with hashes; pinned versions that still fit stay
 	$(PY) -m tools.lock

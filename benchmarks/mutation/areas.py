@@ -1,0 +1,125 @@
+"""The areas that are mutated, and the tests that must notice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PLANTED = "planted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Area:
+    """Modules and tests, as globs relative to the repository's root."""
+
+    name: str
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def sources(self, root: Path) -> list[Path]:
+        """Paths of the modules, relative to `root`."""
+        return _found(root, self.modules)
+
+
+AREAS = (
+    Area(
+        name="policy",
+        modules=("control_plane/scheduler/*.py",),
+        tests=("tests/control_plane/scheduler/test_*.py",),
+    ),
+    Area(
+        name="money",
+        modules=(
+            "control_plane/billing.py", "control_plane/invoicing.py", "control_plane/metering.py", "control_plane/prices.py",
+            "control_plane/usage.py", "control_plane/service/ledger.py", "control_plane/service/refunds.py",
+            "control_plane/service/invoices.py", "control_plane/service/budgets.py", "control_plane/service/metering.py",
+            "control_plane/service/storage.py", "control_plane/service/usage_lines.py",
+        ),
+        tests=(
+            "tests/control_plane/test_billing*.py", "tests/control_plane/test_metering.py", "tests/control_plane/test_prices.py",
+            "tests/control_plane/test_stops_billed.py", "tests/control_plane/test_usage.py", "tests/control_plane/service/test_budgets.py",
+            "tests/control_plane/service/test_invoices.py", "tests/control_plane/service/test_ledger.py",
+            "tests/control_plane/service/test_metering.py", "tests/control_plane/service/test_refunds.py",
+            "tests/control_plane/service/test_storage.py", "tests/control_plane/service/test_usage.py",
+        ),
+    ),
+    Area(
+        name="checkpoints",
+        modules=("ft_assets/training/checkpoints.py", "ft_assets/training/runtime/saving.py", "ft_assets/datasets/durable.py"),
+        tests=(
+            "tests/ft_assets/training/test_checkpoint*.py", "tests/ft_assets/training/runtime/test_saving.py",
+            "tests/ft_assets/training/runtime/test_resume.py",
+        ),
+    ),
+    Area(
+        name="gates",
+        modules=(
+            "ft_assets/evals/controls.py", "ft_assets/evals/gates.py", "ft_assets/evals/metrics.py", "ft_assets/evals/scores.py",
+            "ft_assets/evals/significance.py", "ft_assets/evals/pairwise.py",
+        ),
+        tests=(
+            "tests/ft_assets/evals/test_controls.py", "tests/ft_assets/evals/test_gates.py", "tests/ft_assets/evals/test_metrics.py",
+            "tests/ft_assets/evals/test_judge.py", "tests/ft_assets/evals/test_planted_replies.py",
+            "tests/ft_assets/evals/test_preferences.py", "tests/ft_assets/evals/test_report.py",
+            "tests/ft_assets/evals/test_significance.py",
+        ),
+    ),
+    Area(
+        name="tokens",
+        modules=("ft_assets/datasets/tokens/*.py", "ft_assets/datasets/packs/*.py"),
+        tests=(
+            "tests/ft_assets/datasets/test_long_rows.py", "tests/ft_assets/datasets/test_pack*.py",
+            "tests/ft_assets/datasets/test_templates*.py", "tests/ft_assets/datasets/test_tokens.py",
+        ),
+    ),
+    Area(
+        name="quotas",
+        modules=(
+            "control_plane/quotas.py", "control_plane/tenants.py", "control_plane/service/quotas.py", "control_plane/service/capping.py",
+        ),
+        tests=(
+            "tests/control_plane/test_quotas.py", "tests/control_plane/test_tenants.py", "tests/control_plane/service/test_quotas.py",
+            "tests/control_plane/service/test_submission.py", "tests/api/test_quota.py", "tests/sensors/test_quotas_sensor.py",
+        ),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defect:
+    """A defect that somebody planted who had not read the tests."""
+
+    name: str
+    path: str
+    before: str
+    """Stands in the file exactly once."""
+    after: str
+    tests: tuple[str, ...]
+
+
+def planted() -> list[Defect]:
+    """The defects of ``planted.json``, each with the tests of its group."""
+    groups = json.loads((HERE / "planted.json").read_text())
+    return [
+        Defect(name=name, path=path, before=before, after=after, tests=tuple(group["tests"]))
+        for group in groups
+        for name, path, before, after in group["defects"]
+    ]
+
+
+def likeliest_first(root: Path, globs: Sequence[str], *, of: str) -> list[str]:
+    """The files, relative to `root`; those named like the module `of` first, since they are the likeliest to fail."""
+    stem = Path(of).stem
+    files = [str(path) for path in _found(root, globs)]
+    return sorted(files, key=lambda path: stem not in Path(path).stem)
+
+
+def _found(root: Path, globs: Sequence[str]) -> list[Path]:
+    found = [path.relative_to(root) for pattern in globs for path in sorted(root.glob(pattern)) if path.name != "__init__.py"]
+    missing = [pattern for pattern in globs if not any(root.glob(pattern))]
+    if missing:
+        raise FileNotFoundError(f"nothing matches {missing} in {root}; correct the area in benchmarks/mutation")
+    return list(dict.fromkeys(found))
