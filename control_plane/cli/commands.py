@@ -98,10 +98,12 @@ class Group(TyperGroup):
         args = args[len(before) :]
         if LIST in self.commands and not ctx.resilient_parsing and (not args or _is_option_of_list(args[0], ctx)):
             args = [LIST, *args]
-        return _suggesting(super().parse_args, ctx, [*args[:1], *(before if args else []), *args[1:]])
+        if args and not args[0].startswith("-"):
+            args = [args[0], *before, *args[1:]]
+        return _suggesting(super().parse_args, ctx, args)
 
 
-class Root(Group):
+class Root(TyperGroup):
     """``ft`` itself: its commands are imported one by one, when they are called; only ``--help`` reads about all of them."""
 
     modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -110,6 +112,9 @@ class Root(Group):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = Commands(self.modules)  # type: ignore[assignment]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return _suggesting(super().parse_args, ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

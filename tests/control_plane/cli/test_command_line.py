@@ -54,13 +54,19 @@ def test_the_table_of_modules_names_every_command_that_they_register() -> None:
 
 
 def test_json_may_stand_before_the_command_its_group_or_after() -> None:
-    for args in (["--json", "webhooks", "types"], ["webhooks", "--json", "types"], ["webhooks", "types", "--json"]):
+    for args in (
+        ["--json", "webhooks", "types"],
+        ["webhooks", "--json", "types"],
+        ["webhooks", "types", "--json"],
+        ["--json", "--url", "http://127.0.0.1:9", "webhooks", "types"],
+        ["--url", "http://127.0.0.1:9", "--json", "webhooks", "types"],
+    ):
         assert "fine_tuning.job.succeeded" in json.loads(CliRunner().invoke(build(), args).stdout), args
     assert CliRunner().invoke(build(), ["webhooks", "types"]).stdout.startswith("TYPE"), "without it, a table"
 
 
 def test_json_before_the_command_holds_for_errors_and_for_a_group_named_alone(offline: Ft) -> None:
-    done = offline("--json", "datasets", FT_API_URL="http://127.0.0.1:9")
+    done = offline("--json", "--url", "http://127.0.0.1:9", "datasets")
     assert (done.code, done.json["error"]["code"]) == (4, "unreachable")
 
 
