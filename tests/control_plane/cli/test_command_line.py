@@ -152,3 +152,21 @@ def test_a_command_imports_its_own_module_and_no_other_one(ft_env: dict[str, str
     done = subprocess.run([sys.executable, "-c", code], env=ft_env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     found = {m.rpartition(".")[2] for m in done.stdout.rpartition("MODULES")[2].split()}
     assert found & set(MODULES) == {"recipes"}
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("ft dat", {"datasets"}),
+        ("ft datasets ", {"list", "show", "approve"}),
+        ("ft submit --mo", {"--model"}),
+        ("ft --vers", {"--version"}),
+    ],
+)
+def test_shells_complete_commands_groups_and_options(words: str, completed: set[str]) -> None:
+    typed = words.split(" ")
+    bash = {"_FT_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(typed), "COMP_CWORD": str(len(typed) - 1)}
+    zsh = {"_FT_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": words}
+    assert set(CliRunner().invoke(build(), [], prog_name="ft", env=bash).stdout.split()) == completed
+    shown = CliRunner().invoke(build(), [], prog_name="ft", env=zsh).stdout
+    assert shown.startswith("_arguments") and all(f'"{word}"' in shown for word in completed)
