@@ -1,6 +1,7 @@
 """All benchmarks, one after the other: ``make bench``. Small sizes; each benchmark's own command runs the whole and writes its results."""
 
 from benchmarks.api import load
+from benchmarks.cli import startup
 from benchmarks.datasets import __main__ as datasets
 from benchmarks.evals import harness
 from benchmarks.scheduler import campaign
@@ -21,6 +22,8 @@ if __name__ == "__main__":
     throughput.main(["--quick"])
     print("\nswaps of adapters under load", flush=True)
     swap.main(["--quick"])
+    print("\nwhat a start of ft costs", flush=True)
+    startup.main(["--quick"])
     print("\nthe jobs API over a long history", flush=True)
     load.main(["--quick"])
     print("\nthe planned mix under all scheduling policies", flush=True)

@@ -19,13 +19,15 @@ from ft_assets.errors import InvalidRequest
 CURRENCY = "USD"
 HOUR_MS = 3_600_000
 MONTH = re.compile(r"20[0-9][0-9]-(0[1-9]|1[0-2])")
+YEAR_AND_MONTH = re.compile(r"[0-9]{4}-[0-9]{2}")
 ORDER = ("usage", "refund", "storage", "adjustment")
 
 
 def month_named(name: str, *, now: datetime) -> Month:
     """The month ``yyyy-mm``; refused where it is none, or has not begun."""
     if not MONTH.fullmatch(name):
-        raise InvalidRequest(f"month {name[:40]!r} is not of the form yyyy-mm, e.g. {now:%Y-%m}", code="invalid_month", param="month")
+        wrong = "has no month from 01 to 12 of this century" if YEAR_AND_MONTH.fullmatch(name) else "is not of the form yyyy-mm"
+        raise InvalidRequest(f"month {name[:40]!r} {wrong}; write e.g. {now:%Y-%m}", code="invalid_month", param="month")
     found = month_of(datetime(int(name[:4]), int(name[5:]), 1, tzinfo=UTC))
     if found.begins > now:
         raise InvalidRequest(f"month {name} has not begun; the present one is {month_of(now).name}", code="invalid_month", param="month")

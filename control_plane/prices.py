@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from control_plane.tenants import TIERS
 
 Pricing = Literal["on_demand", "spot", "reserved"]
@@ -107,6 +105,8 @@ def half_even(numerator: int, denominator: int) -> int:
 @cache
 def load(path: Path | None = None) -> PriceBook:
     """The price book in `path` (default: the one that ships), read once a process. ``ValueError`` names the entry that is wrong."""
+    import yaml  # when it is needed: a command line that imports this module reads no price list
+
     file = path or BUILTIN
     try:
         body = yaml.safe_load(file.read_text())

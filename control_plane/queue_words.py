@@ -1,11 +1,12 @@
-"""What a user is told of a job that waits, in a line: where it stands, what it waits for, when it starts, who is ahead."""
+"""What a user is told of a job that waits, in a line: where it stands, what it waits for, when it starts, who is ahead.
+
+The scheduler is imported when a waiting job is described: the command line imports this module at every start.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from control_plane.scheduler import Reason
 
 SEPARATOR = " · "
 SOON_S = 60.0
@@ -25,6 +26,8 @@ def waiting_line(job: Mapping[str, Any], *, now: float, length: int | None = Non
 
 def waits_for(job: Mapping[str, Any]) -> str:
     """What keeps the job from its GPUs."""
+    from control_plane.scheduler import Reason
+
     reserved = job.get("reservation") or {}
     gpus = _gpus(job["num_gpus"]) if job.get("num_gpus") else "its GPUs"
     of_pool = f" of pool {reserved['pool']}" if reserved.get("pool") else ""
@@ -82,6 +85,8 @@ def _start(job: Mapping[str, Any], now: float, clock: Callable[[float], str] | N
     if reserved and not late:
         start = reserved["start"] if start is None else min(start, reserved["start"])
     if start is None:
+        from control_plane.scheduler import Reason
+
         return "" if job.get("reason") in (None, Reason.EXCEEDS_MAX_QUOTA) else "no start can be foreseen"
     surely = "its reservation is late: a running job takes longer" if late else "reserved" if reserved else ""
     if start - now < SOON_S:

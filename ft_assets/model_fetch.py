@@ -87,8 +87,10 @@ def fetch_model(
 def _check_request(repo: str, revision: str, endpoint: str) -> None:
     if not endpoint:
         raise InvalidRequest(f"{repo} cannot be fetched: no Hub is set up; set FT_HUB_ENDPOINT, or use --path DIR", code="hub_disabled")
-    if not REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+    if not REPO.fullmatch(repo):
         raise InvalidRequest(f"{repo[:120]!r} is no repository of the form ORG/NAME", code="invalid_hub_id", param="repo")
+    if ".." in repo or "--" in repo:
+        raise InvalidRequest(f"{repo[:120]!r} is no repository: its name has '..' or '--'", code="invalid_hub_id", param="repo")
     if not COMMIT.fullmatch(revision):
         raise InvalidRequest(
             f"{revision[:60]!r} of {repo} is no commit: a branch moves, and the model under it; give the 40 digits of a commit",

@@ -22,8 +22,7 @@ AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or mode
 def register(app: typer.Typer) -> None:
     for command in (models, promote, rollback):
         app.command(rich_help_panel="Models")(command)
-    group = typer.Typer(help="List adapters; trace, approve, or judge one again.", invoke_without_command=True)
-    group.callback()(adapters)
+    group = typer.Typer(help="List adapters; trace, approve, or judge one again.", no_args_is_help=True)
     group.command("list")(adapters)
     group.command("evaluate")(evaluate)
     group.command("evaluations")(evaluations)
@@ -43,10 +42,8 @@ def models(as_json: Json = False) -> None:
     table(("MODEL", "OWNER", "CREATED"), [(m["id"], m["owned_by"], ago(m["created"]) if m.get("created") else "") for m in found])
 
 
-def adapters(context: typer.Context, as_json: Json = False) -> None:
+def adapters(as_json: Json = False) -> None:
     """List adapters, newest first: stage, what serves them, and their score beside the base's."""
-    if context.invoked_subcommand is not None:
-        return
     from control_plane.cli.remote import connect
 
     with connect() as client:

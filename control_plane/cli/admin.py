@@ -111,12 +111,15 @@ def list_suites(as_json: Json = False) -> None:
         listed([_suite(row) for row in suites.list_suites(platform, None)], as_json=as_json)
 
 
-def remove_suite(name: Name) -> None:
+def remove_suite(name: Name, as_json: Json = False) -> None:
     """Take an operator's suite out."""
     from control_plane.service import suites
 
     with open_local() as platform:
         suites.remove(platform, None, name)
+    if as_json:
+        print_json({"name": name, "deleted": True})
+        return
     say(f"suite {name} is removed")
 
 

@@ -96,13 +96,16 @@ def deprecate(
     _show(changed, as_json=as_json)
 
 
-def remove(model_id: ModelId) -> None:
+def remove(model_id: ModelId, as_json: Json = False) -> None:
     """Take a base model out of the catalogue; refused while a job or an adapter needs it."""
     from control_plane.cli.admin import open_local
     from control_plane.service import base_models
 
     with open_local() as platform:
         deleted = base_models.remove(platform, model_id)
+    if as_json:
+        print_json({"id": model_id, "deleted": True, "deleted_files": deleted})
+        return
     say(f"base model {model_id} is removed" + (f", and its files in {deleted}" if deleted else "; its files stay where they are"))
 
 

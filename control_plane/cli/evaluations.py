@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, print_json, say, table
+from control_plane.cli.output import Json, number, print_json, say, table
 
 if TYPE_CHECKING:
     from control_plane.client.types import EvaluationSample
@@ -115,7 +115,7 @@ def _samples(samples: Iterable[EvaluationSample], *, as_json: bool) -> None:
                 print(f"  {name + ':':<10}{printable(text)}")
         metric, scores = sample.get("metric"), sample.get("scores")
         if sample["suite"].startswith("capability/") and metric and scores:
-            told = (f"{who} {of.get(metric, '')}" for who, of in scores.items())
+            told = (f"{who} {number(of[metric]) if metric in of else ''}" for who, of in scores.items())
             print(f"  {metric}: {', '.join(told)}")
 
 

@@ -6,6 +6,7 @@ import enum
 import json
 import sys
 
+from control_plane.cli.remedies import in_commands
 from ft_assets.errors import FtError
 
 
@@ -31,4 +32,4 @@ def show_error(error: FtError, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": error.to_dict()}))
     where = f", {error.param}" if error.param else ""
-    print(f"ft: {error.message} [{error.code}{where}]", file=sys.stderr)
+    print(f"ft: {in_commands(error.message)} [{error.code}{where}]", file=sys.stderr)

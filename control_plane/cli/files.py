@@ -17,7 +17,7 @@ FileId = Annotated[str, typer.Argument(metavar="ID", help="File id (`ft files li
 
 def register(app: typer.Typer) -> None:
     files = typer.Typer(help="Uploaded files.", no_args_is_help=True)
-    for name, command in (("list", list_files), ("show", show), ("download", download), ("delete", delete)):
+    for name, command in (("list", list_files), ("show", show), ("download", download), ("validate", validate), ("delete", delete)):
         files.command(name)(command)
     app.add_typer(files, name="files", rich_help_panel="Data")
 
@@ -64,6 +64,7 @@ def show(file: FileId, as_json: Json = False) -> None:
 def download(
     file: FileId,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to; default: its name, here.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Write the bytes as they were uploaded, and hold them against the file's sha256."""
     from control_plane.cli.remote import connect
@@ -73,7 +74,22 @@ def download(
         if target.exists():
             raise typer.BadParameter(f"{target} exists; choose another place with --out")
         sha256 = client.files.download(file, target)
+    if as_json:
+        print_json({"file": str(target), "sha256": sha256})
+        return
     say(f"{target}: sha256 {sha256}")
+
+
+def validate(file: FileId, as_json: Json = False) -> None:
+    """Validate a file once more that the platform failed on."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.files.validate(file)
+    if as_json:
+        print_json(found)
+        return
+    say(f"file {file} is {found['status']}; `ft files show {file}` shows how it goes on")
 
 
 def delete(file: FileId, as_json: Json = False) -> None:

@@ -11,9 +11,10 @@ import typer
 
 from control_plane.cli.datasets import HUB, Map, Policy, accepted, parse_map, parse_policies, send
 from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.output import Json, ago, fields, number, print_json, say, table
 from control_plane.cli.progress import events_of, reason, waiting
 from control_plane.cli.quota import quota_line
+from control_plane.cli.remedies import in_commands
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -28,7 +29,7 @@ ENDS = {"succeeded": Exit.OK, "failed": Exit.FAILED, "cancelled": Exit.CANCELLED
 
 
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, job, logs, metrics, cancel, pause, resume):
+    for command in (submit, jobs, job, logs, metrics, checkpoints, cancel, pause, resume):
         app.command(rich_help_panel="Jobs")(command)
 
 
@@ -130,12 +131,13 @@ def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
 def show_job(j: Job) -> None:
     error, warm_start = j.get("error"), j.get("warm_start")
     steps = f"{j.get('step') or 0}/{j['total_steps']}" if j.get("total_steps") else None
+    tokens = j.get("trained_tokens")
     fields({
         "job": j["id"], "status": j.get("state") or j["status"], "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
         "starts from": warm_start["adapter"] if warm_start else None, "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
         "queue": waiting(j) if j.get("queue_position") else None, "waits because": reason(j), "step": steps,
-        "loss": j.get("loss"), "trained tokens": j.get("trained_tokens"), "error": error["message"] if error else None,
+        "loss": j.get("loss"), "trained tokens": f"{tokens:,}" if tokens else None, "error": error["message"] if error else None,
         "error code": error["code"] if error else None,
     })  # fmt: skip
 
@@ -206,7 +208,7 @@ def logs(
             if as_json:
                 print_json(event)
             else:
-                print(f"{_clock(event['created_at'])}  {event['level']:<5} {event['message']}", flush=True)
+                print(f"{_clock(event['created_at'])}  {event['level']:<5} {in_commands(event['message'])}", flush=True)
 
 
 def metrics(job_id: JobId, as_json: Json = False) -> None:
@@ -218,6 +220,23 @@ def metrics(job_id: JobId, as_json: Json = False) -> None:
             print_json(client.jobs.metrics(job_id)["data"])
         else:
             print(client.jobs.metrics_csv(job_id).decode(), end="")
+
+
+def checkpoints(job_id: JobId, as_json: Json = False) -> None:
+    """List a job's checkpoints, newest first: what `ft submit --warm-start` takes."""
+    from control_plane.cli.remote import connect
+
+    with connect() as client:
+        found = client.jobs.checkpoints(job_id).all()
+    if as_json:
+        print_json(found)
+        return
+    rows = [(c["id"], str(c["step_number"]), _metrics(c["metrics"]), ago(c["created_at"])) for c in found]
+    table(("ID", "STEP", "METRICS", "CREATED"), rows)
+
+
+def _metrics(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in found.items() if isinstance(value, float))
 
 
 def _clock(unix_s: float) -> str:

@@ -17,8 +17,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def register(app: typer.Typer) -> None:
-    keys = typer.Typer(help="List your tenant's API keys, make and end them.", invoke_without_command=True)
-    keys.callback()(list_keys)
+    keys = typer.Typer(help="List your tenant's API keys, make and end them.", no_args_is_help=True)
     keys.command("list")(list_keys)
     for command in (create, show, rotate, revoke):
         keys.command()(command)
@@ -27,13 +26,10 @@ def register(app: typer.Typer) -> None:
 
 
 def list_keys(
-    context: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Revoked and expired ones, too.")] = False,
     as_json: Json = False,
 ) -> None:
     """List your tenant's API keys, newest first; those that open something, unless you say --all."""
-    if context.invoked_subcommand is not None:
-        return
     from control_plane.cli.listing import every
     from control_plane.cli.remote import connect
 

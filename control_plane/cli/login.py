@@ -18,10 +18,13 @@ def register(app: typer.Typer) -> None:
 
 def login(as_json: Json = False) -> None:
     """Store the API's address and a key, after trying them; both as options before the command, or the key on a prompt."""
-    from control_plane.cli.remote import connect
+    from control_plane.cli.remote import connect, require_answer
 
     url = session.api_url()
-    key = session.given.api_key or os.environ.get("FT_API_KEY") or _ask(url)
+    key = session.given.api_key or os.environ.get("FT_API_KEY")
+    if not key:
+        require_answer(url)
+        key = _ask(url)
     found = session.Credentials(url=url, api_key=key)
     with connect(found) as client:
         models = client.models.list().all()

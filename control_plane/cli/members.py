@@ -14,8 +14,7 @@ Role = Annotated[str | None, typer.Option("--role", help="owner, admin, member o
 
 
 def register(app: typer.Typer) -> None:
-    members = typer.Typer(help="List the people of your tenant, add and remove them.", invoke_without_command=True)
-    members.callback()(list_members)
+    members = typer.Typer(help="List the people of your tenant, add and remove them.", no_args_is_help=True)
     members.command("list")(list_members)
     for command in (add, update, remove):
         members.command()(command)
@@ -23,13 +22,10 @@ def register(app: typer.Typer) -> None:
 
 
 def list_members(
-    context: typer.Context,
     everybody: Annotated[bool, typer.Option("--all", help="Those who were removed, too.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the people of your tenant, newest first."""
-    if context.invoked_subcommand is not None:
-        return
     from control_plane.cli.listing import every
     from control_plane.cli.remote import connect
 

@@ -58,13 +58,16 @@ def list_keys(as_json: Json = False) -> None:
     )
 
 
-def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As the list has it: opk_...")]) -> None:
+def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As the list has it: opk_...")], as_json: Json = False) -> None:
     """End an operator's key at once."""
     from control_plane.cli.admin import open_local
     from control_plane.service import operators
 
     with open_local() as platform:
         done = operators.revoke(platform, key_id)
+    if as_json:
+        print_json({"id": done["id"], "name": done["name"], "revoked_at": done["revoked_at"].timestamp()})
+        return
     say(f"operator's key {done['id']} ({done['name']}) is revoked")
 
 

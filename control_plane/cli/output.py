@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane.cli.remedies import in_commands
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,8 +26,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """A sentence for people, on stderr: stdout is for results."""
-    print(text, file=sys.stderr)
+    """A sentence for people, on stderr: stdout is for results. Routes of the API are shown as commands."""
+    print(in_commands(text), file=sys.stderr)
 
 
 def print_json(document: Any) -> None:
@@ -56,11 +58,16 @@ def escape(text: str) -> str:
 
 
 def fields(pairs: Mapping[str, Any]) -> None:
-    """``name: value`` lines; None and empty values are left out."""
+    """``name: value`` lines; None and empty values are left out, numbers rounded, routes of the API shown as commands."""
     shown = {k: v for k, v in pairs.items() if v not in (None, "", [], {})}
     width = max((len(k) for k in shown), default=0)
     for name, value in shown.items():
-        print(f"{name + ':':<{width + 1}} {value}")
+        print(f"{name + ':':<{width + 1}} {in_commands(number(value) if isinstance(value, float) else str(value))}")
+
+
+def number(value: float) -> str:
+    """Four digits that count: ``0.1235``, ``2e-05``, ``12,346``; ``--json`` has all of them."""
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def ago(unix_s: float | None) -> str:

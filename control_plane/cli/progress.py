@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import httpx
-
 from control_plane.cli.output import console, escape, say
+from control_plane.cli.remedies import in_commands
 from control_plane.queue_words import waiting_line
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ def follow(client: FtClient, job_id: str) -> Job:
 
 def follow_validation(client: FtClient, file_id: str) -> File:
     """Show how far the validation of a large file is until it has ended, and return the file."""
+    import httpx
+
     with ValidationView() as view:
         while True:
             with contextlib.suppress(httpx.TransportError):  # a stream that breaks off is opened again
@@ -174,7 +175,7 @@ class JobView:
         if event.get("type") == "metrics":
             self._metrics(event)
         elif self._bars is not None:
-            self._bars.console.print(escape(f"{_clock(event)}  {event['message']}"))
+            self._bars.console.print(escape(f"{_clock(event)}  {in_commands(event['message'])}"))
         else:
             say(f"{_clock(event)}  {event['message']}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from control_plane.cli.output import Json, fields, print_json, say
+from control_plane.cli.output import Json, fields, number, print_json, say
 
 
 def register(app: typer.Typer) -> None:
@@ -29,11 +29,11 @@ def quota(as_json: Json = False) -> None:
     fields({
         "tenant": f"{found['tenant']} ({found['tier']})",
         "month": f"{found['month']}, until {datetime.fromtimestamp(found['month_ends_at'], UTC):%Y-%m-%d %H:%M} UTC",
-        "used": f"{_hours(found['used_gpu_hours'])} GPU-hours, of them {_hours(found['running_gpu_hours'])} running",
-        "held": f"{_hours(found['held_gpu_hours'])} GPU-hours for admitted jobs",
-        "left": "no hard cap" if left is None else f"{_hours(left)} GPU-hours",
-        "soft limit": "none" if soft is None else f"{_hours(soft)} GPU-hours, {_hours(found['overage_gpu_hours'])} beyond it",
-        "hard cap": "none" if hard is None else f"{_hours(hard)} GPU-hours",
+        "used": f"{number(found['used_gpu_hours'])} GPU-hours, of them {number(found['running_gpu_hours'])} running",
+        "held": f"{number(found['held_gpu_hours'])} GPU-hours for admitted jobs",
+        "left": "no hard cap" if left is None else f"{number(left)} GPU-hours",
+        "soft limit": "none" if soft is None else f"{number(soft)} GPU-hours, {number(found['overage_gpu_hours'])} beyond it",
+        "hard cap": "none" if hard is None else f"{number(hard)} GPU-hours",
         "jobs in flight": f"{found['jobs_in_flight']} of {found['max_jobs_in_flight']}, {found['jobs_paused_for_cap']} paused for the cap",
         "jobs start": "best effort: a wait has no bound" if starts is None else f"within {starts / 60:g} minutes",
     })  # fmt: skip
@@ -44,10 +44,6 @@ def quota(as_json: Json = False) -> None:
 def quota_line(quota: Mapping[str, Any]) -> str:
     """What a job takes of the month, in a line."""
     left, over = quota["left_gpu_hours"], quota["overage_gpu_hours"]
-    room = "no hard cap" if left is None else f"{left:.4g} GPU-hours are left up to the hard cap"
-    excess = f"; {over:.4g} of the job's exceed the soft limit and are billed as overage" if quota["goes_into_overage"] else ""
+    room = "no hard cap" if left is None else f"{number(left)} GPU-hours are left up to the hard cap"
+    excess = f"; {number(over)} of the job's exceed the soft limit and are billed as overage" if quota["goes_into_overage"] else ""
     return room + ("" if quota["fits"] else "; the job does not fit") + excess
-
-
-def _hours(value: float) -> str:
-    return f"{value:.4g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,8 +50,22 @@ def lineage(
             _show(adapter)
         if found["kind"] == "base_model":
             fields(found.get("base_model") or {})
+        if verify:
+            print(verdict(found))
     if verify and found["adapters"] and not found.get("holds"):
         raise typer.Exit(1)
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """What a verification comes to, in a line."""
+    links = [link for one in found["adapters"] for link in one["links"]]
+    if not links:
+        return "NOTHING TO VERIFY: a base model was trained elsewhere; `ft admin models verify` reads its files again"
+    broken = [link["link"] for link in links if link["holds"] is False]
+    unread = [link["link"] for link in links if link["holds"] is None]
+    held = f"{len(links) - len(broken) - len(unread)} of {len(links)} links hold"
+    rest = f"; not there to be read: {', '.join(unread)}" if unread else ""
+    return f"BROKEN at {', '.join(broken)}: {held}{rest}" if broken else f"VERIFIED: {held}{rest}"
 
 
 def _show(one: dict[str, Any]) -> None:

@@ -1,31 +1,68 @@
-"""The SDK's client for one command, with what went wrong on the way to the API said in the command line's words."""
+"""The SDK's client for one command, with what went wrong on the way to the API in the command line's words."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from control_plane.cli import session
-from ft_assets.errors import Unavailable
+from ft_assets.errors import Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
+
+PROBE_S = 5.0
+"""Within which an address has to answer before a key is asked for."""
 
 
 @contextmanager
 def connect(credentials: session.Credentials | None = None) -> Iterator[FtClient]:
     """A client for `credentials` (default: those of this call), closed at the end."""
-    import httpx
-
+    httpx = _import_httpx()
     from control_plane.client import FtClient
 
-    found = credentials or session.credentials()
+    try:
+        found = credentials or session.credentials()
+    except Unauthenticated:
+        require_answer(session.api_url())  # a wrong address is the first thing to put right
+        raise
     try:
         with FtClient(base_url=found.url, api_key=found.api_key) as client:
             yield client
     except httpx.TransportError as e:
-        raise Unavailable(
-            f"no answer from the API at {found.url} ({e or type(e).__name__}); start the platform with `ft up`, or set FT_API_URL",
-            code="unreachable",
-        ) from e
+        raise _unreachable(found.url, e) from e
+
+
+def require_answer(url: str) -> None:
+    """Raise ``Unavailable`` where nothing answers at `url`; sends no key."""
+    httpx = _import_httpx()
+    try:
+        httpx.get(url, timeout=PROBE_S)
+    except httpx.TransportError as e:
+        raise _unreachable(url, e) from e
+
+
+def _unreachable(url: str, error: Exception) -> Unavailable:
+    what = f"nothing listens at {url}" if _is_refused(error) else f"no answer from {url} ({error or type(error).__name__})"
+    local = session.local_url()
+    remedy = f"the stack of this machine is at {local}" if local and local != url else "start the platform with `ft up`"
+    return Unavailable(f"{what}, {session.url_origin()}; {remedy}, or name the address with --url or FT_API_URL", code="unreachable")
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, ConnectionRefusedError) or _is_refused(error.__cause__ or error.__context__))
+
+
+def _import_httpx() -> ModuleType:
+    """httpx without its own command line, which costs more time than the rest of it (click, rich, pygments)."""
+    if "httpx" not in sys.modules:
+        sys.modules["httpx._main"] = None  # type: ignore[assignment]  # an import of it fails, and httpx goes on without
+        import httpx
+
+        del sys.modules["httpx._main"]
+    import httpx
+
+    return httpx

@@ -17,8 +17,7 @@ Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT...", help="A
 
 
 def register(app: typer.Typer) -> None:
-    routes = typer.Typer(help="List your routes: names of your own for models, with weights between versions.", invoke_without_command=True)
-    routes.callback()(list_routes)
+    routes = typer.Typer(help="List your routes: names of your own for models, with weights between versions.", no_args_is_help=True)
     routes.command("list")(list_routes)
     for name, command in (("set", set_route), ("show", show), ("delete", delete)):
         routes.command(name)(command)
@@ -36,10 +35,8 @@ def set_route(name: Name, targets: Targets, as_json: Json = False) -> None:
         _told(client.model_routes.set(name, parsed), as_json=as_json)
 
 
-def list_routes(context: typer.Context, as_json: Json = False) -> None:
+def list_routes(as_json: Json = False) -> None:
     """List your routes: names of your own for models, with weights between versions."""
-    if context.invoked_subcommand is not None:
-        return
     from control_plane.cli.remote import connect
 
     with connect() as client:

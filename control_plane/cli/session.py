@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ft_assets.errors import Unauthenticated
+from ft_assets.errors import InvalidRequest, Unauthenticated
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -64,9 +64,27 @@ def local_url() -> str | None:
 
 
 def api_url() -> str:
-    login = stored()
-    url = given.url or os.environ.get("FT_API_URL") or (login.url if login else None) or local_url() or DEFAULT_URL
+    url = _located()[0]
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"{url!r} ({url_origin()}) has no scheme; write http://{url} or https://{url}", param="url")
     return url.rstrip("/")
+
+
+def url_origin() -> str:
+    """Where the address of this call comes from, in words."""
+    return _located()[1]
+
+
+def _located() -> tuple[str, str]:
+    login = stored()
+    origins = (
+        (given.url, "given by --url"),
+        (os.environ.get("FT_API_URL"), "given by FT_API_URL"),
+        (login.url if login else None, "stored by `ft login`"),
+        (local_url(), "where `ft up` has started it"),
+        (DEFAULT_URL, "the default"),
+    )
+    return next((url, origin) for url, origin in origins if url)
 
 
 def credentials() -> Credentials:

@@ -10,7 +10,7 @@ import typer
 
 from control_plane.cli.exits import Exit
 from control_plane.cli.jobs import check_given, file_id_of, parse_hyperparameters
-from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.output import Json, ago, fields, number, print_json, say, table
 
 MICROS = 1_000_000
 SweepId = Annotated[str, typer.Argument(metavar="ID", help="Sweep id (`ft sweep list` lists them).")]
@@ -195,4 +195,4 @@ def _named(parameters: Mapping[str, Any]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)

@@ -191,12 +191,15 @@ def update_budget(
     _shown(made, as_json=as_json)
 
 
-def delete_budget(budget_id: BudgetId) -> None:
+def delete_budget(budget_id: BudgetId, as_json: Json = False) -> None:
     """Remove a budget."""
     from control_plane.cli.remote import connect
 
     with connect() as client:
-        client.request("DELETE", f"/v1/budgets/{budget_id}")
+        done = client.request("DELETE", f"/v1/budgets/{budget_id}")
+    if as_json:
+        print_json(done)
+        return
     say(f"budget {budget_id} is deleted")
 
 

@@ -22,8 +22,7 @@ DEFAULT_SINCE_S = 7 * 86400
 
 
 def register(app: typer.Typer) -> None:
-    webhooks = typer.Typer(help="List your webhook endpoints, make and mend them.", invoke_without_command=True)
-    webhooks.callback()(list_endpoints)
+    webhooks = typer.Typer(help="List your webhook endpoints, make and mend them.", no_args_is_help=True)
     webhooks.command("list")(list_endpoints)
     for command in (create, show, update, enable, disable, delete, deliveries, replay, types):
         webhooks.command()(command)
@@ -32,10 +31,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(webhooks, name="webhooks", rich_help_panel="Account")
 
 
-def list_endpoints(context: typer.Context, as_json: Json = False) -> None:
+def list_endpoints(as_json: Json = False) -> None:
     """List your webhook endpoints, newest first."""
-    if context.invoked_subcommand is not None:
-        return
     from control_plane.cli.listing import every
     from control_plane.cli.remote import connect
 

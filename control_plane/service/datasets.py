@@ -50,7 +50,7 @@ def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
     if review == "pending":
         raise InvalidDataset(
             f"{param}: dataset {dataset_id} waits for your review, as its policies ask; read GET /v1/datasets/{dataset_id}/report, then "
-            f"approve it with `ft datasets approve {dataset_id}` or POST /v1/datasets/{dataset_id}/approve, and submit again",
+            f"approve it with POST /v1/datasets/{dataset_id}/approve, and submit again",
             code="dataset_needs_review",
             param=param,
         )

@@ -22,4 +22,6 @@ def sha256_of(secret: str) -> str:
 def hint_of(secret: str) -> str:
     """What tells a key from others without opening anything."""
     prefix = next((p for p in (TENANT_PREFIX, OPERATOR_PREFIX) if secret.startswith(p)), None)
-    return f"{prefix}...{secret[-4:]}" if prefix and len(secret) > 20 else f"(not of the form {TENANT_PREFIX}...)"
+    if prefix is None:
+        return f"(not of the form {TENANT_PREFIX}...)"
+    return f"{prefix}...{secret[-4:]}" if len(secret) > 20 else f"{prefix}... (too short)"

@@ -68,9 +68,12 @@ class Server:
         if wanted is None:
             wanted = room if chat else min(COMPLETION_TOKENS, room)
         if wanted > room or room < 1:
+            limit = f"{body.model} takes {self.engine.context_length} tokens, the answer included"
             raise RequestError(
-                f"The context holds {self.engine.context_length} tokens: {len(prompt)} in the prompt and {wanted} asked for do not fit. "
-                "Shorten the prompt or lower max_tokens.",
+                f"The prompt has {len(prompt)} tokens; {limit}. Shorten the prompt."
+                if room < 1
+                else f"The prompt has {len(prompt)} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {room}, or "
+                "shorten the prompt.",
                 code="context_length_exceeded",
                 param="messages" if chat else "prompt",
             )
@@ -102,8 +105,9 @@ class Server:
         if num_chars > most:
             what = "messages" if chat else "prompt"
             raise RequestError(
-                f"The {what} must have at most {most} characters, {CHARS_PER_TOKEN} for each of the {self.engine.context_length} tokens "
-                f"of the context, all fields counted: {num_chars} do not fit. Shorten the {what}.",
+                f"The {what} {'have' if chat else 'has'} {num_chars} characters, all fields counted: about {num_chars // 4} tokens at four "
+                f"characters each. {body.model} takes {self.engine.context_length} tokens, the answer included, in at most {most} "
+                f"characters. Shorten the {what}.",
                 code="context_length_exceeded",
                 param=what,
             )

@@ -140,7 +140,7 @@ def test_a_dataset_held_back_for_review_trains_only_once_it_is_approved(
     assert file["status"] == "processed"
     held = ft.datasets.retrieve(file["dataset_id"])
     assert (held["review"], held["contamination_flagged"], held["approved_by"]) == ("pending", 1, None)
-    with pytest.raises(InvalidRequest, match="ft datasets approve") as refused:
+    with pytest.raises(InvalidRequest, match=r"approve it with POST /v1/datasets/ds_\w+/approve") as refused:
         ft.jobs.create(model=MODEL, training_file=file["id"])
     assert refused.value.code == "dataset_needs_review"
     reader = tenants.create_key(platform, tenant.id, name="reader", scopes=["read"])

@@ -52,6 +52,7 @@ def test_one_call_leads_from_an_answers_model_to_the_uploaded_bytes(
     shown = CliRunner().invoke(build(), ["adapters", "lineage", name, "--verify"])
     assert shown.exit_code == 0, shown.output
     assert sha256 in shown.output.replace("\n", "") and "BROKEN" not in shown.output
+    assert shown.output.splitlines()[-1].startswith("VERIFIED: ")
     with pytest.raises(NotFound):
         client.models.lineage("ft:tiny-base:nobody::x")
 

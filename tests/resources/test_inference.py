@@ -263,9 +263,11 @@ def test_text_completions_are_served_too(client: openai.OpenAI) -> None:
 
 
 def test_what_does_not_fit_the_context_is_refused_with_the_numbers(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="holds 512 tokens: 619 in the prompt") as caught:
+    with pytest.raises(openai.BadRequestError, match="prompt has 619 tokens; tiny takes 512 tokens") as caught:
         ask(client, "tiny", "x" * 600)
     assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match=r"has 119 tokens and max_tokens asks for 500 more; .* Lower max_tokens to 393"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 100}], max_tokens=500)
 
 
 def test_a_malformed_request_is_answered_in_openais_shape(url: str) -> None:
@@ -295,7 +297,8 @@ def test_3_mb_of_text_are_refused_by_their_length_whichever_field_has_them(url: 
     answer = httpx.post(f"{url}/v1/{'completions' if text else 'chat/completions'}", json=body, headers=HEADERS, timeout=300)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt" if text else "messages")
-    assert "at most 16384 characters, 32 for each of the 512 tokens" in error["message"]
+    assert "about 7500" in error["message"], "tokens at four characters each"
+    assert "tiny takes 512 tokens, the answer included, in at most 16384 characters" in error["message"]
     assert "300" in error["message"]
 
 

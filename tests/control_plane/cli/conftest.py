@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,19 @@ def ft(offline: Ft, api_url: str, api_key: str) -> Ft:
         return offline(*args, stdin=stdin, FT_API_URL=api_url, FT_API_KEY=api_key, **env)
 
     return run
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    """The address of a server that answers every request with an error: something listens, and that is all."""
+
+    class Silent(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()

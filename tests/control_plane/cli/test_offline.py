@@ -44,8 +44,8 @@ def test_a_usage_error_has_exit_code_2_and_says_what_to_write(offline: Ft, args:
     assert done.out == ""
 
 
-def test_without_a_key_the_message_says_how_to_get_one(offline: Ft) -> None:
-    done = offline("jobs")
+def test_without_a_key_the_message_says_how_to_get_one(offline: Ft, listener: str) -> None:
+    done = offline("--url", listener, "jobs")
     assert done.code == 1
     assert "[no_api_key]" in done.err
     assert "ft login" in done.err
@@ -56,6 +56,28 @@ def test_an_api_that_does_not_answer_is_exit_code_4_and_names_the_way_out(offlin
     assert done.code == 4
     assert "ft up" in done.err
     assert done.json["error"]["code"] == "unreachable"
+
+
+@pytest.mark.parametrize("command", ["jobs", "login"])
+def test_a_wrong_url_says_that_nothing_listens_there_before_it_asks_for_a_key(offline: Ft, command: str) -> None:
+    done = offline("--url", "http://127.0.0.1:9", command)
+    assert done.code == 4
+    assert "nothing listens at http://127.0.0.1:9, given by --url" in done.err
+    assert "no_api_key" not in done.err
+
+
+def test_a_wrong_url_names_the_stack_that_does_run_here(offline: Ft, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "endpoints.json").write_text(json.dumps({"api": "http://127.0.0.1:8123"}))
+    done = offline("jobs", FT_API_URL="http://127.0.0.1:9")
+    assert done.code == 4
+    assert "given by FT_API_URL" in done.err and "the stack of this machine is at http://127.0.0.1:8123" in done.err
+
+
+def test_an_address_without_a_scheme_is_refused_with_one_that_has_it(offline: Ft) -> None:
+    done = offline("--url", "127.0.0.1:9", "jobs")
+    assert done.code == 1
+    assert "write http://127.0.0.1:9" in done.err
 
 
 def test_nothing_running_is_said_and_is_no_error_to_end(offline: Ft) -> None:

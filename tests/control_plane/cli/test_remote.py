@@ -61,7 +61,7 @@ def test_login_stores_a_key_that_only_its_owner_can_read(ft: Ft, offline: Ft, ap
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert api_key not in done.out + done.err
     assert offline("jobs").code == 0
-    elsewhere = offline("--url", "http://127.0.0.1:9", "jobs")
+    elsewhere = offline("--url", api_url.replace("127.0.0.1", "localhost"), "jobs")
     assert elsewhere.code == 1, "a stored key is not sent to another address"
     assert "the stored one is for" in elsewhere.err
 

@@ -1,0 +1,1 @@
+"""What the command line costs its user before it does anything."""
