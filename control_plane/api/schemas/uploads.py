@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from control_plane.api.schemas.data import File
+from ft_assets.datasets.readers.encodings import ENCODINGS
 
 
 class ExpiresAfter(BaseModel):
@@ -28,6 +29,10 @@ class CreateUpload(BaseModel):
     expires_after: ExpiresAfter | None = Field(None, description="Of the file, from its completion on.")
     column_map: dict[str, str] | None = None
     policies: dict[str, Any] | None = None
+    encoding: str | None = Field(
+        None, description="Of the file's text, where it is not UTF-8.", json_schema_extra={"enum": [*ENCODINGS, None]}
+    )
+    rows_at: str | None = Field(None, description="Key of the rows, in a file that is one JSON object.")
     model: str | None = Field(None, description="Base model: counts tokens and finds its control tokens.")
 
 
