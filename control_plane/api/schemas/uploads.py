@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from control_plane.api.schemas.data import File
-from ft_assets.datasets.readers.encodings import ENCODINGS
+from control_plane.api.schemas.data import ENCODING_HELP, File
 
 
 class ExpiresAfter(BaseModel):
@@ -29,9 +28,7 @@ class CreateUpload(BaseModel):
     expires_after: ExpiresAfter | None = Field(None, description="Of the file, from its completion on.")
     column_map: dict[str, str] | None = None
     policies: dict[str, Any] | None = None
-    encoding: str | None = Field(
-        None, description="Of the file's text, where it is not UTF-8.", json_schema_extra={"enum": [*ENCODINGS, None]}
-    )
+    encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = Field(None, description="Key of the rows, in a file that is one JSON object.")
     model: str | None = Field(None, description="Base model: counts tokens and finds its control tokens.")
 
