@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 EVENT = re.compile(rb'["\\\[\]{},:]|[^\s"\\\[\]{},:]+')
 """A mark, or a run of anything else but white space: a number, a word, a part of a string."""
+MAX_BYTES = 1 << 30
+"""Of an object that is looked through, at some 10 MB a second; a larger one is better written as JSONL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +42,11 @@ class JsonObject:
 def read_object(chunks: Iterable[bytes], *, skip: int = 0) -> JsonObject | None:
     """What the one object of the text holds; None where the text is anything else, as rows one after another are.
 
-    Reads no further than the end of the first object and what follows it, and holds nothing but the keys.
+    Reads no further than the end of the first object and what follows it, nor than `MAX_BYTES`, and holds nothing but the keys.
     """
     scanner, position = _Scanner(), 0
     for data in chunks:
-        if not scanner.take(data, max(0, skip - position), position):
+        if position > MAX_BYTES or not scanner.take(data, max(0, skip - position), position):
             return None
         position += len(data)
     return scanner.found if scanner.ended else None
