@@ -78,6 +78,12 @@ class InvalidDataset(InvalidRequest):
     """A file whose rows cannot be trained on; the report lists every bad row."""
 
     default_code = "invalid_training_file"
+    options: str = ""
+    """Options of ``ft check`` and ``ft upload`` that would read the file, as ``--encoding windows-1252``; empty where none would."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, fields, state = super().__reduce__()
+        return rebuild, fields, state | {"options": self.options}
 
 
 class QuotaExceeded(InvalidRequest):

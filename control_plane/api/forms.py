@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ft_assets.datasets.policies import READING
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable import check_storable
 
@@ -32,8 +33,16 @@ def policies(text: str | None, fields: Mapping[str, str]) -> dict[str, Any] | No
     """Settings by name as asked for, not yet checked; None if none is given."""
     found = _object(text, fields, "policies", hint='write {"pii": "redact"}')
     if text is None and found is not None:
-        return {name: _number(value) for name, value in found.items()}
-    return found
+        found = {name: _number(value) if name not in READING else value for name, value in found.items()}
+    reading = {name: fields.get(name) or None for name in READING}
+    check_storable(reading)
+    return with_reading(found, **reading)
+
+
+def with_reading(policies: Mapping[str, Any] | None, *, encoding: str | None, rows_at: str | None) -> dict[str, Any] | None:
+    """`policies` with how the file is read, which is kept with them; None if nothing is asked for."""
+    reading = {name: value for name, value in (("encoding", encoding), ("rows_at", rows_at)) if value is not None}
+    return {**(policies or {}), **reading} or None
 
 
 def expires_after_s(given: Mapping[str, Any] | None) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli import session
+from control_plane.cli.dataset_report import report_lines
 from control_plane.cli.exits import Exit, show_error
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound
@@ -29,11 +29,11 @@ Policy = Annotated[
     list[str] | None,
     typer.Option("--policy", metavar="CHECK=VERDICT", help="What a check demands, as `pii=redact`; may be repeated."),
 ]
+Encoding = Annotated[
+    str | None, typer.Option("--encoding", help="Of the file's text, where it is not UTF-8: windows-1252, utf-16, mac-roman, ...")
+]
+RowsAt = Annotated[str | None, typer.Option("--rows-at", metavar="KEY", help="Key of the rows, in a file that is one JSON object.")]
 HUB = "hf://"
-
-
-SHOWN_PER_CODE = 5
-"""Problems of one kind that a terminal lists: the sixth teaches nothing that the fifth did not."""
 
 
 def register(app: typer.Typer) -> None:
@@ -56,8 +56,11 @@ def parse_map(text: str | None) -> dict[str, str] | None:
         raise typer.BadParameter(error.message) from None
 
 
-def parse_policies(pairs: list[str] | None) -> dict[str, Any] | None:
-    """``{"pii": "redact"}`` for ``pii=redact``; numbers are numbers; a usage error for what is no pair."""
+def parse_policies(pairs: list[str] | None, *, encoding: str | None = None, rows_at: str | None = None) -> dict[str, Any] | None:
+    """``{"pii": "redact"}`` for ``pii=redact``; numbers are numbers; a usage error for what is no pair.
+
+    With them goes how the file is read: its `encoding`, and the key `rows_at` that holds its rows.
+    """
     found: dict[str, Any] = {}
     for pair in pairs or ():
         name, sep, value = pair.partition("=")
@@ -67,7 +70,7 @@ def parse_policies(pairs: list[str] | None) -> dict[str, Any] | None:
             found[name.strip()] = float(value)
         except ValueError:
             found[name.strip()] = value.strip()
-    return found or None
+    return {**found, **{k: v for k, v in (("encoding", encoding), ("rows_at", rows_at)) if v is not None}} or None
 
 
 def check(
@@ -75,13 +78,15 @@ def check(
     column_map: Map = None,
     model: Model = None,
     policy: Policy = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a dataset here, without uploading it: the same report that the platform makes. Exit code 0 valid, 1 not, 2 unreadable."""
-    mapping, policies = parse_map(column_map), parse_policies(policy)
+    """Check a dataset here, without uploading it: the report is the platform's. Exit code 0 valid, 1 not, 2 unreadable."""
+    mapping, policies = parse_map(column_map), parse_policies(policy, encoding=encoding, rows_at=rows_at)
     with local_file(file) as path:
-        report = _validate(path, mapping, model, policies)
+        report = _validate(path, file, mapping, model, policies)
     if html is not None:
         from control_plane.console.report_page import report_page
 
@@ -117,22 +122,29 @@ def local_file(given: str) -> Iterator[Path]:
     yield file
 
 
-def _validate(file: Path, mapping: Mapping[str, str] | None, model: str | None, policies: Mapping[str, Any] | None) -> dict[str, Any]:
+def _validate(
+    file: Path, called: str, mapping: Mapping[str, str] | None, model: str | None, policies: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The report that the platform makes of `file`, but for what only the platform knows: the limit of a tier, suites of its own."""
+    from control_plane.settings import load
     from ft_assets.datasets.checks.shipped_suites import shipped_index
     from ft_assets.datasets.ingest import Policies, validate_file
+    from ft_assets.datasets.report import counted_by
 
     base = None if model is None else local_model(model)
     with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
         result = validate_file(
             file,
             filename=file.name,
+            called=called,
             column_map=mapping,
             policies=Policies.from_request(policies or {}),
             model_dir=base.directory if base else None,
             max_seq_len=base.context_length if base else None,
             suites=shipped_index(Path(directory)),
+            classifier=load().toxicity_classifier,
         )
-    return result.report.to_dict()
+    return result.report.to_dict() | {"model": None if base is None else counted_by(base)}
 
 
 def local_model(model: str) -> BaseModel:
@@ -151,49 +163,9 @@ def local_model(model: str) -> BaseModel:
 
 
 def show_report(report: Mapping[str, Any], *, name: str) -> None:
-    """A validation report as text: what it is, every stored problem with its fix, then counts and warnings."""
+    """Print a validation report as text."""
     for line in report_lines(report, name=name):
         print(line)
-
-
-def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
-    from ft_assets.datasets.report import contamination_line
-
-    stats = report.get("stats") or {}
-    yield f"{name}: {'valid' if report['valid'] else 'NOT VALID'}"
-    container = report.get("container") or {}
-    kind = " ".join(str(v) for v in (container.get("format"), container.get("compression")) if v)
-    if report.get("review"):
-        yield f"  waits for review ({', '.join(report['review'])}): `ft datasets approve {report['dataset_id']}`"
-    yield f"  {kind or 'unknown container'}; {report.get('format_reason') or 'no row could be read'}"
-    removed = stats.get("dedup_removed") or 0
-    yield f"  {report['rows']} rows, {report['examples']} kept, {stats.get('bad_rows') or 0} bad, {removed} duplicates removed"
-    for unit in ("tokens", "characters"):
-        if (lengths := stats.get(unit)) and report["examples"]:
-            shown = ", ".join(f"{k} {lengths[k]:.0f}" for k in ("min", "p50", "p95", "max", "total") if k in lengths)
-            yield f"  {unit}: {shown}"
-    yield f"  {contamination_line(stats)}"
-    counts, shown_of = report["error_counts"], Counter[str]()
-    for error in report["errors"]:
-        shown_of[error["code"]] += 1
-        if shown_of[error["code"]] <= SHOWN_PER_CODE:
-            yield f"  {_place(error)}: {error['message']} [{error['code']}]"
-            yield f"      fix: {error['fix']}"
-    if counts:
-        yield "  problems: " + ", ".join(f"{code} {n}" for code, n in counts.items())
-    hidden = sum(counts.values()) - sum(min(n, SHOWN_PER_CODE) for n in shown_of.values())
-    if hidden > 0:
-        yield f"  {hidden} more of the same are counted above; --json names the first {len(report['errors'])}"
-    for warning in report["warnings"]:
-        yield f"  warning: {warning['message']} [{warning['code']}]"
-
-
-def _place(error: Mapping[str, Any]) -> str:
-    if error.get("row") is None:
-        return "file"
-    at = f" (byte {error['byte_offset']})" if error.get("byte_offset") is not None else ""
-    path = f", {error['path']}" if error.get("path") else ""
-    return f"row {error['row']}{at}{path}"
 
 
 def upload(
@@ -201,6 +173,8 @@ def upload(
     column_map: Map = None,
     model: Model = None,
     policy: Policy = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
     hub_token: Annotated[bool, typer.Option("--hub-token", help="Send FT_HUB_TOKEN along, for a dataset that is not public.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until a large file is validated, with progress.")] = True,
     as_json: Json = False,
@@ -211,7 +185,7 @@ def upload(
     """
     from control_plane.cli.remote import connect
 
-    options = {"column_map": parse_map(column_map), "policies": parse_policies(policy), "model": model}
+    options = {"column_map": parse_map(column_map), "policies": parse_policies(policy, encoding=encoding, rows_at=rows_at), "model": model}
     if not file.startswith(HUB) and not Path(file).is_file():
         raise typer.BadParameter(f"{file!r} is no file here")
     if hub_token:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.datasets import Map, local_file, local_model, parse_map
+from control_plane.cli.datasets import Encoding, Map, RowsAt, local_file, local_model, parse_map, parse_policies
 from control_plane.cli.jobs import Adapter, Method, NumGpus, Recipe, check_given, file_id_of, parse_hyperparameters
 from control_plane.cli.output import Json, fields, print_json
 from control_plane.cli.quota import quota_line
@@ -41,12 +41,15 @@ def estimate(
     hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
     tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
     column_map: Map = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
     as_json: Json = False,
 ) -> None:
     """Estimate tokens, steps, GPU-hours, price, start and finish of a job, with what they rest on. Nothing is submitted."""
     from control_plane.cli.remote import connect
 
-    options: dict[str, Any] = {"column_map": parse_map(column_map), "policies": None, "model": None}
+    policies = parse_policies(None, encoding=encoding, rows_at=rows_at)
+    options: dict[str, Any] = {"column_map": parse_map(column_map), "policies": policies, "model": None}
     hyperparameters = parse_hyperparameters(hp or [])
     for given in (file, validation_file):
         check_given(given)
@@ -103,6 +106,8 @@ def preview(
     num_examples: Annotated[int, typer.Option("--num-examples", "-n", min=1, max=100)] = 5,
     max_seq_len: Annotated[int | None, typer.Option("--max-seq-len", min=1, help="Tokens after which an example is cut.")] = None,
     column_map: Map = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
     as_json: Json = False,
 ) -> None:
     """Show the first examples exactly as they are trained: rendered text, tokens, which parts carry loss, what is cut."""
@@ -114,7 +119,8 @@ def preview(
     else:
         base = local_model(model)
         with local_file(subject) as path:
-            shown = _preview_here(path, base, parse_map(column_map), num_examples, max_seq_len or base.context_length)
+            reading = {"column_map": parse_map(column_map), "policies": parse_policies(None, encoding=encoding, rows_at=rows_at)}
+            shown = _preview_here(path, base, reading, num_examples, max_seq_len or base.context_length)
     if as_json:
         print_json(shown)
         return
@@ -126,9 +132,7 @@ def preview(
             print(line)
 
 
-def _preview_here(
-    path: Path, base: BaseModel, mapping: Mapping[str, str] | None, num_examples: int, max_seq_len: int
-) -> list[dict[str, Any]]:
+def _preview_here(path: Path, base: BaseModel, reading: Mapping[str, Any], num_examples: int, max_seq_len: int) -> list[dict[str, Any]]:
     from ft_assets.datasets.ingest import Policies, load_rows, validate_file
     from ft_assets.datasets.preview import preview as previewed
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
@@ -136,9 +140,8 @@ def _preview_here(
     assert base.directory is not None
     with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
         rows = Path(directory) / "rows.parquet"
-        report = validate_file(
-            path, filename=path.name, column_map=mapping, policies=Policies(min_examples=1, bad_rows="drop"), output=rows
-        ).report
+        policies = Policies.from_request(reading["policies"] or {}, bad_rows="drop")
+        report = validate_file(path, filename=path.name, column_map=reading["column_map"], policies=policies, output=rows).report
         if not report.valid:
             raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
         tokenizer = ChatTokenizer.load(base.directory)

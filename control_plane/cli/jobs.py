@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from control_plane.cli.datasets import HUB, Map, Policy, accepted, parse_map, parse_policies, send
+from control_plane.cli.datasets import HUB, Encoding, Map, Policy, RowsAt, accepted, parse_map, parse_policies, send
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, fields, number, print_json, say, table
 from control_plane.cli.progress import events_of, reason, waiting
@@ -60,6 +60,8 @@ def submit(
     hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
     column_map: Map = None,
     policy: Policy = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code tells how.")] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
     warm_start: Annotated[str | None, typer.Option("--warm-start", help="Adapter, job or checkpoint of yours to start from.")] = None,
@@ -70,7 +72,8 @@ def submit(
     from control_plane.cli.remote import connect
 
     hyperparameters = parse_hyperparameters(hp or [])
-    options = {"column_map": parse_map(column_map), "policies": parse_policies(policy), "model": None}
+    policies = parse_policies(policy, encoding=encoding, rows_at=rows_at)
+    options = {"column_map": parse_map(column_map), "policies": policies, "model": None}
     for given in (file, validation_file):
         check_given(given)
     with connect() as client:

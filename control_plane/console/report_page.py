@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from ft_assets.datasets.causes import problems_of
 from ft_assets.datasets.histogram import histogram_svg
 from ft_assets.datasets.report import contamination_line
 
@@ -27,7 +28,6 @@ def report_page(report: Mapping[str, Any], *, name: str) -> str:
     """`report` (see ``ft_assets.datasets.report``) as HTML; everything that came from a file is escaped."""
     stats = report.get("stats") or {}
     graph = stats.get("histogram") or {}
-    total = sum((report.get("error_counts") or {}).values())
     return _template().render(
         name=name,
         report=report,
@@ -39,8 +39,8 @@ def report_page(report: Mapping[str, Any], *, name: str) -> str:
         flagged_shown=MAX_FLAGGED_SHOWN,
         histogram=histogram_svg(graph["counts"], graph["edges"], unit=graph["unit"]) if graph.get("counts") else "",
         policies=report.get("policies") or {},
-        total_problems=total,
-        num_hidden=total - len(report.get("errors") or ()),
+        problems=problems_of(report),
+        first_rows=report.get("first_rows") or (),
     )
 
 

@@ -11,12 +11,12 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane.service.listing import Page, page
 from control_plane.service.platform import Platform
 from control_plane.tables import datasets, files
-from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.policies import too_few_to_train
+from ft_assets.datasets.report import in_order
 from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
 from ft_assets.training import methods
 
 Review = Literal["none", "pending", "approved"]
-MIN_TRAINING_EXAMPLES = Policies().min_examples
 SHOWN = [c for c in datasets.c if c.name not in ("report", "content_sha256")]
 STATS = datasets.c.report["stats"].label("stats")
 """Of the report, all that a list shows: the whole of it may hold a thousand problems."""
@@ -77,19 +77,8 @@ def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
 
 def check_enough_to_train(num_rows: int, *, training_file: str) -> None:
     """Refuse a training file with fewer good examples than training needs."""
-    if too_few_to_train(num_rows):
-        raise InvalidDataset(f"training_file {training_file}: {shortage(num_rows)}", param="training_file")
-
-
-def too_few_to_train(num_rows: int) -> bool:
-    return num_rows < MIN_TRAINING_EXAMPLES
-
-
-def shortage(num_rows: int) -> str:
-    return (
-        f"{num_rows} good examples, but training needs at least {MIN_TRAINING_EXAMPLES}: "
-        f"add {MIN_TRAINING_EXAMPLES - num_rows} or more and upload the file again"
-    )
+    if (shortage := too_few_to_train(num_rows)) is not None:
+        raise InvalidDataset(f"training_file {training_file}: {shortage}", param="training_file")
 
 
 def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
@@ -102,7 +91,7 @@ def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
         raise NotFound(
             f"no dataset or validated file {subject!r}; list your files with GET /v1/files", code="dataset_not_found", param="dataset_id"
         )
-    return found
+    return in_order(found)
 
 
 def dataset_name(filename: str) -> str:

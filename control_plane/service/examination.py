@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.service import scratch, suites
-from control_plane.service.datasets import dataset_name, shortage, too_few_to_train
+from control_plane.service.datasets import dataset_name
 from control_plane.service.isolation import Limits, validate_apart, wall_s
 from control_plane.service.platform import Platform
 from control_plane.service.tenants import get as get_tenant
@@ -22,17 +22,17 @@ from control_plane.service.validate_file import Order, Validated, carry_out
 from control_plane.tables import datasets, tenants
 from control_plane.tenants import tier_named
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets.causes import EXAMPLES, problems_of
 from ft_assets.datasets.ingest import Policies
 from ft_assets.datasets.progress import Progress
 from ft_assets.datasets.readers.containers import MAX_BYTES, MAX_RATIO, RATIO_FLOOR_BYTES
+from ft_assets.datasets.report import counted_by
 from ft_assets.errors import InvalidRequest
 from ft_assets.layout import dataset_prefix
 
 ROWS, REPORT, DATASET = "rows.parquet", "report.json", "dataset.json"
-MIN_EXAMPLES = 1
-"""What a file is for is known only when a job names it: a validation file may be small, a training file may not."""
 NUM_SUMMARISED = 3
-"""Problems named in one line; the report holds the others."""
+"""Causes named in one line; the report holds the others."""
 HERE_BYTES = 256 << 10
 """Up to here an uncompressed file is read by the process that took it: a child needs 1.2 s to start, and this a tenth of it."""
 LARGE_BYTES = 32 << 20
@@ -81,7 +81,7 @@ def is_read_here(num_bytes: int, head: bytes) -> bool:
 def limits(platform: Platform, tenant: str) -> dict[str, int]:
     """The operator's part of the policies: that of the tenant's tier."""
     tier = tier_named(get_tenant(platform, tenant).tier)
-    return {"min_examples": MIN_EXAMPLES, "max_examples": tier.max_examples}
+    return {"max_examples": tier.max_examples}
 
 
 def examine(platform: Platform, file: RowMapping, *, apart: bool = True, progress: Callable[[Progress], None] | None = None) -> Outcome:
@@ -97,7 +97,7 @@ def examine(platform: Platform, file: RowMapping, *, apart: bool = True, progres
             validated = validate_apart(order, directory, limits=_child_limits(platform, order.path), progress=progress)
         else:
             validated = carry_out(order, progress=progress)
-        report = validated.report | {"model": None if model is None else _model_record(model)}
+        report = validated.report | {"model": None if model is None else counted_by(model)}
         if not report["valid"]:
             return Refused(details=summary(report, file["id"]), report=report)
         return _store(platform, file, validated, report, order.output)
@@ -117,6 +117,7 @@ def _order(platform: Platform, file: RowMapping, directory: Path, model: BaseMod
     return Order(
         path=directory / "upload",
         filename=file["filename"],
+        called=file["source"] or file["filename"],
         output=directory / ROWS,
         column_map=file["column_map"],
         policies=policies,
@@ -141,21 +142,8 @@ def _model(platform: Platform, model_id: str | None) -> BaseModel | None:
     return model
 
 
-def _model_record(model: BaseModel) -> dict[str, Any]:
-    """Whose tokens the report counts: an estimate for another tokenizer must not rest on them."""
-    return {
-        "id": model.id,
-        "tokenizer_digest": model.tokenizer_digest,
-        "template_digest": model.template_digest,
-        "max_seq_len": model.context_length,
-    }
-
-
 def _store(platform: Platform, file: RowMapping, validated: Validated, report: dict[str, Any], rows: Path) -> Accepted:
     """Store rows, report and record, unless this dataset version is registered: then its objects are what jobs rest on."""
-    if too_few_to_train(validated.num_rows):
-        message = f"{shortage(validated.num_rows)}; it can be a validation file"
-        report["warnings"] = [*report["warnings"], {"code": "too_few_to_train", "message": message}]
     dataset_id = str(report["dataset_id"])
     prefix = dataset_prefix(file["tenant_id"], dataset_id)
     accepted = Accepted(
@@ -207,18 +195,25 @@ def register(conn: Connection, file: RowMapping, accepted: Accepted, *, now: dat
 
 
 def summary(report: Mapping[str, Any], file_id: str) -> str:
-    """One line about a refused file: how much is wrong, the first problems, and where the others are."""
-    total = sum(report["error_counts"].values())
-    named = "; ".join(_place(e) for e in report["errors"][:NUM_SUMMARISED])
-    more = f"; and {total - NUM_SUMMARISED} more" if total > NUM_SUMMARISED else ""
-    return f"{total} problem{'s' if total != 1 else ''}: {named}{more}. Full report: GET /v1/datasets/{file_id}/report"
+    """One line about a refused file: the first causes with their rows, and where the others are."""
+    found = problems_of(report)
+    named = "; ".join(_place(p) for p in found[:NUM_SUMMARISED])
+    more = f"; and {len(found) - NUM_SUMMARISED} more kinds of problem" if len(found) > NUM_SUMMARISED else ""
+    return f"{named}{more}. Full report: GET /v1/datasets/{file_id}/report"
 
 
-def _place(error: Mapping[str, Any]) -> str:
-    where = f"row {error['row']}" if error.get("row") is not None else "file"
-    if error.get("path"):
-        where += f", {error['path']}"
-    return f"{where}: {error['message']} ({error['code']})"
+def _place(problem: Mapping[str, Any]) -> str:
+    where = "file"
+    if problem["examples"]:
+        rows = ", ".join(str(e["row"]) for e in problem["examples"])
+        where = (
+            f"row {rows}"
+            if problem["count"] == 1
+            else f"{problem['count']:,} rows ({rows}{', ...' if problem['count'] > EXAMPLES else ''})"
+        )
+    if problem.get("path"):
+        where += f", {problem['path']}"
+    return f"{where}: {problem['message']} ({problem['code']})"
 
 
 def _record(file: RowMapping, accepted: Accepted) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class Order:
     filename: str
     output: Path
     """Where the good rows go."""
+    called: str = ""
+    """How commands that the report proposes name the file: its id at the Hub; empty: by `filename`."""
     column_map: Mapping[str, str] = field(default_factory=dict)
     policies: Policies = field(default_factory=Policies)
     model_dir: Path | None = None
@@ -44,6 +46,7 @@ class Order:
         return {
             **paths,
             "filename": self.filename,
+            "called": self.called,
             "column_map": dict(self.column_map),
             "policies": asdict(self.policies),
             "max_seq_len": self.max_seq_len,
@@ -71,6 +74,7 @@ def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = Non
     result = validate_file(
         order.path,
         filename=order.filename,
+        called=order.called,
         column_map=order.column_map or None,
         policies=order.policies,
         output=order.output,

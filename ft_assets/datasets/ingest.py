@@ -27,7 +27,7 @@ from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pass_one import Reading, read_file
 from ft_assets.datasets.pipeline.texts import StoredTexts
 from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.problems import Problem, RowError
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.progress import Progress
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.opening import Opened, open_rows
@@ -60,6 +60,7 @@ def validate_file(
     model_dir: Path | None = None,
     max_seq_len: int | None = None,
     suites: Path | None = None,
+    called: str | None = None,
     classifier: str = "builtin",
     progress: ProgressCallback | None = None,
     workers: int | None = None,
@@ -70,6 +71,7 @@ def validate_file(
     """The report on `path`, whatever it holds; with `output`, its good rows as Parquet there if (and only if) it is valid.
 
     With `model_dir`, control tokens of that base model are looked for in content, and with `max_seq_len` too, tokens are counted.
+    `called`: how commands that the report proposes name the file; None: by `filename`.
     `suites`: directory of a saved ``SuiteIndex``. `workers`: processes; None decides by the size of the file. `scratch`: where the
     passes leave up to the file's decompressed size; None: beside `output`, or the system's. `block_bytes`: of the rows that a worker
     takes at once; the result does not depend on it. The output is written beside and renamed: a reader sees a whole file or none.
@@ -90,7 +92,7 @@ def validate_file(
             keep=output is not None or policies.near_duplicates != "off",
         )
         told = _Throttled(progress, every_s=progress_every_s)
-        return _Validation(path, filename, options, told, block_bytes).run(output, workers)
+        return _Validation(path, filename, called or filename, options, told, block_bytes).run(output, workers)
 
 
 class _Throttled:
@@ -109,10 +111,11 @@ class _Throttled:
 class _Validation:
     """One file on its way through both passes."""
 
-    def __init__(self, path: Path, filename: str, options: BlockOptions, say: _Throttled, block_bytes: int) -> None:
+    def __init__(self, path: Path, filename: str, called: str, options: BlockOptions, say: _Throttled, block_bytes: int) -> None:
+        self._called = called
         self._path, self._filename, self._options, self._say, self._block_bytes = path, filename, options, say, block_bytes
         self._opened: Opened | None = None
-        self._file_errors: list[RowError] = []
+        self._file_problems: list[Problem] = []
         compared = options.suites is not None and options.policies.contamination != "off"
         self._suites = SuiteIndex.load(options.suites) if compared and options.suites is not None else None
 
@@ -125,8 +128,8 @@ class _Validation:
         names = list(self._suites.suites) if self._suites is not None else []
         decision = decide(reading.columns, texts, policies, suites=names, progress=self._on_compared)
         findings = Findings(reading=reading, decision=decision, policies=policies, suites=names, max_seq_len=self._options.max_seq_len)
-        self._file_errors += [p.at(row=None, byte_offset=None) for p in findings.refusals(self._filename, refused=bool(self._file_errors))]
-        valid = not self._file_errors and (policies.bad_rows == "drop" or not reading.totals["bad_rows"])
+        self._file_problems += list(findings.refusals(self._filename, refused=bool(self._file_problems)))
+        valid = not self._file_problems and (policies.bad_rows == "drop" or not reading.totals["bad_rows"])
         content = _content_sha256(reading.columns, decision)
         settings = {**self._shaping(), "split": _split_sha256(reading.columns, decision)}
         if valid and output is not None and texts is not None:
@@ -134,9 +137,11 @@ class _Validation:
         report = findings.report(
             valid=valid,
             dataset_id=dataset_id(content, settings) if valid else None,
-            file_errors=self._file_errors,
+            file_problems=self._file_problems,
             opened=self._opened,
             filename=self._filename,
+            called=self._called,
+            column_map=self._options.column_map,
         )
         return IngestResult(report=report, content_sha256=content, num_rows=int(decision.keep.sum()))
 
@@ -147,13 +152,15 @@ class _Validation:
                 self._path,
                 filename=self._filename,
                 column_map=options.column_map,
+                encoding=options.policies.encoding,
+                rows_at=options.policies.rows_at,
                 max_bytes=options.policies.max_bytes,
                 block_bytes=self._block_bytes,
             )
             read_file(self._opened, options, reading, workers=workers, progress=self._on_read, block_bytes=self._block_bytes)
         except InvalidDataset as error:
-            problem = Problem(path="", code=error.code, message=error.message, fix="correct the file and upload it again")
-            self._file_errors.append(problem.at(row=None, byte_offset=None))
+            fix = f"read it with {error.options}" if error.options else "correct the file and upload it again"
+            self._file_problems.append(Problem(path="", code=error.code, message=error.message, fix=fix, options=error.options))
 
     def _write(self, output: Path, columns: Columns, texts: StoredTexts, decision: Decision) -> None:
         numbers, parts = columns.read("row"), columns.read("part")

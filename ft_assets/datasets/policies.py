@@ -7,20 +7,29 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args, get_type_hints
 
 from ft_assets.datasets.readers.containers import MAX_BYTES
+from ft_assets.datasets.readers.encodings import UTF8, Encoding, encoding_named
 from ft_assets.errors import InvalidRequest
 
 Verdict = Literal["fail", "drop", "warn", "review"]
 """fail: refuse the file. drop: leave the rows out and count them. warn: keep them and say so. review: keep them, but no job
 trains on the dataset until its tenant has approved it."""
 
+MIN_TRAINING_EXAMPLES = 10
+"""Good examples that a training file has at least: OpenAI's minimum. A validation file may have fewer."""
+FEW_EXAMPLES = 100
+"""Good examples below which a report warns: from here on OpenAI expects clear improvements."""
 OPERATORS = frozenset(("min_examples", "max_examples", "max_bytes"))
 """Settings that a tenant does not choose: they come from the tier and from what the file is for."""
+READING = frozenset(("encoding", "rows_at"))
+"""Settings that say how a file is read; what they change shows in the rows."""
+MAX_KEY = 200
+"""Characters of `rows_at`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policies:
-    min_examples: int = 100
-    """Good examples that training needs at least."""
+    min_examples: int = 1
+    """Good examples that a file has at least. What it is for is known only when a job names it: see `MIN_TRAINING_EXAMPLES`."""
     max_examples: int | None = None
     """Of the tenant's tier; None: no limit."""
     max_bytes: int = MAX_BYTES
@@ -44,6 +53,10 @@ class Policies:
     """Control tokens of the base model inside content. escape: split, so that they are tokenized as plain text."""
     over_long: Literal["reject", "truncate", "drop"] = "truncate"
     """Of examples over `max_seq_len`, when it and the tokenizer are known; they are counted either way."""
+    encoding: Encoding = "utf-8"
+    """Of the file's text."""
+    rows_at: str | None = None
+    """Key of the rows, in a file that is one JSON object."""
 
     def __post_init__(self) -> None:
         for name in ("contamination_threshold", "toxicity_threshold"):
@@ -54,18 +67,22 @@ class Policies:
 
     def shaping(self) -> dict[str, Any]:
         """The settings that decide which rows a dataset holds and how they read: part of its id."""
-        return {name: value for name, value in asdict(self).items() if name not in OPERATORS}
+        return {name: value for name, value in asdict(self).items() if name not in OPERATORS | READING}
 
     @classmethod
     def from_request(cls, given: Mapping[str, Any], **limits: Any) -> Self:
         """What a tenant asks for, over the operator's `limits`; ``InvalidRequest`` names the first setting or value that is not known."""
         types = get_type_hints(cls)
         known = [f.name for f in fields(cls) if f.name not in OPERATORS]
+        given = {**given, "encoding": encoding_named(given.get("encoding", UTF8))}
         for name, value in given.items():
             if name not in known:
                 raise InvalidRequest(
                     f"policy {str(name)[:60]!r} is not known; there are {', '.join(known)}", code="invalid_policy", param="policies"
                 )
+            if name == "rows_at":
+                _check_key(value)
+                continue
             choices = get_args(types[name])
             number = not choices and isinstance(value, int | float) and not isinstance(value, bool)
             if not number and value not in choices:
@@ -73,4 +90,21 @@ class Policies:
                 raise InvalidRequest(
                     f"policy {name} {str(value)[:60]!r} is not one of: {wanted}", code="invalid_policy", param=f"policies.{name}"
                 )
-        return cls(**{**dict(given), **limits})
+        return cls(**{**given, **limits})
+
+
+def _check_key(value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_KEY):
+        raise InvalidRequest(
+            f"rows_at {str(value)[:60]!r} is not a key of up to {MAX_KEY} characters", code="invalid_policy", param="policies.rows_at"
+        )
+
+
+def too_few_to_train(num_examples: int) -> str | None:
+    """Why a file with so many good examples is refused as a training file; None if it has enough."""
+    if num_examples >= MIN_TRAINING_EXAMPLES:
+        return None
+    return (
+        f"{num_examples} good example{'s' if num_examples != 1 else ''}, but training needs at least {MIN_TRAINING_EXAMPLES}: "
+        f"add {MIN_TRAINING_EXAMPLES - num_examples} or more and upload the file again"
+    )

@@ -14,9 +14,11 @@ CODES: Mapping[str, str] = {
     "file_too_large": "the file is larger, once decompressed, than a dataset may be",
     "too_many_rows": "more rows than a file of its stored size can hold as examples",
     "binary_file": "the bytes are of a kind that is no dataset (image, archive, executable)",
-    "unsupported_container": "an archive that is not read (zip, xlsx, tar, 7z)",
+    "unsupported_container": "an archive or a spreadsheet, which is not read (zip, xlsx, tar, 7z)",
     "truncated_container": "a gzip, zstd or Parquet file that ends early or is damaged",
-    "unsupported_encoding": "UTF-16 or UTF-32 text",
+    "unsupported_encoding": "UTF-16 or UTF-32 text, read as UTF-8",
+    "wrong_encoding": "bytes that the encoding named for the file does not have",
+    "rows_in_object": "one JSON object that holds its rows under a key",
     "unknown_format": "text that is neither JSONL, nor a JSON array, nor CSV",
     "unknown_column": "the column map names a column that the file does not have",
     "too_few_examples": "fewer good examples than training needs",
@@ -78,10 +80,12 @@ class Problem:
     """One of :data:`CODES`."""
     message: str
     fix: str
+    options: str = ""
+    """Options of ``ft check`` and ``ft upload`` that would read the row or the file; empty where none would."""
 
     def __post_init__(self) -> None:
         """What is quoted from a file is written out: a report is stored where NUL and half a surrogate pair are refused."""
-        for name in ("path", "message", "fix"):
+        for name in ("path", "message", "fix", "options"):
             object.__setattr__(self, name, printable(getattr(self, name)))
 
     def at(self, *, row: int | None, byte_offset: int | None) -> RowError:

@@ -5,7 +5,8 @@ chat               {"messages": [...], "tools"?: [...]}
 prompt_completion  {"prompt": text or messages, "completion": text or messages}
                    {"instruction": "...", "input"?: "...", "output": "..."} (Alpaca)
 preference         {"prompt": text or messages, "chosen", "rejected"}; without prompt, messages in chosen and rejected that
-                   share their first turns;
+                   share their first turns; or LLaMA-Factory's {"conversations": [...], "chosen": {...}, "rejected": {...}} and
+                   {"instruction": "...", "input"?: "...", "chosen": "...", "rejected": "..."};
                    or {"input": {"messages"}, "preferred_output", "non_preferred_output"}
 kto                {"prompt", "completion", "label": true or false}
 text               {"text": "..."}
@@ -16,7 +17,9 @@ A text that holds a whole conversation is refused, with the column map that spli
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+import shlex
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +34,22 @@ TOOLS = ("tools", "functions", "parallel_tool_calls")
 USED: Mapping[Format, frozenset[str]] = {
     "chat": frozenset(("messages", "conversations", "system", *TOOLS)),
     "prompt_completion": frozenset(("prompt", "completion", "instruction", "input", "output", "history", "system", *TOOLS)),
-    "preference": frozenset(("prompt", "chosen", "rejected", "input", "preferred_output", "non_preferred_output", *TOOLS)),
+    "preference": frozenset(
+        (
+            "prompt",
+            "chosen",
+            "rejected",
+            "input",
+            "preferred_output",
+            "non_preferred_output",
+            "conversations",
+            "messages",
+            "instruction",
+            "system",
+            "history",
+            *TOOLS,
+        )
+    ),
     "kto": frozenset(("prompt", "completion", "label", *TOOLS)),
     "text": frozenset(("text",)),
 }
@@ -43,9 +61,17 @@ TEXTS: Mapping[Format, tuple[str, ...]] = {
     "text": ("text",),
 }
 """Fields that may be a text, and so may hold a transcript."""
-ASKING = ("question", "query", "instruction", "prompt", "input", "source", "utterance", "text")
-ANSWERING = ("answer", "response", "output", "completion", "reply", "target", "label", "category", "intent")
+ASKING = (
+    "question", "query", "instruction", "prompt", "input", "source", "utterance", "problem", "user", "frage", "anfrage", "eingabe",
+    "pregunta", "domanda", "text",
+)  # fmt: skip
+ANSWERING = (
+    "answer", "response", "output", "completion", "reply", "target", "ground_truth", "solution", "assistant", "antwort", "ausgabe",
+    "reponse", "respuesta", "risposta", "label", "category", "intent",
+)  # fmt: skip
 """Names of columns, in order of preference, that the advice to map takes for prompt and completion."""
+NO_TEXT = frozenset(("id", "uuid", "split", "url", "source_url", "timestamp", "date", "created_at", "updated_at"))
+"""Names of columns that are neither."""
 LABELS = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
 """Of KTO rows; as text, for CSV."""
 FROM_OPENAI = ("preferred_output", "non_preferred_output")
@@ -93,13 +119,46 @@ def advice(value: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def unknown_shape(value: Mapping[str, Any]) -> Problem:
     have = ", ".join(sorted(ascii(str(k))[1:-1][:40] for k in value)[:12]) or "no fields"
-    asking = next((name for name in ASKING if isinstance(value.get(name), str)), None)
-    answering = next((name for name in ANSWERING if isinstance(value.get(name), str)), None)
-    fix = "rename the fields, or map columns as in --map text=prompt,category=completion"
-    if asking and answering:
-        fix = f"map the columns: --map {asking}=prompt,{answering}=completion"
+    options = "" if isinstance(value, Mapped) else _mapping(value)
+    fix = f"map the columns: {options}" if options else "rename the fields, or map columns as in --map text=prompt,category=completion"
     message = f"has {have}; rows need 'messages', 'prompt' and 'completion', 'chosen' and 'rejected', or 'text'"
-    return Problem(path="", code="unknown_row_shape", message=message, fix=fix)
+    return Problem(path="", code="unknown_row_shape", message=message, fix=fix, options=options)
+
+
+def _mapping(value: Mapping[str, Any]) -> str:
+    """The ``--map`` that makes a row of another shape readable, by the names and lengths of its columns; empty where none is likely.
+
+    1. A column that holds messages.
+    2. Two columns of text: the one named like a question and the one named like an answer.
+    3. Where a name says nothing, the longest of the other texts, in the order of the file.
+    """
+    names = [k for k in value if not set(k) & set(",\n\r") and k == k.strip() and k]
+    if (messages := next((k for k in names if _holds_messages(value[k])), None)) is not None:
+        return f"--map {shlex.quote(f'{messages}=messages')}"
+    texts = [k for k in names if isinstance(value[k], str) and k.casefold() not in NO_TEXT]
+    asking, answering = _first_named(texts, ASKING), _first_named(texts, ANSWERING)
+    others = sorted((k for k in texts if k not in (asking, answering)), key=lambda k: -len(value[k]))
+    if asking is None and answering is None:
+        pair = sorted(others[:2], key=texts.index)
+    else:
+        pair = [name for name in (asking or next(iter(others), None), answering or next(iter(others), None)) if name is not None]
+    return f"--map {shlex.quote(f'{pair[0]}=prompt,{pair[1]}=completion')}" if len(pair) == 2 else ""
+
+
+def _holds_messages(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
+
+
+def _first_named(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """The column with the first of `names`, in any case and with or without accents."""
+    plain = {_plain_name(column): column for column in reversed(columns)}
+    return next((plain[name] for name in names if name in plain), None)
+
+
+def _plain_name(name: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", name.casefold())
+    return "".join(c for c in decomposed if not unicodedata.combining(c)).replace(" ", "_").replace("-", "_")
 
 
 def to_example(value: Mapping[str, Any], fmt: Format, *, row: int) -> tuple[Example | None, list[Problem]]:
@@ -129,12 +188,15 @@ def _completion(reading: Reading, value: Mapping[str, Any], row: int) -> Example
 
 
 def _alpaca(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+    answer = Message(role="assistant", content=reading.text(value.get("output"), "output"))
+    return Example(kind="chat", messages=(*_alpaca_prompt(reading, value), answer), tools=reading.tools(value), row=row)
+
+
+def _alpaca_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
     asked = reading.text(value["instruction"], "instruction")
     more = reading.text(value["input"], "input") if value.get("input") is not None else ""
-    turns = [*_system(reading, value), *_history(reading, value.get("history"))]
-    turns.append(Message(role="user", content=f"{asked}\n\n{more}" if more.strip() else asked))
-    turns.append(Message(role="assistant", content=reading.text(value.get("output"), "output")))
-    return Example(kind="chat", messages=tuple(turns), tools=reading.tools(value), row=row)
+    question = Message(role="user", content=f"{asked}\n\n{more}" if more.strip() else asked)
+    return (*_system(reading, value), *_history(reading, value.get("history")), question)
 
 
 def _history(reading: Reading, value: Any) -> list[Message]:
@@ -166,7 +228,7 @@ def _preference(reading: Reading, value: Mapping[str, Any], row: int) -> Example
         tools = given if isinstance(given, dict) else value
         prompt = reading.messages(given.get("messages") if isinstance(given, dict) else given, "input.messages")
     else:
-        prompt = reading.turns(value["prompt"], "prompt", "user") if value.get("prompt") is not None else ()
+        prompt = _preference_prompt(reading, value)
     chosen, rejected = (reading.turns(value.get(n), n, "assistant") for n in names)
     if prompt and len(chosen) > len(prompt) and chosen[: len(prompt)] == rejected[: len(prompt)] == prompt:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]  # both repeat the prompt
@@ -185,10 +247,22 @@ def _preference(reading: Reading, value: Mapping[str, Any], row: int) -> Example
     )
 
 
+def _preference_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
+    """What both answers continue: `prompt`; or, as LLaMA-Factory writes it, the conversation or the instruction beside them."""
+    if value.get("prompt") is not None:
+        return (*_system(reading, value), *reading.turns(value["prompt"], "prompt", "user"))
+    name = next((n for n in ("conversations", "messages") if value.get(n) is not None), None)
+    if name is not None:
+        turns = reading.messages(value[name], name)
+        return (*_system(reading, value), *turns) if turns and turns[-1].role != "assistant" else ()  # else it has an answer already
+    return _alpaca_prompt(reading, value) if value.get("instruction") is not None else ()
+
+
 def _report_no_prompt(reading: Reading, value: Mapping[str, Any]) -> None:
     asking = next((name for name in ASKING if isinstance(value.get(name), str)), None)
-    fix = f"map it: --map {asking}=prompt,chosen=chosen,rejected=rejected" if asking else "add 'prompt'"
-    reading.add("prompt", "missing_field", "there is no prompt, and chosen and rejected share no first messages", fix)
+    options = f"--map {asking}=prompt,chosen=chosen,rejected=rejected" if asking else ""
+    fix = f"map it: {options}" if options else "add 'prompt'"
+    reading.add("prompt", "missing_field", "there is no prompt, and chosen and rejected share no first messages", fix, options=options)
 
 
 def _text(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
@@ -238,12 +312,15 @@ def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None
     name, found = next(iter(marks.items()))
     if fmt == "text":
         source = _source(value, "text")
-        fix = f"split it with --map {source}=messages:transcript, or train on the text as it stands with --map {source}=text"
+        options = f"--map {shlex.quote(f'{source}=messages:transcript')}"
+        fix = f"split it with {options}, or train on the text as it stands with --map {source}=text"
     else:
         kept = (n for n in (*TEXTS[fmt], "label", *TOOLS, "input") if value.get(n) is not None and n in USED[fmt])
-        fix = "split it with --map " + ",".join(f"{_source(value, n)}={n}{':transcript' if n in marks else ''}" for n in kept)
+        mapped = ",".join(f"{_source(value, n)}={n}{':transcript' if n in marks else ''}" for n in kept)
+        options = f"--map {shlex.quote(mapped)}"
+        fix = f"split it with {options}"
     message = f"'{name}' holds a whole conversation written as text with {found} turns"
-    return Problem(path=name, code="transcript_text", message=message, fix=fix)
+    return Problem(path=name, code="transcript_text", message=message, fix=fix, options=options)
 
 
 def _source(value: Mapping[str, Any], field: str) -> str:

@@ -68,7 +68,7 @@ def test_three_rows_are_too_few_to_train_on_and_enough_to_validate(
     error = refusal(lambda: client.fine_tuning.jobs.create(model="tiny-base", training_file=small), openai.BadRequestError)
     assert (error.code, error.param) == ("invalid_training_file", "training_file")
     assert "3 good examples" in str(error)
-    assert "at least 100" in str(error)
+    assert "at least 10" in str(error)
     job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file, validation_file=small)
     assert job.validation_file == small
 

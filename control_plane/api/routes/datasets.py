@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from control_plane.api import render, schemas
+from control_plane.api import forms, render, schemas
 from control_plane.api.deps import Approver, PlatformDep, Reader, Writer
 from control_plane.console.report_page import report_page
 from control_plane.service import datasets, hub, previews
@@ -26,8 +26,9 @@ def list_datasets(platform: PlatformDep, tenant: Reader, after: str | None = Non
 def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
     """Make a file from a dataset of the Hub, at a pinned revision: fetched after this answers, then validated as an upload is."""
     token = body.hub_token or ""
+    policies = forms.with_reading(body.policies, encoding=body.encoding, rows_at=body.rows_at)
     row = hub.import_dataset(
-        platform, tenant, hub_id=body.hub_id, column_map=body.column_map, policies=body.policies, model=body.model, hub_token=token
+        platform, tenant, hub_id=body.hub_id, column_map=body.column_map, policies=policies, model=body.model, hub_token=token
     )
     request.app.state.validation.enqueue(row["id"], hub_token=token)
     return render.file(row)

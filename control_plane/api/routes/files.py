@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from control_plane.api import forms, multipart, render, schemas
 from control_plane.api.deps import FollowerDep, PlatformDep, Reader, Writer
+from control_plane.api.schemas.data import ENCODING_HELP
 from control_plane.api.streams import server_sent
 from control_plane.service import files
 from control_plane.service.platform import Platform
@@ -30,6 +31,8 @@ FORM = {
         "file": {"type": "string", "contentMediaType": "application/octet-stream"},
         "column_map": {"type": "string", "description": 'For CSV and Parquet: JSON as {"text": "prompt"}, theirs to ours.'},
         "policies": {"type": "string", "description": 'Checks and what follows from them: JSON as {"pii": "redact"}.'},
+        "encoding": {"type": "string", "description": ENCODING_HELP},
+        "rows_at": {"type": "string", "description": "Key of the rows, in a file that is one JSON object."},
         "model": {"type": "string", "description": "Base model: counts tokens and finds its control tokens."},
         "expires_after[anchor]": {"type": "string", "enum": [forms.ANCHOR]},
         "expires_after[seconds]": {

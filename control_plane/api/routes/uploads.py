@@ -35,6 +35,7 @@ def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateUpload) ->
     """Announce a file. What would be refused of it (its size, purpose, policies, model) is refused now, before a byte is sent."""
     asked = body.model_dump()
     check_storable(asked)
+    asked["policies"] = forms.with_reading(asked["policies"], encoding=asked.pop("encoding"), rows_at=asked.pop("rows_at"))
     asked["num_bytes"], asked["expires_after_s"] = asked.pop("bytes"), forms.expires_after_s(asked.pop("expires_after"))
     return _upload(uploads.create(platform, tenant, **asked))
 

@@ -6,6 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ft_assets.datasets.readers.encodings import ENCODINGS, UTF8
+
+ENCODING_HELP = f"Of the file's text, where it is not UTF-8: {', '.join(e for e in ENCODINGS if e != UTF8)}."
+
 
 class Progress(BaseModel):
     """How far a validation is."""
@@ -72,6 +76,8 @@ class ImportDataset(BaseModel):
     hub_id: str = Field(description="`hf://owner/name` with a pinned revision, as `ft check` takes it.")
     column_map: dict[str, str] | None = None
     policies: dict[str, Any] | None = None
+    encoding: str | None = Field(None, description=ENCODING_HELP)
+    rows_at: str | None = Field(None, description="Key of the rows, in a file that is one JSON object.")
     model: str | None = Field(None, description="Base model whose tokenizer counts.")
     hub_token: str | None = Field(None, description="Yours, for a dataset that is not public. It is used for the fetch and never stored.")
 

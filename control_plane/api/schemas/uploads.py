@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from control_plane.api.schemas.data import File
+from control_plane.api.schemas.data import ENCODING_HELP, File
 
 
 class ExpiresAfter(BaseModel):
@@ -28,6 +28,8 @@ class CreateUpload(BaseModel):
     expires_after: ExpiresAfter | None = Field(None, description="Of the file, from its completion on.")
     column_map: dict[str, str] | None = None
     policies: dict[str, Any] | None = None
+    encoding: str | None = Field(None, description=ENCODING_HELP)
+    rows_at: str | None = Field(None, description="Key of the rows, in a file that is one JSON object.")
     model: str | None = Field(None, description="Base model: counts tokens and finds its control tokens.")
 
 

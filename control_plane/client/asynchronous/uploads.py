@@ -66,6 +66,8 @@ class AsyncUploads(AsyncResource):
         purpose: str = "fine-tune",
         column_map: Mapping[str, str] | None = None,
         policies: Mapping[str, Any] | None = None,
+        encoding: str | None = None,
+        rows_at: str | None = None,
         model: str | None = None,
         part_bytes: int = PART_BYTES,
     ) -> Upload:
@@ -73,7 +75,8 @@ class AsyncUploads(AsyncResource):
 
         Where this fails half-way, the error's notes name the upload, and :meth:`resume` goes on with it.
         """
-        options: Any = {"column_map": column_map, "policies": policies, "model": model, "purpose": purpose}
+        options: Any = {"column_map": column_map, "policies": policies, "encoding": encoding, "rows_at": rows_at, "model": model}
+        options |= {"purpose": purpose}
         body = {name: value for name, value in options.items() if value}
         made = await self.create(bytes=file.stat().st_size, filename=file.name, mime_type="application/octet-stream", **body)
         try:

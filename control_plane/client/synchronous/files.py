@@ -23,15 +23,19 @@ class Files(Resource):
         purpose: str = "fine-tune",
         column_map: Mapping[str, str] | None = None,
         policies: Mapping[str, Any] | None = None,
+        encoding: str | None = None,
+        rows_at: str | None = None,
         model: str | None = None,
         expires_after_s: int | None = None,
     ) -> File:
         """Upload a dataset, read as it is sent; a small one comes back validated, with status ``processed`` or ``error``.
 
         Any other is ``uploaded``: :meth:`wait` for it. `column_map` names the columns of CSV and Parquet, theirs to ours;
+        `encoding` is that of the text where it is not UTF-8, `rows_at` the key of the rows in a file that is one JSON object,
         `model` is the base model whose tokens are counted. `expires_after_s` has the file deleted so long after its upload.
         """
-        data = form(purpose=purpose, column_map=column_map or None, policies=policies or None, model=model or None)
+        asked: dict[str, Any] = {"column_map": column_map, "policies": policies, "encoding": encoding, "rows_at": rows_at, "model": model}
+        data = form(purpose=purpose, **{name: value or None for name, value in asked.items()})
         if expires_after_s is not None:
             data |= {"expires_after[anchor]": "created_at", "expires_after[seconds]": str(expires_after_s)}
         return self._api.send_file(File, at("/v1/files"), file, data)

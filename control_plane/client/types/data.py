@@ -72,6 +72,10 @@ class ImportDataset(TypedDict):
     """`hf://owner/name` with a pinned revision, as `ft check` takes it."""
     column_map: NotRequired[dict[str, str] | None]
     policies: NotRequired[dict[str, Any] | None]
+    encoding: NotRequired[str | None]
+    """Of the file's text, where it is not UTF-8: windows-1252, iso-8859-15, windows-1250, windows-1251, mac-roman, utf-16."""
+    rows_at: NotRequired[str | None]
+    """Key of the rows, in a file that is one JSON object."""
     model: NotRequired[str | None]
     """Base model whose tokenizer counts."""
     hub_token: NotRequired[str | None]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ft_assets.datasets.causes import Causes
 from ft_assets.datasets.histogram import histogram, length_stats
 from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.pass_one import Reading
-from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.problems import Problem, RowError
+from ft_assets.datasets.policies import FEW_EXAMPLES, Policies, too_few_to_train
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.encodings import UTF8
 from ft_assets.datasets.readers.opening import Opened
 from ft_assets.datasets.report import MAX_STORED_ERRORS, DatasetReport
 from ft_assets.datasets.split import automatic_fraction, part_counts
@@ -81,17 +83,29 @@ class Findings:
         if hoped < policies.min_examples:
             removed = self.reading.totals["examples"] - good
             message = f"{good} good examples" + (f" after {removed} duplicates and the like were left out" if removed else "")
-            message += f", but training needs at least {policies.min_examples}"
+            message += f", and a file needs at least {policies.min_examples}"
             yield Problem(path="", code="too_few_examples", message=message, fix=f"add {policies.min_examples - good} or more examples")
         if policies.max_examples is not None and good > policies.max_examples:
             message = f"{good} examples, over the {policies.max_examples} that the tier allows"
             yield Problem(path="", code="too_many_examples", message=message, fix="upload fewer, or change the tier")
 
     def report(
-        self, *, valid: bool, dataset_id: str | None, file_errors: Sequence[RowError], opened: Opened | None, filename: str
+        self,
+        *,
+        valid: bool,
+        dataset_id: str | None,
+        file_problems: Sequence[Problem],
+        opened: Opened | None,
+        filename: str,
+        called: str,
+        column_map: Mapping[str, str] | None,
     ) -> DatasetReport:
         reading, sniffed = self.reading, opened.sniffed if opened else None
-        counts = dict((Counter(e.code for e in file_errors) + reading.counts).most_common())
+        counts = dict((Counter(p.code for p in file_problems) + reading.counts).most_common())
+        file_errors, of_file = [p.at(row=None, byte_offset=None) for p in file_problems], Causes()
+        for problem in file_problems:
+            of_file.add(problem, row=None, byte_offset=None)
+        given = self._given(column_map)
         return DatasetReport(
             valid=valid,
             dataset_id=dataset_id,
@@ -100,6 +114,8 @@ class Findings:
             container={"format": sniffed.format, "compression": sniffed.compression} if sniffed else None,
             rows=reading.totals["rows"],
             examples=self.num_kept,
+            problems=[p for causes in (of_file, reading.causes) for p in causes.to_list(called=called, given=given)],
+            first_rows=reading.first_rows,
             errors=[e.to_dict() for e in (*file_errors, *reading.errors)][:MAX_STORED_ERRORS],
             error_counts=counts,
             warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings(opened, filename)],
@@ -109,12 +125,21 @@ class Findings:
             policies=asdict(self.policies),
         )
 
+    def _given(self, column_map: Mapping[str, str] | None) -> dict[str, str]:
+        """The options that the file was read with."""
+        given = {"--map": ",".join(f"{theirs}={ours}" for theirs, ours in (column_map or {}).items())}
+        given |= {"--rows-at": self.policies.rows_at or "", "--encoding": self.policies.encoding.removeprefix(UTF8)}
+        return {flag: value for flag, value in given.items() if value}
+
     def _warnings(self, opened: Opened | None, filename: str) -> Iterator[tuple[str, str]]:
         totals, counts = self.reading.totals, self.decision.counts
         if opened is not None and opened.sniffed.bom:
             yield "bom_skipped", "a UTF-8 byte order mark at the start was skipped"
         if opened is not None and not opened.sniffed.extension_agrees:
             yield "wrong_extension", f"{filename} was read as {opened.sniffed.format}, by its content"
+        if opened is not None and opened.sniffed.is_utf8 and self.policies.encoding != UTF8:
+            yield "already_utf8", f"{filename} reads as UTF-8; leave the encoding out, or its letters beyond ASCII come out wrong"
+        yield from self._size_warnings()
         yield from self.reading.advice.items()
         for name, count in self.reading.ignored.most_common(MAX_IGNORED_FIELDS):
             yield "unknown_field", f"{name[:80]!r} is read by nothing ({count} rows)"
@@ -129,6 +154,18 @@ class Findings:
                 yield flag.name, f"{counts[flag.name]} rows are {flag.words} and {action}{self._hint(flag.name)}"
         yield from self._content_warnings()
         yield from ((w["code"], w["message"]) for w in self.reading.quality.warnings())
+
+    def _size_warnings(self) -> Iterator[tuple[str, str]]:
+        good = self.num_kept
+        if not self.policies.min_examples <= good < FEW_EXAMPLES:
+            return
+        if (shortage := too_few_to_train(good)) is not None:
+            yield "too_few_to_train", f"{shortage}; it can be a validation file"
+            return
+        message = f"{good} good examples are few: enough to try out, and results usually improve up to {FEW_EXAMPLES} and beyond"
+        if not self._splits()["validation"]:
+            message += "; none of them falls into the automatic validation split, so give the job a validation file"
+        yield "few_examples", message
 
     def _hint(self, name: str) -> str:
         if name == "contaminated":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_assets.datasets import shapes
+from ft_assets.datasets.causes import Causes
 from ft_assets.datasets.checks.quality import QualityTally
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.options import BlockOptions
@@ -23,7 +24,7 @@ from ft_assets.datasets.readers.column_map import apply_map
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.opening import Opened
 from ft_assets.datasets.readers.rows import Row
-from ft_assets.datasets.report import MAX_STORED_ERRORS
+from ft_assets.datasets.report import MAX_FIRST_ROWS, MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Format
 
 ROWS_PER_BLOCK = 4096
@@ -44,6 +45,8 @@ class Reading:
     format_reason: str = ""
     errors: list[RowError] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    causes: Causes = field(default_factory=Causes)
+    first_rows: list[dict[str, Any]] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
     advice: dict[str, str] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
@@ -55,6 +58,8 @@ class Reading:
         if self.format is None and result.format is not None:
             self.format, self.format_reason = result.format, result.format_reason
         self.errors += result.errors[: MAX_STORED_ERRORS - len(self.errors)]
+        self.causes.merge(result.causes)
+        self.first_rows += result.first_rows[: MAX_FIRST_ROWS - len(self.first_rows)]
         for name, count in result.ignored.items():
             self.ignored[name if name in self.ignored or len(self.ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += count
         for name in ("counts", "totals", "personal"):

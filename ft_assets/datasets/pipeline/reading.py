@@ -41,11 +41,13 @@ class ReadRow:
     toxicity: float = 0.0
 
 
-def report_bad(row: ReadRow | Row, problems: Sequence[Problem], result: BlockResult) -> None:
-    """Count a bad row and keep its problems while there is room."""
+def report_bad(row: ReadRow | Row, problems: Sequence[Problem], result: BlockResult, *, quotes: bool = False) -> None:
+    """Count a bad row and keep its problems while there is room; with `quotes`, examples show what the row holds."""
+    excerpted = row.value if quotes and isinstance(row, Row) else None
     result.totals["bad_rows"] += 1
     for problem in problems:
         result.counts[problem.code] += 1
+        result.causes.add(problem, row=row.number, byte_offset=row.byte_offset, excerpted=excerpted)
         if len(result.errors) < MAX_STORED_ERRORS:
             result.errors.append(problem.at(row=row.number, byte_offset=row.byte_offset))
 
@@ -96,7 +98,7 @@ class BlockReader:
         self._result.totals["rows"] += 1
         example, problems = self._read(row)
         if example is None or problems:
-            report_bad(row, problems, self._result)
+            report_bad(row, problems, self._result, quotes=self._options.policies.pii in ("off", "warn"))
             return
         own_split = row.value.get("split")
         yield ReadRow(row.number, row.byte_offset, example, PARTS.get(own_split, 0) if isinstance(own_split, str) else 0)

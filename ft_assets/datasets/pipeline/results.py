@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ft_assets.datasets.causes import Causes
 from ft_assets.datasets.checks.quality import QualityTally
 from ft_assets.datasets.problems import RowError
 from ft_assets.datasets.schema import Format
@@ -37,6 +39,10 @@ class BlockResult:
     """The first of the block, at most as many as a report stores."""
     counts: Counter[str] = field(default_factory=Counter)
     """Problems by code, complete."""
+    causes: Causes = field(default_factory=Causes)
+    """The same by cause, complete."""
+    first_rows: list[dict[str, Any]] = field(default_factory=list)
+    """The first examples of the block, shortened: how its rows are read."""
     ignored: Counter[str] = field(default_factory=Counter)
     """Fields that are read by nothing."""
     advice: dict[str, str] = field(default_factory=dict)

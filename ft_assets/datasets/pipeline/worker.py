@@ -24,7 +24,7 @@ from ft_assets.datasets.pipeline.screening import Screen
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.rows import Row
-from ft_assets.datasets.report import MAX_STORED_ERRORS
+from ft_assets.datasets.report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row
 from ft_assets.datasets.schema import Example, canonical
 
 
@@ -80,6 +80,7 @@ class BlockWorker:
     def _write(self, kept: list[_Kept], result: BlockResult) -> None:
         examples = [k.example for k in kept]
         result.quality.add(examples)
+        result.first_rows = [first_row(example) for example in examples[:MAX_FIRST_ROWS]]
         result.totals["examples"] += len(kept)
         result.totals["trained_turns"] += sum(m.weight for e in examples for m in e.messages if m.role == "assistant")
         result.totals["trained_turns"] -= sum(k.read.untrained_turns for k in kept if k.example.kind != "preference")

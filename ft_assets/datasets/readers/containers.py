@@ -6,18 +6,21 @@ code of ``problems.CODES``, never an exception of a decompression library.
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
 
 import zstandard
 
+from ft_assets.datasets.readers.encodings import UTF8, as_utf8
 from ft_assets.errors import InvalidDataset
 
-DataFormat = Literal["jsonl", "json_array", "csv", "parquet"]
+DataFormat = Literal["jsonl", "json_array", "json_object", "csv", "parquet"]
 
 CHUNK_BYTES = 1 << 18
 ZSTD_INPUT_BYTES = 2048
@@ -27,6 +30,12 @@ MAX_BYTES = 10 * 1024**3
 """Decompressed bytes of a dataset at most: 10 GB is the largest that is planned for."""
 
 GZIP, ZSTD, PARQUET, UTF8_BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xef\xbb\xbf"
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+"""First bytes of Office files before 2007."""
+OPEN_DOCUMENT = b"application/vnd.oasis.opendocument.spreadsheet"
+SEPARATOR_LINE = re.compile(rb"\"?sep=([^\w\s\"]|\t)\"?\r?\n", re.IGNORECASE)
+"""First line of a CSV file that Excel is told its separator by."""
+QUOTED = re.compile(rb'"[^"]*"')
 ARCHIVES = {b"PK\x03\x04": "a zip archive (or an Office file)", b"7z\xbc\xaf": "a 7z archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 KINDS = {
     b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"GIF8": "a GIF image", b"%PDF": "a PDF document",
@@ -42,6 +51,7 @@ MIN_PACKED_ROW_BYTES, MIN_PLAIN_ROW_BYTES, ROWS_FLOOR = 10, 8, 10_000
 """Stored bytes that a row takes on average at least, once past the floor: of compressed files and Parquet, and of plain ones. Measured as
 above: Banking77, whose rows are short, 13, and 16 with a system prompt; the demo's tickets 26, GSM8K 135. Rows of one sentence with a
 number in it take 3 to 8: those are uploaded without compression, where the shortest row, ``{"text":"a"}``, has 13."""
+UTF32 = b"\xff\xfe\x00\x00"
 UTF16 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
@@ -55,11 +65,20 @@ class Sniffed:
     """Last part of the file's name, without a suffix for compression: ``jsonl``."""
     delimiter: str = ","
     """Of CSV."""
+    skip_bytes: int = 0
+    """Before the first row or header: a byte order mark, and Excel's line that names the separator."""
+    skip_lines: int = 0
+    begins_object: bool = False
+    """The text begins with a JSON object: the first row, or all of the file."""
+    is_spread: bool = False
+    """That object is written over several lines."""
+    is_utf8: bool = False
+    """The text has characters beyond ASCII, and reads as UTF-8 before anything is decoded."""
 
     @property
     def extension_agrees(self) -> bool:
         named = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}.get(self.extension)
-        return named is None or named == self.format or (named == "json" and self.format in ("json_array", "jsonl"))
+        return named is None or named == self.format or (named == "json" and self.format in ("json_array", "json_object", "jsonl"))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -96,27 +115,31 @@ class Meter:
     """Stored bytes, before decompression."""
 
 
-def refuse(code: str, message: str) -> InvalidDataset:
-    return InvalidDataset(message, code=code)
+def refuse(code: str, message: str, *, options: str = "") -> InvalidDataset:
+    """The refusal of a file; `options` of ``ft check`` would read it."""
+    error = InvalidDataset(message, code=code)
+    error.options = options
+    return error
 
 
-def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES) -> Sniffed:
+def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES, encoding: str = UTF8) -> Sniffed:
     """What `path` is, from its first bytes; its name decides only where the content leaves a doubt."""
     with path.open("rb") as stream:
         magic = stream.read(16)
     compression = _compression(magic)
     extension = filename.lower().removesuffix(".gz").removesuffix(".zst").rsplit(".", 1)[-1] if "." in filename else ""
     if magic.startswith(PARQUET):
+        if encoding != UTF8:
+            raise refuse("wrong_encoding", f"{filename} is Parquet, whose text is always UTF-8; leave the encoding out")
         return Sniffed(format="parquet", compression=None, bom=False, extension=extension)
-    head = b""
-    for chunk in chunks(path, max_bytes=max_bytes):
-        head += chunk
-        if len(head) >= SNIFF_BYTES:
-            break
-    head = head[:SNIFF_BYTES]
-    _refuse_non_text(head, filename)
+    stored = _head(chunks(path, max_bytes=max_bytes))
+    _refuse_non_text(stored, filename, encoding)
+    head = stored if encoding == UTF8 else _head(chunks(path, max_bytes=max_bytes, encoding=encoding))
     bom = head.startswith(UTF8_BOM)
     text = head.removeprefix(UTF8_BOM)
+    separator = SEPARATOR_LINE.match(text)
+    if separator:
+        text = text[separator.end() :]
     start = text.lstrip()[:1]
     if not start:
         raise refuse("empty_file", f"{filename} holds only white space; write one JSON object per line")
@@ -124,19 +147,51 @@ def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES) -> Sniffed:
         fmt: DataFormat = "json_array" if not _lines_are_arrays(text) else "jsonl"
     elif start == b"{" or extension in ("jsonl", "ndjson", "json"):
         fmt = "jsonl"
-    elif extension in ("csv", "tsv") or _delimiter(text) is not None:
+    elif extension in ("csv", "tsv") or separator or _delimiter(text) is not None:
         fmt = "csv"
     else:
         raise refuse("unknown_format", f"{filename} is neither JSONL, nor a JSON array, nor CSV; write one JSON object per line")
-    if fmt == "jsonl" and text.split(None, 2)[:1] == [b"{"]:
-        raise refuse(
-            "unknown_format", f"{filename} is one JSON object over several lines; write one object per line (JSONL), or an array of objects"
-        )
-    return Sniffed(format=fmt, compression=compression, bom=bom, extension=extension, delimiter=_delimiter(text) or ",")
+    return Sniffed(
+        format=fmt,
+        compression=compression,
+        bom=bom,
+        extension=extension,
+        delimiter=(separator[1].decode() if separator else _delimiter(text)) or ",",
+        skip_bytes=len(head) - len(text),
+        skip_lines=1 if separator else 0,
+        begins_object=fmt == "jsonl" and start == b"{",
+        is_spread=fmt == "jsonl" and text.split(None, 2)[:1] == [b"{"],
+        is_utf8=_is_utf8(stored),
+    )
 
 
-def chunks(path: Path, *, max_bytes: int = MAX_BYTES, meter: Meter | None = None) -> Iterator[bytes]:
-    """The bytes of `path`, decompressed; refuses a damaged container, a bomb, and whatever is longer than `max_bytes`."""
+def _head(data: Iterator[bytes]) -> bytes:
+    head = b""
+    for chunk in data:
+        head += chunk
+        if len(head) >= SNIFF_BYTES:
+            break
+    return head[:SNIFF_BYTES]
+
+
+def _is_utf8(head: bytes) -> bool:
+    """Text beyond ASCII that is UTF-8, but for a character that is cut at its end."""
+    try:
+        return not codecs.getincrementaldecoder(UTF8)().decode(head).isascii()
+    except UnicodeDecodeError:
+        return False
+
+
+def chunks(path: Path, *, max_bytes: int = MAX_BYTES, meter: Meter | None = None, encoding: str = UTF8) -> Iterator[bytes]:
+    """The bytes of `path`, decompressed, text of another `encoding` as UTF-8.
+
+    Refuses a damaged container, a bomb, and whatever is longer than `max_bytes`.
+    """
+    unpacked = _unpacked(path, max_bytes=max_bytes, meter=meter)
+    return unpacked if encoding == UTF8 else as_utf8(unpacked, encoding)
+
+
+def _unpacked(path: Path, *, max_bytes: int, meter: Meter | None) -> Iterator[bytes]:
     total = 0
     with path.open("rb") as stream:
         compression = _compression(stream.read(16))
@@ -196,13 +251,14 @@ def _compression(magic: bytes) -> Literal["gzip", "zstd"] | None:
     return "gzip" if magic.startswith(GZIP) else "zstd" if magic.startswith(ZSTD) else None
 
 
-def _refuse_non_text(head: bytes, filename: str) -> None:
+def _refuse_non_text(head: bytes, filename: str, encoding: str) -> None:
     if not head:
         raise refuse("empty_file", f"{filename} is empty; write one JSON object per line")
     if head.startswith((GZIP, ZSTD, PARQUET)):
         raise refuse("unsupported_container", f"{filename} is compressed twice; compress it once")
     if head[257:262] == b"ustar":
         raise refuse("unsupported_container", f"{filename} is a tar archive; unpack it and upload each data file (.gz and .zst are fine)")
+    _refuse_spreadsheet(head, filename)
     for magic, kind in ARCHIVES.items():
         if head.startswith(magic):
             raise refuse(
@@ -211,11 +267,29 @@ def _refuse_non_text(head: bytes, filename: str) -> None:
     for magic, kind in KINDS.items():
         if head.startswith(magic):
             raise refuse("binary_file", f"{filename} is {kind}, no dataset; upload JSONL, a JSON array, CSV or Parquet")
+    if encoding == "utf-16":
+        return
     if head.startswith(UTF16) or _looks_utf16(head):
-        raise refuse("unsupported_encoding", f"{filename} is UTF-16 or UTF-32 text; save it as UTF-8")
+        is_utf16 = head.startswith(UTF16[:2]) and not head.startswith(UTF32)
+        options = "--encoding utf-16" if is_utf16 else ""
+        message = f"{filename} is UTF-16 text; read it as such ({options})" if is_utf16 else f"{filename} is UTF-16 or UTF-32 text"
+        raise refuse("unsupported_encoding", f"{message}{', or' if is_utf16 else ';'} save it as UTF-8", options=options)
     control = sum(head.count(c) for c in range(32) if c not in (9, 10, 11, 12, 13)) if len(head) else 0
     if control > len(head) * 0.05 and not head.lstrip(UTF8_BOM).lstrip()[:1] == b"{":
         raise refuse("binary_file", f"{filename} is binary, no dataset; upload JSONL, a JSON array, CSV or Parquet")
+
+
+def _refuse_spreadsheet(head: bytes, filename: str) -> None:
+    """A workbook is not read: which of its sheets holds the rows, and what a formula comes to, is for its owner to say."""
+    is_excel = head.startswith(OLE) or (head.startswith(b"PK") and (b"xl/" in head or filename.lower().endswith((".xlsx", ".xlsm"))))
+    if is_excel:
+        how = "in Excel choose File > Save As > 'CSV UTF-8 (Comma delimited) (*.csv)', in LibreOffice 'Text CSV' with 'Unicode (UTF-8)'"
+    elif head.startswith(b"PK") and OPEN_DOCUMENT in head[:200]:
+        how = "in LibreOffice choose File > Save As > 'Text CSV' with the character set 'Unicode (UTF-8)'"
+    else:
+        return
+    kind, target = "an Excel workbook" if is_excel else "an OpenDocument spreadsheet", PurePath(filename).with_suffix(".csv")
+    raise refuse("unsupported_container", f"{filename} is {kind}; {how}, one sheet at a time, then run `ft check {target}`")
 
 
 def _looks_utf16(head: bytes) -> bool:
@@ -231,8 +305,8 @@ def _lines_are_arrays(text: bytes) -> bool:
 
 
 def _delimiter(text: bytes) -> str | None:
-    """The separator of the header line, None if it has none."""
-    header = text.splitlines()[0] if text.splitlines() else b""
+    """The separator of the header line outside of its quotes, None if it has none."""
+    header = QUOTED.sub(b"", text.splitlines()[0]) if text.splitlines() else b""
     counts = {d: header.count(d.encode()) for d in (",", "\t", ";")}
     best = max(counts, key=lambda d: counts[d])
     return best if counts[best] else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import line_blocks
 from ft_assets.datasets.readers.containers import refuse
+from ft_assets.datasets.readers.encodings import not_utf8
 from ft_assets.datasets.readers.json_rows import parse_json, too_long
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 from ft_assets.datasets.readers.transcripts import begins_as_llama
@@ -33,6 +35,8 @@ STRUCTURED = frozenset(
 )
 """Fields whose CSV cell may hold JSON."""
 QUOTE_FIX = "quote fields that hold quotes, separators or line breaks, and double the quotes inside"
+ESCAPED = re.compile(r"[\udc80-\udcff]")
+"""Bytes that are not UTF-8, as ``surrogateescape`` decodes them."""
 
 
 REREAD_BYTES = 64 << 20
@@ -76,8 +80,8 @@ class _Record:
 class _Lines:
     """Physical lines for ``csv.reader``; those of a record that cannot be parsed are given again, but for the first."""
 
-    def __init__(self, chunks: Iterable[bytes], skip: int) -> None:
-        self._source = _physical_lines(chunks, skip)
+    def __init__(self, chunks: Iterable[bytes], skip: int, skip_lines: int) -> None:
+        self._source = _physical_lines(chunks, skip, skip_lines)
         self._waiting: _PhysicalLine | None = None
         """A line over the limit that was met inside a record."""
         self._again = io.BytesIO()
@@ -140,23 +144,23 @@ class _Lines:
         return refuse("invalid_csv", f"the quote that opens in the record on line {self._record.number} {what}; {QUOTE_FIX}")
 
 
-def _physical_lines(chunks: Iterable[bytes], skip: int) -> Iterator[_PhysicalLine]:
+def _physical_lines(chunks: Iterable[bytes], skip: int, skip_lines: int) -> Iterator[_PhysicalLine]:
     for block in line_blocks(chunks, skip=skip):
-        number, offset = block.first_line, block.offset
+        number, offset = block.first_line + skip_lines, block.offset
         for raw in io.BytesIO(block.data):
             yield number, offset, raw
             number, offset = number + 1, offset + len(raw)
         for number, offset in block.oversized:
-            yield number, offset, None
+            yield number + skip_lines, offset, None
 
 
-def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0) -> tuple[list[str], Iterator[Row]]:
-    """The header and the records below it; record 1 is the first after the header.
+def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0, skip_lines: int = 0) -> tuple[list[str], Iterator[Row]]:
+    """The header and the records below it; record 1 is the first after the header. `skip`: bytes before the header, `skip_lines` in lines.
 
     A record that cannot be parsed, because a quote in it is not closed, is one bad row of one line; the line after it begins the next.
     """
     csv.field_size_limit(MAX_ROW_BYTES)
-    lines = _Lines(chunks, skip)
+    lines = _Lines(chunks, skip, skip_lines)
     records = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in _first(records, lines)]
@@ -166,8 +170,8 @@ def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0) -> tuple
         raise refuse("invalid_csv", f"the header line is longer than {MAX_ROW_BYTES} bytes; name the columns in the first line") from error
     if len(set(header)) != len(header) or not all(header):
         raise refuse("invalid_csv", f"the header {header[:20]} has an empty or repeated column name; give each column a name of its own")
-    if problem := next(text_problems(header), None):
-        raise refuse(problem.code, f"the header line {problem.message}; {problem.fix}")
+    if problem := _undecoded(dict.fromkeys(header, "")) or next(text_problems(header), None):
+        raise refuse(problem.code, f"in the header line {problem.message}; {problem.fix}", options=problem.options)
     return header, _csv_records(records, lines, header)
 
 
@@ -216,9 +220,17 @@ def _value(header: list[str], fields: list[str], num_lines: int) -> Any | Proble
         over = f" on {num_lines} lines" if num_lines > 1 else ""
         message = f"{len(fields)} fields{over}, but the header has {len(header)}"
         return Problem(path="", code="column_count", message=message, fix="quote fields that hold the separator")
-    return next(text_problems(dict(zip(header, fields, strict=True))), None) or {
-        k: v for k, v in zip(header, fields, strict=True) if v != ""
-    }
+    value = dict(zip(header, fields, strict=True))
+    return _undecoded(value) or next(text_problems(value), None) or {k: v for k, v in value.items() if v != ""}
+
+
+def _undecoded(value: dict[str, str]) -> Problem | None:
+    """The problem of the first cell, or name of a column, whose bytes are not UTF-8."""
+    for name, cell in value.items():
+        for text, path in ((name, ""), (cell, name)):
+            if not text.isascii() and ESCAPED.search(text):
+                return not_utf8(text.encode("utf-8", "surrogateescape"), path=path)
+    return None
 
 
 def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:

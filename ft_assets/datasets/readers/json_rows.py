@@ -10,6 +10,7 @@ from typing import Any
 
 from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import line_blocks
+from ft_assets.datasets.readers.encodings import not_utf8
 from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 
 MAX_DEPTH = 64
@@ -33,13 +34,8 @@ def parse_json(raw: bytes) -> Any | Problem:
         return Problem(path="", code="nul_character", message=f"NUL byte at byte {raw.index(0)} of the row", fix="remove NUL bytes")
     try:
         text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return Problem(
-            path="",
-            code="invalid_utf8",
-            message=f"byte 0x{raw[error.start]:02x} at byte {error.start} of the row is not UTF-8",
-            fix="save the file as UTF-8",
-        )
+    except UnicodeDecodeError:
+        return not_utf8(raw, place=" at byte {at} of the row")
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
         return Problem(
             path="", code="too_deep", message=f"nested deeper than {MAX_DEPTH}", fix=f"keep rows at most {MAX_DEPTH} levels deep"
@@ -72,9 +68,12 @@ def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
             yield Row(number=number, byte_offset=offset, value=too_long())
 
 
-def array_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
-    """The elements of one top-level array, each parsed alone; the array is never held whole."""
-    for number, (offset, raw, closed) in enumerate(_elements(chunks, skip), 1):
+def array_rows(chunks: Iterable[bytes], *, skip: int = 0, enclosed: bool = False) -> Iterator[Row]:
+    """The elements of one array, each parsed alone; the array is never held whole.
+
+    `skip`: bytes before the array. `enclosed`: it stands inside of an object, and nothing that follows it is read.
+    """
+    for number, (offset, raw, closed) in enumerate(_elements(chunks, skip, enclosed), 1):
         if raw is None:
             yield Row(number=number, byte_offset=offset, value=too_long())
         elif not closed:
@@ -90,13 +89,13 @@ def array_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
             yield Row(number=number, byte_offset=offset, value=problem)
 
 
-def _elements(chunks: Iterable[bytes], skip: int) -> Iterator[tuple[int, bytes | None, bool]]:
-    """(offset, bytes, closed) of each element of the top-level array; one unclosed element ends a truncated array."""
+def _elements(chunks: Iterable[bytes], skip: int, enclosed: bool) -> Iterator[tuple[int, bytes | None, bool]]:
+    """(offset, bytes, closed) of each element of the array; one unclosed element ends a truncated array."""
     depth, in_string, escaped_at = 0, False, -1
     parts, size, start, position, ended, after = [], 0, 0, 0, False, bytearray()  # type: list[bytes], int, int, int, bool, bytearray
     some = False
     for data in chunks:
-        begin = skip if position == 0 else 0
+        begin = max(0, skip - position)
         for match in ARRAY_EVENT.finditer(data, begin):
             at, char = match.start(), data[match.start()]
             if ended:
@@ -124,6 +123,8 @@ def _elements(chunks: Iterable[bytes], skip: int) -> Iterator[tuple[int, bytes |
                         yield start, raw, True
                     some, parts, size, begin, start = True, [], 0, at + 1, position + at + 1
                     ended = depth == 0
+        if ended and enclosed:
+            return
         if ended:
             after += data[begin:][:64]
         elif depth:

@@ -32,7 +32,8 @@ def text_problems(value: Any, path: str = "") -> Iterator[Problem]:
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError as error:
-                yield _encoding_problem(path, ord(value[error.start]))
+                message = f"\\u{ord(value[error.start]):04x} is half of a surrogate pair"
+                yield Problem(path=path, code="lone_surrogate", message=message, fix="write the character itself")
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from text_problems(key, f"{path} (key)".strip())
@@ -40,12 +41,3 @@ def text_problems(value: Any, path: str = "") -> Iterator[Problem]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from text_problems(item, f"{path}[{index}]")
-
-
-def _encoding_problem(path: str, code_point: int) -> Problem:
-    if 0xDC80 <= code_point <= 0xDCFF:  # bytes that were decoded with surrogateescape
-        message = f"byte 0x{code_point - 0xDC00:02x} is not UTF-8 (or \\u{code_point:04x} is half of a pair)"
-        return Problem(path=path, code="lone_surrogate", message=message, fix="save the file as UTF-8")
-    return Problem(
-        path=path, code="lone_surrogate", message=f"\\u{code_point:04x} is half of a surrogate pair", fix="write the character itself"
-    )

@@ -245,9 +245,10 @@ def test_an_upload_that_breaks_off_leaves_no_file(platform: Platform, tenant: Te
     assert files.list_files(platform, tenant.id).items == []
 
 
-def test_a_summary_names_the_first_problems_and_counts_the_others() -> None:
-    errors = [{"row": i, "path": "messages[0]", "message": "is wrong", "code": "wrong_type"} for i in range(1, 11)]
-    said = examination.summary({"errors": errors, "error_counts": {"wrong_type": 2000}}, "file-1")
-    assert said.startswith("2000 problems: row 1, messages[0]: is wrong (wrong_type); row 2")
-    assert "and 1997 more" in said
+def test_a_summary_names_the_first_causes_and_counts_the_others() -> None:
+    examples = [{"row": i, "byte_offset": 0, "path": "messages[0]", "message": "is wrong", "excerpt": None} for i in (1, 2, 3)]
+    causes = [{"code": "wrong_type", "count": 2000, "path": "messages[]", "message": "is wrong", "examples": examples}] * 5
+    said = examination.summary({"problems": causes}, "file-1")
+    assert said.startswith("2,000 rows (1, 2, 3, ...), messages[]: is wrong (wrong_type); 2,000 rows")
+    assert "and 2 more kinds of problem" in said
     assert said.endswith("GET /v1/datasets/file-1/report")

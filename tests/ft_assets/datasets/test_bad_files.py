@@ -230,7 +230,7 @@ CSV_CASES = {
     "too few fields": (b"only one", "column_count"),
     "too many fields": (b"a,b,c", "column_count"),
     "a quote in the middle": (b'"a"b,c', "invalid_csv"),
-    "bytes that are not UTF-8": (b"caf\xe9,b", "lone_surrogate"),
+    "bytes that are not UTF-8": (b"caf\xe9,b", "invalid_utf8"),
     "an empty cell": (b"a,", "unknown_row_shape"),
 }
 
@@ -447,6 +447,8 @@ def test_a_mark_and_a_wrong_name_are_warned_of_and_no_more(tmp_path: Path) -> No
 
 ELSEWHERE = {
     "too_few_examples": "test_ingest.py",
+    "wrong_encoding": "test_encodings.py",
+    "rows_in_object": "test_json_object.py",
     "too_many_examples": "test_ingest.py",
     "identical_preference": "test_ingest.py",
     "too_many_messages": "test_shapes.py",

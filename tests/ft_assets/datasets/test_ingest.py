@@ -93,11 +93,27 @@ def test_one_bad_row_refuses_the_file_unless_bad_rows_are_dropped(jsonl: Callabl
 
 
 def test_too_few_examples_says_value_limit_and_next_step(jsonl: Callable[..., Path]) -> None:
-    report = validate_file(jsonl(*(chat(f"q{i}", "a") for i in range(37))), filename="a.jsonl").report
+    policies = Policies(min_examples=50)
+    report = validate_file(jsonl(*(chat(f"q{i}", "a") for i in range(37))), filename="a.jsonl", policies=policies).report
     assert report.error_counts == {"too_few_examples": 1}
     assert "37" in report.errors[0]["message"]
-    assert "100" in report.errors[0]["message"]
-    assert "63" in report.errors[0]["fix"]
+    assert "50" in report.errors[0]["message"]
+    assert "13" in report.errors[0]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"), [(1, "too_few_to_train"), (9, "too_few_to_train"), (10, "few_examples"), (99, "few_examples"), (100, None)]
+)
+def test_ten_examples_are_enough_to_train_and_fewer_than_a_hundred_are_warned_of(
+    jsonl: Callable[..., Path], rows: int, code: str | None
+) -> None:
+    report = validate_file(jsonl(*(chat(f"question {i * 37}", f"answer {i * 91}") for i in range(rows))), filename="a.jsonl").report
+    assert report.valid
+    said = {w["code"]: w["message"] for w in report.warnings if w["code"] in ("too_few_to_train", "few_examples")}
+    assert list(said) == ([code] if code else [])
+    if code == "too_few_to_train":
+        assert f"{rows} good example" in said[code]
+        assert "at least 10" in said[code]
 
 
 def test_more_examples_than_the_tier_allows_are_refused(jsonl: Callable[..., Path]) -> None:

@@ -280,7 +280,17 @@ UNKNOWN = [
     ({"question": "a", "answer": "b"}, "--map question=prompt,answer=completion"),
     ({"query": "a", "response": "b", "id": "7"}, "--map query=prompt,response=completion"),
     ({"utterance": "a", "intent": "b"}, "--map utterance=prompt,intent=completion"),
-    ({"x": "a", "y": "b"}, "rename the fields, or map columns as in --map text=prompt,category=completion"),
+    ({"question": "a", "ground_truth": "b"}, "--map question=prompt,ground_truth=completion"),
+    ({"Frage": "a", "Antwort": "b"}, "--map Frage=prompt,Antwort=completion"),
+    ({"antwort": "b", "frage": "a"}, "--map frage=prompt,antwort=completion"),
+    ({"Question": "a", "R\u00e9ponse": "b"}, "--map 'Question=prompt,R\u00e9ponse=completion'"),
+    ({"x": "a", "y": "b"}, "--map x=prompt,y=completion"),
+    ({"id": "1", "note": "a", "body": "a long text", "question": "b"}, "--map question=prompt,body=completion"),
+    ({"short": "a", "first": "a long text", "second": "a longer text"}, "--map first=prompt,second=completion"),
+    ({"my question": "a", "my answer": "b"}, "--map 'my question=prompt,my answer=completion'"),
+    ({"dialog": [{"role": "user", "content": "a"}], "a": "b", "c": "d"}, "--map dialog=messages"),
+    ({"x": "a"}, "rename the fields, or map columns as in --map text=prompt,category=completion"),
+    ({"a,b": "a", "c": "b"}, "rename the fields, or map columns as in --map text=prompt,category=completion"),
     ({"question": 1, "answer": 2}, "rename the fields, or map columns as in --map text=prompt,category=completion"),
     ({}, "rename the fields, or map columns as in --map text=prompt,category=completion"),
 ]
@@ -388,3 +398,45 @@ def test_both_ways_of_reading_a_line_agree_on_how_many_messages_there_may_be() -
     read = chat_reader((), Counter())
     assert read(json.dumps({"messages": turns}).encode(), 1) is not None
     assert read(json.dumps({"messages": [turns[0], *turns]}).encode(), 1) is None
+
+
+def sharegpt(*said: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"from": role, "value": text} for role, text in said]
+
+
+GOOD_SIDE, BAD_SIDE = {"from": "gpt", "value": "good"}, {"from": "gpt", "value": "bad"}
+LLAMA_FACTORY = {
+    "a conversation": {"conversations": sharegpt(("human", "q")), "chosen": GOOD_SIDE, "rejected": BAD_SIDE},
+    "a conversation with system": {"conversations": sharegpt(("human", "q")), "system": "s", "chosen": GOOD_SIDE, "rejected": BAD_SIDE},
+    "OpenAI's messages": {
+        "messages": [{"role": "user", "content": "q"}],
+        "chosen": {"role": "assistant", "content": "good"},
+        "rejected": {"role": "assistant", "content": "bad"},
+    },
+    "an instruction": {"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"},
+    "an instruction with input": {"instruction": "q", "input": "more", "chosen": "good", "rejected": "bad"},
+}
+
+
+@pytest.mark.parametrize("case", LLAMA_FACTORY)
+def test_preferences_of_llama_factory_are_read(case: str) -> None:
+    row = LLAMA_FACTORY[case]
+    assert (shapes.detect(row) or ("",))[0] == "preference"
+    example, problems = shapes.to_example(row, "preference", row=1)
+    assert problems == []
+    assert example is not None
+    asked = "q\n\nmore" if "more" in json.dumps(row) else "q"
+    system = [("system", "s")] if "system" in case else []
+    assert [(m.role, m.content) for m in example.messages] == [*system, ("user", asked)]
+    assert [(m.role, m.content) for m in (*example.chosen, *example.rejected)] == [("assistant", "good"), ("assistant", "bad")]
+    assert shapes.unknown_fields(row, "preference") == []
+
+
+def test_a_conversation_that_is_answered_already_is_no_prompt_of_a_preference() -> None:
+    asked, good, bad = ({"role": r, "content": c} for r, c in (("user", "q"), ("assistant", "good"), ("assistant", "bad")))
+    example, problems = shapes.to_example(
+        {"messages": [asked, good], "chosen": [asked, good], "rejected": [asked, bad]}, "preference", row=1
+    )
+    assert problems == []
+    assert example is not None
+    assert [[m.content for m in side] for side in (example.messages, example.chosen, example.rejected)] == [["q"], ["good"], ["bad"]]
