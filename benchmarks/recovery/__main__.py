@@ -33,6 +33,7 @@ from benchmarks.scheduler.live import SKIP, Stack, stack
 from control_plane.jobs import FINAL
 from control_plane.settings import load as load_settings
 from control_plane.tables import adapters, attempts, checkpoints, jobs
+from ft_assets.demo import tickets
 from resources.database.engine import dagster_url, make_engine
 
 STEPS, ROWS = 40, 120
@@ -206,10 +207,8 @@ class Trial:
             known["key"] = json.loads(created)["api_key"]
         self.client = openai.OpenAI(base_url=f"{self.stack.api}/v1", api_key=known["key"], max_retries=8)
         if "file" not in known:
-            out = self.stack.home / "tickets"
-            subprocess.run([sys.executable, "-m", "examples.demo.tickets", "--out", str(out)], check=True, capture_output=True)
-            rows = out / "rows.jsonl"
-            rows.write_text("".join((out / "tickets_train.jsonl").read_text().splitlines(keepends=True)[:ROWS]))
+            rows = self.stack.home / "rows.jsonl"
+            rows.write_text("".join(tickets.files()[tickets.TICKETS].splitlines(keepends=True)[:ROWS]))
             known["file"] = self.client.files.create(file=rows, purpose="fine-tune").id
         self.file = known["file"]
         made.write_text(json.dumps(known))

@@ -26,6 +26,8 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
+from ft_assets.demo import tickets
+
 ROOT = Path(__file__).resolve().parents[2]
 FT = Path(sys.executable).parent / "ft"
 TENANTS = 10
@@ -81,9 +83,7 @@ def stack(slots: int) -> Iterator[Stack]:
 
 def furnish(s: Stack) -> None:
     """Tenants with a file each."""
-    data = s.home / "data"
-    subprocess.run([sys.executable, "-m", "examples.demo.tickets", "--out", str(data)], cwd=ROOT, check=True, capture_output=True)
-    rows = "\n".join((data / "tickets_train.jsonl").read_text().splitlines()[:200]) + "\n"
+    rows = "".join(tickets.files()[tickets.TICKETS].splitlines(keepends=True)[:200])
     for number in range(TENANTS):
         s.keys.append(str(json.loads(s.ft("admin", "tenants", "create", f"t-{number}", "--tier", "standard", "--json"))["api_key"]))
         files = {"file": ("rows.jsonl", rows.encode())}

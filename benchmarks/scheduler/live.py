@@ -32,6 +32,7 @@ from benchmarks.scheduler.live_checks import Evidence, examine
 from control_plane.jobs import FINAL
 from control_plane.settings import load as load_settings
 from control_plane.tables import jobs
+from ft_assets.demo import tickets
 from resources.database.engine import control_plane_url, make_engine
 from tests.inference_server import free_port
 
@@ -171,9 +172,7 @@ class Trial:
         known: dict[str, Any] = json.loads(made.read_text()) if made.exists() else {}
         rows = self.stack.home / "rows.jsonl"
         if not rows.exists():
-            out = self.stack.home / "tickets"
-            subprocess.run([sys.executable, "-m", "examples.demo.tickets", "--out", str(out)], cwd=ROOT, check=True, capture_output=True)
-            rows.write_text("".join((out / "tickets_train.jsonl").read_text().splitlines(keepends=True)[:ROWS]))
+            rows.write_text("".join(tickets.files()[tickets.TICKETS].splitlines(keepends=True)[:ROWS]))
         for tenant, tier in TENANTS.items():
             if tenant not in known:
                 key = json.loads(self.stack.ft("admin", "tenants", "create", tenant, "--tier", tier, "--json").stdout)["api_key"]

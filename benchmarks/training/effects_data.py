@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from examples.demo import phrases
-from examples.demo.tickets import KEYS, SYSTEM_PROMPT, Ticket, make_split
 from ft_assets.datasets.packs.build import PackManifest, PackSettings
 from ft_assets.datasets.packs.build import build_pack as build
 from ft_assets.datasets.schema import Format
 from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.demo import phrases
+from ft_assets.demo.tickets import KEYS, SYSTEM_PROMPT, Ticket, make_split
 from ft_assets.training import methods
 
 SEED = 11

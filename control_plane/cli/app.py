@@ -20,6 +20,7 @@ On one machine: `ft up`, then `ft admin tenants create NAME --tier standard`, `f
 """
 MODULES = {
     "stack": ("up", "down", "status", "env"),
+    "demo_data": ("demo-data",),
     "datasets": ("check", "upload", "datasets"),
     "foresight": ("preview", "estimate"),
     "files": ("files",),

@@ -16,10 +16,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from examples.demo import phrases
 from examples.demo.corpus_phrases import ACTIONS, BASE_ONLY, BASE_ONLY_URGENCY, EVIDENCE, GISTS, PACE, TOPICS
-from examples.demo.tickets import KEYS as TASK_KEYS
-from examples.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
+from ft_assets.demo import phrases
+from ft_assets.demo.tickets import KEYS as TASK_KEYS
+from ft_assets.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
 
 END_OF_TEXT: Final = "<|endoftext|>"
 

@@ -28,7 +28,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from examples.demo.tickets import KEYS, Ticket, make_dataset, to_row
+from ft_assets.demo.tickets import KEYS, Ticket, make_dataset, to_row
 
 IGNORED = -100
 MAX_NEW_TOKENS = 64

@@ -27,7 +27,7 @@ from control_plane.cli.stack_view import StackView
 from control_plane.client import FtClient
 from control_plane.service import tenants
 from control_plane.settings import Settings
-from examples.demo import tickets
+from ft_assets.demo import tickets
 from ft_assets.errors import FtError, Unavailable
 from resources.platform import open_platform
 from resources.stack import commands
@@ -106,15 +106,17 @@ def _credentials(settings: Settings) -> Credentials:
 def _demonstrate(client: FtClient, settings: Settings, *, began: float) -> int:
     data = settings.home / "demo"
     _headline("tickets")
-    tickets.main(["--out", str(data)])
-    rows = [json.loads(line) for line in (data / "tickets_holdout.jsonl").read_text().splitlines()]
-    files = {name: client.files.create(data / f"tickets_{name}.jsonl") for name in ("train", "holdout")}
-    for name, file in files.items():
-        _say(f"uploaded {name}: {file['id']} {file['status']} {file.get('status_details') or ''}".rstrip())
+    data.mkdir(parents=True, exist_ok=True)
+    for name, text in tickets.files().items():
+        (data / name).write_text(text, encoding="utf-8")
+    rows = [json.loads(line) for line in (data / tickets.HOLDOUT).read_text().splitlines()]
+    train, holdout = (client.files.create(data / name) for name in (tickets.TICKETS, tickets.HOLDOUT))
+    for file in (train, holdout):
+        _say(f"uploaded {file['filename']}: {file['id']} {file['status']} {file.get('status_details') or ''}".rstrip())
 
     _headline(f"fine-tuning {MODEL}")
     submitted_at = time.time()
-    job = client.jobs.create(model=MODEL, training_file=files["train"]["id"], validation_file=files["holdout"]["id"], suffix=SUFFIX)
+    job = client.jobs.create(model=MODEL, training_file=train["id"], validation_file=holdout["id"], suffix=SUFFIX)
     _say(f"job {job['id']}")
     final = follow(client, job["id"])
     if final["status"] != "succeeded":

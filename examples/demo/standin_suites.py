@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from examples.demo import phrases
 from examples.demo.corpus import CHAT, KINDS, WORDS, chat, message
 from examples.demo.corpus_phrases import EVIDENCE
-from examples.demo.tickets import order_number
+from ft_assets.demo import phrases
+from ft_assets.demo.tickets import order_number
 
 TARGET: Final = Path(__file__).parents[2] / "ft_assets/evals/tasks/standin"
 NUM_ITEMS: Final = 200

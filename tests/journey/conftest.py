@@ -17,6 +17,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from ft_assets.demo import tickets as demo_tickets
+
 ROOT = Path(__file__).resolve().parents[2]
 FT = Path(sys.executable).parent / "ft"
 
@@ -88,11 +90,6 @@ def new_tenant(stack: Stack) -> Callable[[], tuple[str, str]]:
 @pytest.fixture(scope="session")
 def tickets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 support tickets as chat rows."""
-    out = tmp_path_factory.mktemp("tickets")
-    subprocess.run(
-        [sys.executable, "-m", "examples.demo.tickets", "--out", str(out)], cwd=ROOT, check=True, capture_output=True, timeout=60
-    )
-    rows = (out / "tickets_train.jsonl").read_text().splitlines()[:200]
-    small = out / "small.jsonl"
-    small.write_text("\n".join(rows) + "\n")
+    small = tmp_path_factory.mktemp("tickets") / "small.jsonl"
+    small.write_text("".join(demo_tickets.files()[demo_tickets.TICKETS].splitlines(keepends=True)[:200]))
     return small

@@ -184,3 +184,24 @@ def test_a_hub_that_is_not_set_up_is_named(offline: Ft) -> None:
         assert done.code == 2
         assert "[hub_disabled]" in done.err
     assert "[hub_revision_not_pinned]" in offline("check", "hf://acme/tickets").err
+
+
+def test_the_demos_data_is_written_once_and_names_the_next_command(offline: Ft, tmp_path: Path) -> None:
+    first = offline("demo-data", "data")
+    assert first.code == 0
+    assert first.out.split() == ["data/tickets.jsonl", "data/holdout.jsonl"]
+    assert "1,500 rows" in first.err and "240 rows" in first.err
+    next_command = first.err.partition("next: ft ")[2].split()
+    assert next_command == ["check", "data/tickets.jsonl", "--model", "demo-llama-3m"]
+    assert offline(*next_command).code == 0
+    written = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    assert written["tickets.jsonl"].count(b"\n") == 1500
+
+    again = offline("demo-data", "data", "--json")
+    assert again.code == 0, "the same bytes may be written again"
+    assert again.json["validation_file"] == "data/holdout.jsonl"
+    (tmp_path / "data/holdout.jsonl").write_text("mine\n")
+    refused = offline("demo-data", "data")
+    assert refused.code == 1
+    assert "data/holdout.jsonl exists with other content" in refused.err
+    assert (tmp_path / "data/holdout.jsonl").read_text() == "mine\n"

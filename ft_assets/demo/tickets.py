@@ -1,25 +1,22 @@
 """Support tickets and the structured record that each one stands for.
 
-    python -m examples.demo.tickets --out DIR
-
-writes ``tickets_train.jsonl`` (1,500 rows) and ``tickets_holdout.jsonl`` (240 rows) in the OpenAI chat format. The
-same seed writes the same bytes. No ticket text is in both files. A quarter of the holdout is written with phrases
+:func:`files` makes ``tickets.jsonl`` (1,500 rows) and ``holdout.jsonl`` (240 rows) in the OpenAI chat format. The
+same seed gives the same bytes. No ticket text is in both files. A quarter of the holdout is written with phrases
 that no training text contains; those rows say so beside the messages: ``"metadata": {"template": "unseen"}``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from examples.demo import phrases
+from ft_assets.demo import phrases
 
 SYSTEM_PROMPT = "Extract product, category, priority and order_id from the ticket as JSON."
+TICKETS, HOLDOUT = "tickets.jsonl", "holdout.jsonl"
 KEYS = ("product", "category", "priority", "order_id")
 NUM_TRAIN = 1500
 NUM_HOLDOUT = 240
@@ -165,23 +162,8 @@ def to_row(ticket: Ticket, *, tell_template: bool = False) -> dict[str, object]:
     return row
 
 
-def write_jsonl(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Write the demo's ticket dataset.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the two files; made if it is not there")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-rows", type=int, default=NUM_TRAIN)
-    parser.add_argument("--holdout-rows", type=int, default=NUM_HOLDOUT)
-    args = parser.parse_args(argv)
-    train, holdout = make_dataset(seed=args.seed, num_train=args.train_rows, num_holdout=args.holdout_rows)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_jsonl(args.out / "tickets_train.jsonl", [to_row(ticket) for ticket in train])
-    write_jsonl(args.out / "tickets_holdout.jsonl", [to_row(ticket, tell_template=True) for ticket in holdout])
-    print(f"{len(train)} training and {len(holdout)} holdout rows in {args.out}")
-
-
-if __name__ == "__main__":
-    main()
+def files() -> dict[str, str]:
+    """The two files: name to text, as JSONL."""
+    train, holdout = make_dataset()
+    rows = {TICKETS: [to_row(ticket) for ticket in train], HOLDOUT: [to_row(ticket, tell_template=True) for ticket in holdout]}
+    return {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in of_file) for name, of_file in rows.items()}

@@ -1,0 +1,103 @@
+"""Fenced blocks of the documentation, without a platform: commands exist, programs compile, configuration is read by what reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from control_plane import pools_file, prices
+from control_plane.api.schemas.errors import Error
+from control_plane.cli.app import build
+from ft_assets.evals import task_files
+from ft_assets.training.memory.gpus import GPUS
+from tests.docs.pages import CANNOT_RUN, LANGUAGES, PAGES, Block, blocks, commands, of_language
+from tests.docs.reader import reader
+
+COMMANDS = [command for block in of_language("bash") for command in commands(block)]
+FT = [(command.place, words[1:]) for command in COMMANDS for words in command.words() if words[0] == "ft"]
+RUNNER, APP = CliRunner(), build()
+
+
+def test_every_fenced_block_names_its_language() -> None:
+    fences = {page.name: page.read_text().count("\n```") for page in PAGES}
+    assert {page.name: 2 * len(blocks(page)) for page in PAGES} == fences, "a fence was left open, or is indented"
+    unknown = {block.place: block.language for page in PAGES for block in blocks(page) if block.language not in LANGUAGES}
+    assert unknown == {}, "commands are bash, what is only read is text"
+
+
+@pytest.mark.parametrize(("place", "words"), [pytest.param(*ft, id=f"{ft[0]} {' '.join(ft[1][:3])}") for ft in FT])
+def test_every_documented_command_and_option_exists(place: str, words: list[str]) -> None:
+    done = RUNNER.invoke(APP, [*words, "--help"])  # an unknown command or option is refused before the help is shown
+    assert done.exit_code == 0, f"{place}: ft {' '.join(words)}\n{done.output}"
+    assert "Usage" in done.output
+
+
+def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
+    for words in (["jobs", "--no-such-option"], ["admin", "no-such-command"], ["no-such-command"]):
+        assert RUNNER.invoke(APP, [*words, "--help"]).exit_code == 2, words
+
+
+@pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in of_language("python")])
+def test_every_documented_program_compiles(block: Block) -> None:
+    compile(block.text, block.place, "exec")
+
+
+def test_each_reason_not_to_run_a_command_belongs_to_one() -> None:
+    excused = [command.cannot_run for command in COMMANDS if command.cannot_run]
+    assert sorted(excused) == sorted(CANNOT_RUN), "an entry excuses one command"
+    assert len(CANNOT_RUN) <= 10
+
+
+def only(page: str, language: str) -> Block:
+    (found,) = (block for block in of_language(language) if block.page == page)
+    return found
+
+
+def test_the_documented_pools_are_pools() -> None:
+    priced = prices.load().at(datetime(2026, 11, 22, tzinfo=UTC)).gpus
+    block = only("docs/pools.md", "yaml")
+    (pool,) = pools_file.parse(yaml.safe_load(block.text), gpu_types=[name for name in GPUS if name in priced])
+    assert (pool.name, len(pool.nodes)) == ("fabric", 29)
+
+
+def test_the_documented_task_is_a_capability_suite(tmp_path: Path) -> None:
+    (tmp_path / "returns").mkdir()
+    (tmp_path / "returns/returns_policy.yaml").write_text(only("docs/evaluations.md", "yaml").text)
+    row = json.dumps({"question": "May I return it?", "choices": ["yes", "no"], "answer": 0}) + "\n"
+    for name in ("questions.jsonl", "examples.jsonl"):
+        (tmp_path / "returns" / name).write_text(row)
+    task_files.check(["returns_policy"], [tmp_path], None)
+
+
+def test_the_documented_error_is_one_as_the_api_sends_it() -> None:
+    error = Error.model_validate_json(only("docs/errors.md", "json").text, strict=True)
+    assert error.error.code == "invalid_seed"
+
+
+def test_the_documented_event_is_json() -> None:
+    assert json.loads(only("docs/webhooks.md", "json").text)["object"] == "event"
+
+
+def test_a_reader_fills_in_what_was_printed_and_stops_at_what_fails(tmp_path: Path) -> None:
+    def block(language: str, text: str) -> Block:
+        return Block(page="page", line=3, language=language, text=text)
+
+    with reader(
+        env=os.environ, directory=tmp_path, stands_for={"http://there": "http://here"}, known="key ft-sk-old ft:base:acme:t:9f"
+    ) as me:
+        me.read(block("bash", "echo job ftjob-1: http://there # ft-op-...\nexport A=ft-sk-new\necho $A\n"))
+        me.read(block("python", 'x = "ft-sk-..."'))
+        me.read(block("python", 'print(x, "ft:base:acme:t:...", "acme:ftjob-...")'))
+        assert me.printed.split() == ["job", "ftjob-1:", "http://here", "ft-sk-new", "ft-sk-new", "ft:base:acme:t:9f", "acme:ftjob-1"]
+        with pytest.raises(AssertionError, match="page:4 false"):
+            me.read(block("bash", "true\nfalse"))
+        with pytest.raises(AssertionError, match="ZeroDivisionError"):
+            me.read(block("python", "1 / 0"))
+        with pytest.raises(AssertionError, match=r"mem_\.\.\. stands for something that no command has printed"):
+            me.read(block("bash", "echo mem_..."))
