@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ft_assets.storable import num_characters
+from resources.inference import unenforced
 from resources.inference.adapters import AdapterError, AdapterStore
 from resources.inference.answers import Call, EngineError, RequestError, events, unknown_model, whole
 from resources.inference.engine.loop import Engine
@@ -61,6 +62,7 @@ class Server:
         base = body.model in (self.served_name, self.alias)
         if not base and body.model not in self.store:
             raise unknown_model(body.model)
+        unenforced.check(body)
         chat = isinstance(body, ChatRequest)
         prompt = await asyncio.to_thread(self._render, body)
         room = self.engine.context_length - len(prompt)

@@ -23,6 +23,7 @@ class Decoding(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Literal[1] | None = 1
+    response_format: dict[str, Any] | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -32,6 +33,10 @@ class Decoding(BaseModel):
 class ChatRequest(Decoding):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
 
 
 class CompletionRequest(Decoding):
