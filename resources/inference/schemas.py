@@ -1,10 +1,11 @@
-"""Request bodies as OpenAI's and vLLM's clients send them; fields that are not listed are ignored."""
+"""Request bodies as OpenAI's and vLLM's clients send them; fields that are not listed are ignored, but for those that
+:mod:`resources.inference.answer_format` refuses."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class StreamOptions(BaseModel):
@@ -14,6 +15,7 @@ class StreamOptions(BaseModel):
 class Decoding(BaseModel):
     """What both kinds of request say about the answer."""
 
+    model_config = ConfigDict(extra="allow")
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=1.0, ge=0, le=2)
