@@ -71,7 +71,7 @@ def schema_format(schema: Any) -> Any:
 
 
 def create(client: openai.OpenAI, model: str = "tiny", prompt: str = "Hello", **options: Any) -> Any:
-    settings = {"temperature": 0, "max_tokens": 200, **options}
+    settings = {"temperature": 0, "max_tokens": 400, **options}
     return client.chat.completions.create(model=model, messages=[{"role": "user", "content": prompt}], **settings).choices[0]
 
 
@@ -105,7 +105,7 @@ def test_rows_of_one_batch_answer_as_they_do_alone_whoever_is_constrained(client
 
     def ask(call: tuple[str, str, str | None]) -> str:
         model, prompt, kind = call
-        options = {"temperature": 0.7, "seed": 3, "max_tokens": 150, **formats[kind]}
+        options = {"temperature": 0.7, "seed": 3, "max_tokens": 400, **formats[kind]}
         return str(create(client, model, prompt, **options).message.content)
 
     alone = [ask(call) for call in calls]

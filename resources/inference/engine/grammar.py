@@ -27,8 +27,8 @@ LIMITS = LLParserLimits(max_grammar_size=50_000, max_lexer_states=10_000, verbos
 """A state takes 1 to 2 kB. The work of one step keeps the library's own bounds, about 15 ms."""
 OPTIONS: Any = {
     "whitespace_flexible": True,
-    # A line break and its indentation: without a bound, a model may go on with spaces until max_tokens.
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}",
+    # A space, or a line break with its indentation: without a bound, a model may go on with spaces until max_tokens.
+    "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,12})",
     "lenient": False,
     "coerce_one_of": False,
 }
