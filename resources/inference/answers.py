@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resources.inference.adapters import AdapterStore
+from resources.inference.engine.grammar import Constraint
 from resources.inference.engine.loop import Engine, Piece
 from resources.inference.engine.sampling import Sampling
+
+TOO_COMPLEX = "response_format: following the schema takes more work for one token than is allowed; simplify its patterns and alternatives"
 
 
 class EngineError(Exception):
@@ -42,6 +45,7 @@ class Call:
     max_tokens: int
     sampling: Sampling
     stops: list[str]
+    constraint: Constraint | None
     chat: bool
     include_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
@@ -78,13 +82,21 @@ async def pieces(engine: Engine, call: Call) -> AsyncIterator[Piece]:
             loop.call_soon_threadsafe(queue.put_nowait, piece)
 
     generation = engine.submit(
-        call.prompt, adapter=call.adapter, max_tokens=call.max_tokens, sampling=call.sampling, stops=call.stops, emit=emit
+        call.prompt,
+        adapter=call.adapter,
+        max_tokens=call.max_tokens,
+        sampling=call.sampling,
+        stops=call.stops,
+        constraint=call.constraint,
+        emit=emit,
     )
     try:
         while True:
             piece = await queue.get()
             if piece.finish_reason == "error":
                 raise EngineError("the engine failed on this request; the server's log says why")
+            if piece.finish_reason == "too_complex":
+                raise RequestError(TOO_COMPLEX, code="invalid_response_format", param="response_format")
             yield piece
             if piece.finish_reason:
                 return
@@ -115,6 +127,8 @@ async def events(engine: Engine, store: AdapterStore, call: Call) -> AsyncIterat
                 yield _event(_chunk(call, delta if call.chat else piece.text, finish_reason=piece.finish_reason))
         except EngineError as e:
             yield _event({"error": {"message": str(e), "type": "server_error", "param": None, "code": "engine_failed"}})
+        except RequestError as e:
+            yield _event({"error": {"message": e.message, "type": "invalid_request_error", "param": e.param, "code": e.code}})
     if call.include_usage:
         yield _event({**call.envelope(chunk=True), "choices": [], "usage": call.usage(num_tokens)})
     yield "data: [DONE]\n\n"

@@ -16,8 +16,10 @@ from jinja2 import TemplateError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ft_assets.storable import num_characters
+from resources.inference import answer_format
 from resources.inference.adapters import AdapterError, AdapterStore
 from resources.inference.answers import Call, EngineError, RequestError, events, unknown_model, whole
+from resources.inference.engine.grammar import Constraint, SchemaError
 from resources.inference.engine.loop import Engine
 from resources.inference.engine.sampling import Sampling
 from resources.inference.schemas import ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
@@ -61,6 +63,7 @@ class Server:
         base = body.model in (self.served_name, self.alias)
         if not base and body.model not in self.store:
             raise unknown_model(body.model)
+        schema = answer_format.schema_of(body)
         chat = isinstance(body, ChatRequest)
         prompt = await asyncio.to_thread(self._render, body)
         room = self.engine.context_length - len(prompt)
@@ -84,6 +87,7 @@ class Server:
             max_tokens=wanted,
             sampling=Sampling(temperature=body.temperature, top_p=body.top_p, seed=body.seed),
             stops=body.stops,
+            constraint=None if schema is None else await asyncio.to_thread(self._constraint, schema),
             chat=chat,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
@@ -96,6 +100,12 @@ class Server:
             return self.engine.encode_chat([_plain(m) for m in body.messages])
         except (TemplateError, TypeError, ValueError) as e:
             raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
+
+    def _constraint(self, schema: answer_format.Schema) -> Constraint:
+        try:
+            return self.engine.grammars.constraint(schema)
+        except SchemaError as e:
+            raise answer_format.invalid(str(e)) from e
 
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
         """Refuse by the number of characters, in whichever fields they are: rendering and counting the tokens of 3 MB takes a minute."""

@@ -1,10 +1,11 @@
-"""Request bodies as OpenAI's and vLLM's clients send them; fields that are not listed are ignored."""
+"""Request bodies as OpenAI's and vLLM's clients send them; fields that are not listed are ignored, but for those that
+:mod:`resources.inference.answer_format` refuses."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class StreamOptions(BaseModel):
@@ -14,6 +15,7 @@ class StreamOptions(BaseModel):
 class Decoding(BaseModel):
     """What both kinds of request say about the answer."""
 
+    model_config = ConfigDict(extra="allow")
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -23,6 +25,7 @@ class Decoding(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Literal[1] | None = 1
+    response_format: dict[str, Any] | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -32,6 +35,10 @@ class Decoding(BaseModel):
 class ChatRequest(Decoding):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
 
 
 class CompletionRequest(Decoding):

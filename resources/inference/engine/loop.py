@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from resources.inference.engine import lora
 from resources.inference.engine.batch import Batch, Row
+from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
 from resources.inference.engine.sampling import Sampling, pick
 from resources.inference.engine.text import Detokenizer, StopSearch
 
@@ -34,7 +35,7 @@ class Piece:
     text: str
     completion_tokens: int
     finish_reason: str | None = None
-    """``stop`` or ``length``; ``error`` when the engine failed."""
+    """``stop`` or ``length``; ``error`` when the engine failed, ``too_complex`` when the answer's constraint passed its bounds."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,6 +50,7 @@ class Generation:
     emit: Callable[[Piece], None]
     """Called from the engine's thread."""
     source: torch.Generator | None = None
+    constraint: Constraint | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
@@ -69,6 +71,7 @@ class Engine:
         self.layers = lora.install(model, routing)
         self.context_length = int(model.config.max_position_embeddings)
         self._ends = _end_tokens(model, self.tokenizer)
+        self.grammars = Grammars(self.tokenizer, ends=self._ends, vocabulary=int(model.config.vocab_size))
         pad = next(i for i in (self.tokenizer.pad_token_id, *self._ends, 0) if i is not None)
         self._batch = Batch(model, routing, pad=pad, device=self.device)
         self._make_batch: Callable[[], Batch] = lambda: Batch(model, routing, pad=pad, device=self.device)
@@ -102,6 +105,7 @@ class Engine:
         max_tokens: int,
         sampling: Sampling,
         stops: Sequence[str],
+        constraint: Constraint | None = None,
         emit: Callable[[Piece], None],
     ) -> Generation:
         """Queue a request; `emit` is called with each piece, the last of which has a finish reason."""
@@ -113,6 +117,7 @@ class Engine:
             text=Detokenizer(lambda ids: str(self.tokenizer.decode(ids, skip_special_tokens=True))),
             emit=emit,
             source=sampling.generator(),
+            constraint=constraint,
         )
         with self._wake:
             self._waiting.append(generation)
@@ -194,18 +199,28 @@ class Engine:
             self._accept(joining, self._batch.join([g.row for g in joining]))
 
     def _accept(self, generations: Sequence[Generation], logits: torch.Tensor) -> None:
-        ended = [g for g, row_logits in zip(generations, logits, strict=True) if self._take(g, pick(row_logits, g.sampling, g.source))]
-        self._drop(ended)
+        self._drop([g for g, row_logits in zip(generations, logits, strict=True) if self._go_on(g, row_logits)])
+
+    def _go_on(self, g: Generation, logits: torch.Tensor) -> bool:
+        """Add the next token to an answer; True when it has ended."""
+        try:
+            allowed = logits if g.constraint is None else g.constraint.mask(logits)
+            return self._take(g, pick(allowed, g.sampling, g.source))
+        except TooComplex as e:
+            log.warning("an answer's constraint passed its bounds: %s", e)
+            g.emit(Piece(text="", completion_tokens=len(g.row.generated), finish_reason="too_complex"))
+            return True
 
     def _take(self, g: Generation, token: int) -> bool:
         """Add one token to an answer and emit what it shows; True when the answer has ended."""
         if token in self._ends:
             return self._end(g, "stop", g.text.finish())
         g.row.generated.append(token)
-        length = len(g.row.generated) >= g.max_tokens
-        new = g.text.add(token) + (g.text.finish() if length else "")
-        if length:
-            return self._end(g, "length", new)
+        complete = g.constraint is not None and g.constraint.take(token)
+        last = complete or len(g.row.generated) >= g.max_tokens
+        new = g.text.add(token) + (g.text.finish() if last else "")
+        if last:
+            return self._end(g, "stop" if complete else "length", new)
         shown, stopped = g.stops.add(new)
         if stopped or shown:
             g.emit(Piece(text=shown, completion_tokens=len(g.row.generated), finish_reason="stop" if stopped else None))

@@ -1,0 +1,67 @@
+"""What a request demands of the form of its answer: a JSON schema that is enforced, or a refusal.
+
+A demand that is ignored gives answers that could pass for ones that follow it, so whatever this server does not enforce is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from resources.inference.answers import RequestError
+from resources.inference.schemas import ChatRequest, CompletionRequest
+
+Schema = Mapping[str, Any]
+SUPPORTED = '{"type": "text"}, {"type": "json_object"} and {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+OF_VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Fields of vLLM's own that constrain an answer."""
+
+
+def schema_of(body: ChatRequest | CompletionRequest) -> Schema | None:
+    """The schema that the answer has to follow; None where any text will do. ``RequestError`` for what is not enforced."""
+    if isinstance(body, ChatRequest):
+        _refuse_calls("tools", body.tools, "tool_choice", body.tool_choice)
+        _refuse_calls("functions", body.functions, "function_call", body.function_call)
+    for field in OF_VLLM:
+        if (body.model_extra or {}).get(field) is not None:
+            raise RequestError(f"{field} is not enforced by this server; use response_format.", code="unsupported_parameter", param=field)
+    asked = body.response_format
+    kind = "text" if asked is None else asked.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema" and asked is not None:
+        return _named_schema(asked.get("json_schema"))
+    raise invalid(f"type {_shown(kind)} is not supported; send one of {SUPPORTED}")
+
+
+def invalid(what: str) -> RequestError:
+    return RequestError(f"response_format: {what}", code="invalid_response_format", param="response_format")
+
+
+def _named_schema(given: Any) -> Schema:
+    if not isinstance(given, dict):
+        raise invalid(f"json_schema must be an object with name and schema, not {_shown(given)}")
+    if not isinstance(given.get("name"), str) or not given["name"]:
+        raise invalid(f"json_schema.name must be a text, not {_shown(given.get('name'))}")
+    schema = given.get("schema")
+    if not isinstance(schema, dict):
+        raise invalid(f"json_schema.schema must be a JSON schema, an object, not {_shown(schema)}")
+    return schema
+
+
+def _refuse_calls(name: str, offered: list[Any] | None, choice_name: str, choice: Any) -> None:
+    if choice == "none" or (not offered and choice in (None, "auto")):
+        return
+    what = f"{name} has {len(offered)} entries" if offered else f"{choice_name} demands a call"
+    raise RequestError(
+        f'{what}, and this server calls none; leave {name} out or send "{choice_name}": "none". To let the model choose and fill in '
+        "a call, describe the calls in the messages and constrain the answer with response_format.",
+        code="unsupported_parameter",
+        param=name if offered else choice_name,
+    )
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)[:60]

@@ -1,0 +1,104 @@
+"""Answers that follow a JSON schema: before each token of a row, which tokens may come next.
+
+`llguidance` computes the masks. A compiled schema is kept and copied for each request, so the same schema is compiled once.
+Everything is bounded by counts, never by a clock: the size of a schema, of its grammar and of its automaton, and the work of
+one step. A request that passes a bound while it is answered ends alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.hf import from_tokenizer
+
+MAX_SCHEMA_BYTES = 1 << 16
+"""A schema of nested alternatives of this size takes 0.1 s to compile on one core, the slowest kind that was found."""
+MAX_COMPILED = 64
+"""Compiled schemas that are kept."""
+LIMITS = LLParserLimits(max_grammar_size=50_000, max_lexer_states=10_000, verbose_errors=False)
+"""A state takes 1 to 2 kB. The work of one step keeps the library's own bounds, about 15 ms."""
+OPTIONS: Any = {
+    "whitespace_flexible": True,
+    # A space, or a line break with its indentation: without a bound, a model may go on with spaces until max_tokens.
+    "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,12})",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""Every keyword of a schema is enforced or refused; these hold whatever the schema's own ``x-guidance`` says."""
+
+
+class SchemaError(Exception):
+    """A schema that cannot be enforced; the message says which part, and why."""
+
+
+class TooComplex(Exception):
+    """An answer cannot go on within the bounds of one step."""
+
+
+class Constraint:
+    """How far one answer has come in its grammar. Used by the engine's thread."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` over the vocabulary with all tokens at -inf that may not come next; an end only may where the answer is complete."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise TooComplex(self._matcher.get_error())
+        allowed = torch.from_numpy(np.unpackbits(bits, count=len(logits), bitorder="little").astype(np.bool_))
+        return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+    def take(self, token: int) -> bool:
+        """Go on by a token that :meth:`mask` allowed; True if the answer is complete and nothing can follow."""
+        if not self._matcher.consume_token(token):
+            raise TooComplex(self._matcher.get_error())
+        return self._matcher.is_stopped()
+
+
+class Grammars:
+    """Compiled schemas for one tokenizer. Thread-safe; the tokenizer is analyzed when the first schema comes."""
+
+    def __init__(self, tokenizer: Any, *, ends: Collection[int], vocabulary: int) -> None:
+        self._hf, self._ends, self._vocabulary = tokenizer, sorted(ends), vocabulary
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return from_tokenizer(self._hf, n_vocab=max(self._vocabulary, len(self._hf)), eos_token=list(self._ends))
+
+    def constraint(self, schema: Mapping[str, Any]) -> Constraint:
+        """A new answer's constraint; ``SchemaError`` if `schema` is malformed, too large or uses what cannot be enforced."""
+        key = json.dumps(schema, ensure_ascii=False)  # in its own order, which is the order of the answer's properties
+        size = len(key.encode())
+        if size > MAX_SCHEMA_BYTES:
+            raise SchemaError(f"the schema has {size} bytes, more than the {MAX_SCHEMA_BYTES} that are compiled; simplify it")
+        with self._lock:
+            matcher = self._compiled.get(key) or self._compile(key)
+            self._compiled[key] = matcher
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return Constraint(matcher.deep_copy())
+
+    def _compile(self, schema: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS), log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise SchemaError(_reason(matcher.get_error()))
+        return matcher
+
+
+def _reason(error: str) -> str:
+    """The library's reason, on one line and without the names of its options."""
+    if error.startswith("oneOf"):
+        return "oneOf cannot be enforced, because its alternatives may overlap; use anyOf"
+    return f"the schema cannot be enforced: {' '.join(error.split())[:300]}"
