@@ -64,7 +64,7 @@ def test_a_stage_that_is_not_counted_shows_no_count_and_an_evaluation_shows_its_
             assert view._bars is not None
             shown.append(view._bars.tasks[-1].fields["count"])
     assert shown == ["", "", "0/84"]
-    assert "?" not in capsys.readouterr().err
+    assert "/?" not in capsys.readouterr().err
 
 
 def news_of(view: JobView) -> str:
