@@ -67,6 +67,21 @@ def progress_event(progress: Mapping[str, Any]) -> Event:
     return Event(code="dataset_progress", message=f"Dataset: {progress['stage']}, {progress['rows']:,} rows{share}.", data=progress)
 
 
+PROVISIONING: Mapping[str, str] = {
+    "fetch": "fetching the base model and the training data",
+    "import": "importing the training libraries",
+    "load": "loading the base model",
+    "self_test": "self-test: examples in a packed window must not see each other",
+}
+"""What an attempt does before its first step, by the phase of its heartbeat; ``fetch`` comes before its process."""
+
+
+def provisioning_event(phase: str, *, attempt: int) -> Event:
+    """The event of an attempt that has entered one of the phases of :data:`PROVISIONING`."""
+    message = f"Attempt {attempt}: {PROVISIONING[phase]}."
+    return Event(code="provisioning_progress", message=message, data={"attempt": attempt, "phase": phase})
+
+
 def evaluation_event(milestone: Mapping[str, Any]) -> Event:
     """The event of an evaluation that has begun, or of a suite that was answered: a milestone of ``ft_assets.evals.progress``."""
     kind = milestone["kind"]

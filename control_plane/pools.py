@@ -44,7 +44,7 @@ class Node:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
     name: str
-    """Also the value of the ``ft/pool`` tag and of the node label on a cluster."""
+    """Also the value of the ``dagster/ft_pool`` tag and of the node label on a cluster."""
     nodes: tuple[Node, ...]
     gpu_type: str
     """Key of the price list, e.g. ``h100-80gb`` or ``local`` for a slot of this machine."""

@@ -17,10 +17,9 @@ from ft_assets.errors import IntegrityError, InvalidRequest, NotAdmitted
 from ft_assets.partitions import parse
 from resources.launcher import LocalLauncher
 from resources.platform import open_platform
+from resources.run_tags import TRACE_TAG
 
 BEAT_S = 5.0
-TRACE_TAG = "ft/traceparent"
-"""Tag of a run: the span that asked for it."""
 
 
 class PlatformResource(dg.ConfigurableResource[None]):
@@ -28,10 +27,6 @@ class PlatformResource(dg.ConfigurableResource[None]):
 
     def get(self) -> Platform:
         return open_platform(load())
-
-    def api_url(self) -> str:
-        settings = load()
-        return f"http://{settings.api_host}:{settings.api_port}"
 
     def launcher(self) -> Launcher:
         return LocalLauncher(load().work_dir / "launcher")

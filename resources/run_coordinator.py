@@ -26,16 +26,12 @@ from control_plane.service.run_launches import bind
 from control_plane.settings import load
 from control_plane.tables import jobs, reservations
 from resources.database.engine import control_plane_url, shared_logins
+from resources.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 
 GATED_JOBS = frozenset({"train"})
 GATED_ASSETS = frozenset({"checkpoint"})
 KEYED_JOBS = frozenset({"prepare", "train", "evaluate"})
 """Runs of these have keys that are the platform's own; each key has one run."""
-RUN_KEY_TAG, ATTEMPT_TAG, ASKED_BY_TAG = "ft/run_key", "ft/attempt", "ft/asked_by"
-REFUSED_KEY_TAG = "ft/refused_run_key"
-"""What a run that was turned away had asked for."""
-PREPARE_SLOT, EVALUATE_SLOT = "ft/prepare_slot", "ft/evaluate_slot"
-"""Their value is the tenant."""
 SLOTS = {
     PREPARE_SLOT: frozenset({"prepare", "dataset", "tokenized_pack"}),
     EVALUATE_SLOT: frozenset({"evaluate", "reevaluate", "eval_report", "adapter_evaluation"}),

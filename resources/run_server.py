@@ -54,7 +54,7 @@ from resources.stack.report import write_atomically
 
 PRELOADED = "ft_assets.definitions"
 """The code location of ``workspace.yaml``; runs of another one are not forked."""
-LATE_IMPORTS = ("dagster_postgres", "resources.run_launcher", "resources.run_coordinator")
+LATE_IMPORTS = ("resources.dagster_storage", "resources.run_launcher", "resources.run_coordinator")
 """What a run's instance is made of: ``dagster.yaml`` names it, so nothing of the code location imports it."""
 LOOK_EVERY_S = 0.25
 """Seconds between looks for children that ended, while nobody asks for anything."""

@@ -10,6 +10,7 @@ from control_plane.service.platform import Platform
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.stages import REEVALUATE
 from resources.dagster_platform import PlatformResource
+from resources.run_tags import EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, TENANT_TAG
 from sensors.run_requests import LIVE, MAX_REQUESTS_PER_TICK
 
 SETTLED = timedelta(seconds=2)
@@ -33,7 +34,7 @@ def _has_run(instance: dg.DagsterInstance, platform: Platform, due: service.DueE
     """Whether a run serves the order already; one that ended without taking it is given up, and the next tick asks for another."""
     if due.lost:
         _end_silent(instance, f"{due.id}#{int(due.run_key.rpartition('#')[2]) - 1}")
-    records = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}), limit=1)
+    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=1)
     if records and records[0].dagster_run.is_finished and platform.clock() - records[0].update_timestamp > SETTLED:
         run = records[0].dagster_run
         service.replace_run(platform, due, f"run {run.run_id} ended {run.status.value}")
@@ -41,12 +42,12 @@ def _has_run(instance: dg.DagsterInstance, platform: Platform, due: service.DueE
 
 
 def _end_silent(instance: dg.DagsterInstance, run_key: str) -> None:
-    for run in instance.get_runs(dg.RunsFilter(tags={"ft/run_key": run_key}, statuses=list(LIVE))):
+    for run in instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: run_key}, statuses=list(LIVE))):
         instance.report_run_failed(run, message="its worker has not been heard of; the evaluation gets another run")
 
 
 def _run_request(due: service.DueEvaluation) -> dg.RunRequest:
-    tags = {"ft/tenant": due.tenant, "ft/job": due.job_id, "ft/evaluation": due.id, "ft/run_key": due.run_key}
+    tags = {TENANT_TAG: due.tenant, JOB_TAG: due.job_id, EVALUATION_TAG: due.id, RUN_KEY_TAG: due.run_key}
     return dg.RunRequest(
         run_key=due.run_key,
         partition_key=partition_key(due.tenant, due.job_id),

@@ -12,8 +12,9 @@ from control_plane.service.scheduling import release
 from control_plane.service.training import STOP_GRACE_S
 from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource
-from resources.run_coordinator import KEYED_JOBS, RUN_KEY_TAG
+from resources.run_coordinator import KEYED_JOBS
 from resources.run_launcher import ForkingRunLauncher
+from resources.run_tags import RUN_KEY_TAG
 
 STALE = timedelta(seconds=15)
 """A live step beats every 5 s or faster; three missed beats mean that its worker is gone. With the daemon's loop of 5 s a worker that
@@ -70,7 +71,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
 
 def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:
     """Why `due`'s run will not move its job any more; None while it may."""
-    records = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}), limit=MAX_OF_A_KEY)
+    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=MAX_OF_A_KEY)
     if not records:
         return None
     entered = [r for r in records if r.dagster_run.status is not dg.DagsterRunStatus.NOT_STARTED]

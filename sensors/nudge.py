@@ -58,7 +58,7 @@ KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_c
 LOOK_EVERY_S = 1.0
 """How soon SIGTERM is heard."""
 NUDGE = "nudge"
-"""Who asks, in claims and in the tag ``ft/asked_by``."""
+"""Who asks, in claims and in the tag ``dagster/ft_asked_by``."""
 
 log = logging.getLogger("sensors.nudge")
 

@@ -10,7 +10,7 @@ FOR_S = 20.0
 """A tick begins nothing new after that: user code has 60 s."""
 
 
-@dg.sensor(minimum_interval_seconds=5, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(minimum_interval_seconds=30, default_status=dg.DefaultSensorStatus.RUNNING)
 def outbox(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
     """Send what is due; the API does the same while it runs, and what one of them has begun the other leaves alone."""
     opened = platform.get()

@@ -7,9 +7,9 @@ from ft_assets.errors import Unavailable
 from resources.dagster_platform import PlatformResource
 
 
-@dg.sensor(minimum_interval_seconds=5, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(minimum_interval_seconds=30, default_status=dg.DefaultSensorStatus.RUNNING)
 def rollout(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round of reconciliation; what could not be done is tried again on a later tick. The API does the same while it runs."""
+    """One round of reconciliation; what could not be done is tried again on a later tick. The API does so every second."""
     try:
         done = fleet.reconcile(platform.get())
     except Unavailable as error:

@@ -10,13 +10,27 @@ from control_plane.service.platform import Platform
 from ft_assets import context, tracing
 from ft_assets.partitions import partition_key
 from resources import step_pods
-from resources.dagster_platform import TRACE_TAG
-from resources.run_coordinator import ASKED_BY_TAG, ATTEMPT_TAG, RUN_KEY_TAG
+from resources.run_tags import (
+    ASKED_BY_TAG,
+    ATTEMPT_TAG,
+    GPUS_TAG,
+    JOB_TAG,
+    POOL_TAG,
+    REASON_TAG,
+    RUN_KEY_TAG,
+    SENSOR_TAG,
+    TENANT_TAG,
+    TIER_TAG,
+    TRACE_TAG,
+)
 
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) inside a tick that has 60 s."""
 KEYS_PER_QUERY = 4 * MAX_REQUESTS_PER_TICK
 """Of those that one query of Dagster's storage names: a burst may make thousands due, of which a tick asks for 25."""
+
+REQUESTED_BY = {"prepare": "admission", "train": "scheduling", "evaluate": "scheduling"}
+"""The sensor whose runs those of a stage are. The nudge requests them for it, earlier, so they are listed on that sensor's page."""
 
 LIVE = (
     dg.DagsterRunStatus.QUEUED,
@@ -52,18 +66,19 @@ def run_request(due: DueRun, *, by: str = "sensor") -> dg.RunRequest:
 
 def _request(due: DueRun, trace_parent: str | None, by: str) -> dg.RunRequest:
     tags = {
-        "ft/tenant": due.tenant,
-        "ft/tier": due.tier,
-        "ft/job": due.job_id,
-        "ft/reason": due.reason,
+        TENANT_TAG: due.tenant,
+        TIER_TAG: due.tier,
+        JOB_TAG: due.job_id,
+        REASON_TAG: due.reason,
         RUN_KEY_TAG: due.run_key,
         ASKED_BY_TAG: by,
+        SENSOR_TAG: REQUESTED_BY[due.stage],
         "dagster/priority": str(due.priority),
     }
     if trace_parent:
         tags[TRACE_TAG] = trace_parent
     if due.pool:
-        tags |= {"ft/pool": due.pool, "ft/gpus": str(due.num_gpus), ATTEMPT_TAG: str(due.attempt)}
+        tags |= {POOL_TAG: due.pool, GPUS_TAG: str(due.num_gpus), ATTEMPT_TAG: str(due.attempt)}
     return dg.RunRequest(
         run_key=due.run_key,
         job_name=due.stage,

@@ -8,6 +8,7 @@ from pydantic import Field
 from control_plane.service import jobs
 from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
+from resources.run_tags import runs_of_job
 
 
 class Submission(dg.Config):
@@ -29,7 +30,8 @@ def register(context: dg.OpExecutionContext, config: Submission, platform: Platf
     named = {k: getattr(config, k) for k in ("model", "training_file", "validation_file", "suffix", "seed")}
     job = jobs.submit(platform.get(), config.tenant, JobRequest.from_body({**config.options, **named})).job
     context.log.info(f"admitted {job['id']}")
-    context.add_output_metadata({"job": job["id"], "state": job["state"]})
+    runs = dg.MetadataValue.url(runs_of_job(job["id"]))
+    context.add_output_metadata({"job": job["id"], "state": job["state"], "runs_of_job": runs})
 
 
 @dg.job(executor_def=dg.in_process_executor)

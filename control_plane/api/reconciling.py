@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ReconcileWorker:
-    """A daemon thread. The sensor ``rollout`` does the same every 5 s, for when the API is away."""
+    """A daemon thread. The sensor ``rollout`` does the same every 30 s, for when the API is away."""
 
     def __init__(self, platform: Platform, *, every_s: float = EVERY_S) -> None:
         self._platform = platform

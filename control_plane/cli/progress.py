@@ -157,10 +157,10 @@ class JobView:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
             self._bars = Progress(
-                TextColumn("{task.description:<10}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(),
+                TextColumn("{task.description:<10}"), BarColumn(bar_width=30), TextColumn("{task.fields[count]}"), TimeElapsedColumn(),
                 TextColumn("{task.fields[news]}"), console=console(stderr=True),
             )  # fmt: skip
             self._bars.start()
@@ -213,7 +213,7 @@ class JobView:
             news += f"  {speed:,.0f} tokens/s" if speed else ""
             news += "".join(f"  {name} {self._newest[key]:.4f}" for key, name in SHOWN.items() if key in self._newest)
             self._bar("training", job.get("step") or 0, job["total_steps"], news)
-        elif state == "evaluating" and (found := job.get("evaluation")) and found["total"]:
+        elif state == "evaluating" and (found := job.get("evaluation")):
             self._bar(NAMES[state], found["done"], found["total"], evaluating(found))
         elif state in NAMES:
             self._bar(NAMES[state], None, None, waiting(job))
@@ -225,14 +225,15 @@ class JobView:
         for name in over & set(self._tasks):
             task = self._tasks[name]
             total = self._bars.tasks[self._bars.task_ids.index(task)].total or 1
-            self._bars.update(task, total=total, completed=total, news="")
+            self._bars.update(task, total=total, completed=total, news="", count=f"{total:g}/{total:g}" if total > 1 else "")
             self._bars.stop_task(task)
 
     def _bar(self, name: str, completed: int | None, total: int | None, news: str) -> None:
         assert self._bars is not None
+        count = f"{completed or 0}/{total}" if total else ""  # a stage that nobody can count has a bar that moves, and no numbers
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=total, news=news)
-        self._bars.update(self._tasks[name], completed=completed, total=total, news=escape(news))
+            self._tasks[name] = self._bars.add_task(name, total=total, news=news, count=count)
+        self._bars.update(self._tasks[name], completed=completed, total=total, news=escape(news), count=count)
 
 
 NAMES = {"validating": "data", "queued": "queue", "preempted": "queue", "provisioning": "start", "evaluating": "evaluation"}

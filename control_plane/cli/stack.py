@@ -58,7 +58,7 @@ def up(
 
 def down(as_json: Json = False) -> None:
     """End the running stack; training that runs writes a checkpoint first. Fine when nothing runs."""
-    from resources.stack import commands
+    from resources.stack import commands, workloads
 
     settings = commands.load_settings()
     ended = commands.down(settings)
@@ -69,7 +69,7 @@ def down(as_json: Json = False) -> None:
     if ended.leftovers:
         say(f"ended what a killed stack had left running: {', '.join(ended.leftovers)}")
     if ended.workloads:
-        say(f"stopped training after a checkpoint; it resumes when the stack is up again: {', '.join(ended.workloads)}")
+        say(workloads.stopped_as(settings, ended.workloads))
     if not (ended.services or ended.leftovers or ended.workloads):
         say(f"nothing runs in {settings.home}")
 

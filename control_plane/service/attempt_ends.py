@@ -16,7 +16,7 @@ from control_plane.service.claims import Claim, Ending
 from control_plane.service.gpu_pools import named
 from control_plane.service.platform import Platform
 from control_plane.service.transition import transition
-from control_plane.tables import attempts, jobs, reservations
+from control_plane.tables import attempts, checkpoints, jobs, reservations
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Outcome, Retry, with_half_batch
 from ft_assets.training.spec import TrainingSpec
@@ -115,10 +115,12 @@ def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, release
         return to(JobState.EVALUATING, message, trained_tokens=ending.trained_tokens)
     again = with_half_batch(held.spec) if failure.retry is Retry.HALVE_BATCH else held.spec
     columns: dict[str, Any] = {} if again is None else {"spec": again.to_dict(), "spec_sha256": again.sha256}
+    onward = _onward(held, again, saved=_saved(conn, held.job_id))
     if failure.code == "paused" or (state is JobState.PAUSING and failure.retry is not Retry.NEVER and again is not None):
         if state is not JobState.PAUSING:
-            to(JobState.PAUSING, "The workload stopped at a checkpoint.")
-        return to(JobState.PAUSED, f"Paused at step {ending.last_step}; {_onward(held, again, verb='resume')}.", **columns)
+            to(JobState.PAUSING, "The workload stopped.")
+        where = f"at step {ending.last_step}" if ending.last_step else "before its first step"
+        return to(JobState.PAUSED, f"Paused {where}; resume {onward}.", **columns)
     if failure.retry is Retry.NEVER or again is None:
         error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
         return to(JobState.FAILED, f"{error['message']}", error=error)
@@ -128,14 +130,21 @@ def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, release
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=told, preemptions=job["preemptions"] + 1)
     else:
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
-    return to(JobState.QUEUED, f"Queued again; {_onward(held, again, verb='training')}.", queued_at=job["queued_at"], **columns)
+    return to(JobState.QUEUED, f"Queued again; training {onward}.", queued_at=job["queued_at"], **columns)
 
 
-def _onward(held: Claim, again: TrainingSpec | None, *, verb: str) -> str:
+def _saved(conn: Connection, job_id: str) -> int:
+    """Step of the newest checkpoint that the next attempt may go on from; 0 for none."""
+    kept = sa.select(sa.func.max(checkpoints.c.step)).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
+    return int(conn.execute(kept).scalar() or 0)
+
+
+def _onward(held: Claim, again: TrainingSpec | None, *, saved: int) -> str:
     """Where the next attempt begins, and with what that this one did not have."""
+    where = "goes on from the last verified checkpoint" if saved else "starts from the first step"
     if again is None or again.sha256 == held.spec.sha256:
-        return "resume continues from there" if verb == "resume" else "training goes on from the last verified checkpoint"
-    return f"{verb} goes on from the last verified checkpoint with micro-batches of {again.optimization.per_device_batch_size} rows"
+        return where
+    return f"{where} with micro-batches of {again.optimization.per_device_batch_size} rows"
 
 
 def moment(unix: float | None) -> datetime | None:

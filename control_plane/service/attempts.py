@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.events import Event, as_reported, metrics_event
+from control_plane.events import Event, as_reported, metrics_event, provisioning_event
 from control_plane.jobs import FINAL, JobState
 from control_plane.service import attempt_ends, gpu_devices, metering, preemption
 from control_plane.service.claims import NOTHING
@@ -171,6 +171,18 @@ def record_progress(
         news = [m for m in steps if m["step"] > before.step] + [m for m in validation if m["step"] > before.validation]
         if news:
             conn.execute(sa.insert(job_events), [_metric_event(held.job_id, m, now) for m in news])
+
+
+def record_provisioning(platform: Platform, held: Claim, phase: str) -> None:
+    """Tell the job's tenant what the attempt does before its first step (``control_plane.events.PROVISIONING``); each phase once."""
+    event = provisioning_event(phase, attempt=held.attempt)
+    before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held) or locked(conn, held.job_id)["state"] != JobState.PROVISIONING:
+            return
+        if conn.execute(sa.select(sa.exists().where(before))).scalar_one():
+            return
+        record(conn, held.job_id, event, now=platform.clock())
 
 
 def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:

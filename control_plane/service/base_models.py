@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from control_plane.jobs import FINAL
 from control_plane.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.service.attempts import Claim, Ending
+from control_plane.service.claims import Claim, Ending
 from control_plane.service.platform import Platform
 from control_plane.settings import Settings
 from control_plane.tables import adapters, jobs

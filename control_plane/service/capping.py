@@ -119,9 +119,11 @@ def _pause_running(platform: Platform, tenant: Tenant, at: Standing, now: dateti
 def _pause(platform: Platform, job_id: str, detail: str, now: datetime) -> bool:
     """The ordinary pause, with its cause in the row; what the job held is free from now on."""
     with platform.engine.begin() as conn:
-        if JobState(locked(conn, job_id)["state"]) not in PAUSABLE:
+        state = JobState(locked(conn, job_id)["state"])
+        if state not in PAUSABLE:
             return False
-        message = f"{detail}. The job saves a checkpoint and is paused: nothing is lost."
+        saves = "saves a checkpoint and is paused" if state is JobState.RUNNING else "is paused before its first step"
+        message = f"{detail}. The job {saves}: nothing is lost."
         transition(
             conn, job_id, JobState.PAUSING, code=HARD_CAP_REACHED, level="warn", message=message, now=now, stop_requested="pause",
             reason=HARD_CAP_REACHED, reason_detail=detail,

@@ -49,7 +49,7 @@ class Watch(Protocol):
     """Whoever wants to know how far an evaluation is."""
 
     def progress(self, beat: Mapping[str, Any]) -> bool:
-        """How far it is (``phase``, ``subject``, ``suite``, ``done``, ``total``, ``eta_s``; empty at first), a few times a second.
+        """How far it is (``phase``, ``subject``, ``suite``, ``done``, ``total``, ``eta_s``), before its process starts and then often.
         False: nobody wants the result any more."""
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
@@ -107,6 +107,7 @@ def follow(
                 raise clock.stood_still(status.name, started) or _failed(launcher, status)
             number += 1
             _prepare(run)
+            watch.progress(_planned(run))
         workload = Workload(
             name=f"{name}-{number}",
             module="ft_assets.evals.runner",
@@ -179,7 +180,7 @@ class _Clock:
 
 def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, clock: _Clock) -> tuple[WorkloadStatus, bool]:
     """How the workload ended, and whether its result is still wanted."""
-    wanted = True
+    wanted, planned = True, _planned(run)
     clock.start()
     launcher.start_or_adopt(workload)
     try:
@@ -188,11 +189,17 @@ def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, 
             _tell(run, watch)
             beat = read_heartbeat(run.out_dir)
             clock.seen(beat)
-            wanted = watch.progress(beat)
+            wanted = watch.progress(planned | {key: value for key, value in beat.items() if value is not None})
             time.sleep(POLL_S)
     finally:
         status = launcher.stop(workload.name, grace_s=GRACE_S)  # ended already, unless this step is being ended too
     return status, wanted
+
+
+def _planned(run: EvalRun) -> dict[str, Any]:
+    """How far an evaluation is before its process says so. Only the process knows how much the harness asks (`capability`)."""
+    total = None if run.capability else run_file.num_requests(run, run_file.plain_suites(run)[0])
+    return {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": total, "eta_s": None}
 
 
 def _prepare(run: EvalRun) -> None:

@@ -222,7 +222,8 @@ def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
         row = locked(conn, job_id, tenant_id=tenant)
         state, now = JobState(row["state"]), platform.clock()
         if state in (JobState.PROVISIONING, JobState.RUNNING):
-            message = "A pause was asked for; the workload saves a checkpoint and stops."
+            saves = "saves a checkpoint and stops" if state is JobState.RUNNING else "stops; it has not taken a step yet"
+            message = f"A pause was requested; the workload {saves}."
             transition(conn, job_id, JobState.PAUSING, message=message, now=now, stop_requested="pause")
         elif state not in (JobState.PAUSING, JobState.PAUSED):
             transition(conn, job_id, JobState.PAUSED, message="The job was paused while it waited.", now=now)

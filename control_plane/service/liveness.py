@@ -18,7 +18,14 @@ STUCK_AFTER_STEPS = 20
 """The same in usual steps, where they are slow."""
 LOADING_S = 1800.0
 """The same where a big model is read or written, and nothing counts it."""
-PATIENCE_S = {"setup": LOADING_S, "self_test": STUCK_AFTER_S, "train": STUCK_AFTER_S, "save": LOADING_S}
+PATIENCE_S = {
+    "setup": LOADING_S,
+    "import": LOADING_S,
+    "load": LOADING_S,
+    "self_test": STUCK_AFTER_S,
+    "train": STUCK_AFTER_S,
+    "save": LOADING_S,
+}
 KEPT_STEPS = 50
 
 
@@ -39,7 +46,9 @@ class Liveness:
         self._times = [*self._times, *(float(m["time"]) for m in steps)][-KEPT_STEPS:]
 
     def phase(self) -> str:
-        return str(self._heartbeat().get("phase", ""))
+        """Of this attempt; empty before its first heartbeat."""
+        beat = self._heartbeat()
+        return str(beat.get("phase", "")) if beat.get("attempt") == self.attempt else ""
 
     def silence_s(self, status: WorkloadStatus) -> float:
         """Seconds since the workload last gave a sign of life; before its first heartbeat, since its start."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from control_plane.events import Event
+from control_plane.events import PROVISIONING, Event
 from control_plane.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
 from control_plane.service import attempts, base_models, checkpoint_uploads, past_attempts, retention, warm_starts, watching
 from control_plane.service.attempts import Claim, Ending, Reported
@@ -150,6 +150,8 @@ def follow(
         attempts.mark_restored(platform, held, from_step=restored)
         say(f"attempt {held.attempt} starts from step {restored}")
     try:
+        if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:
+            attempts.record_provisioning(platform, held, "fetch")
         workload = _workload(platform, launcher, held, work_dir)
         attempts.must_hold(platform, held)  # to fetch what it needs took a while
         status = launcher.start_or_adopt(workload)
@@ -315,10 +317,15 @@ class _Follower:
     stall: str | None = None
     offered: str = ""
     """Name of the newest checkpoint that was seen."""
+    told: str = ""
+    """Phase before the first step that the tenant was told of last."""
 
     def relay(self) -> None:
         """Pass on new metrics and newly committed checkpoints."""
         phase = self.alive.phase()
+        if phase in PROVISIONING and phase != self.told:
+            self.told = phase
+            attempts.record_provisioning(self.platform, self.held, phase)
         steps, validation = self.tail.read()
         self.alive.saw(steps)
         attempts.record_progress(self.platform, self.held, steps, validation=validation, phase=phase, before=self.before)

@@ -5,6 +5,7 @@ import dagster as dg
 from control_plane.service import conclusion, evaluation, lineage, reevaluation, watching
 from ft_assets.partitions import JOBS, parse
 from resources.dagster_platform import PlatformResource, owned_by, watched
+from resources.run_tags import page_of_asset, runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="adapters", code_version="1", deps=["eval_report", "checkpoint"])
@@ -31,10 +32,11 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "attempts": len(told["training"]["attempts"]),
             "adapter_files": dg.MetadataValue.json(dict(told["files"]["files"])),
             "started_from": [parent["adapter"]["name"] for parent in told["parents"]],
-            "lineage": dg.MetadataValue.url(f"{platform.api_url()}/v1/adapters/{record['id']}/lineage"),
+            "trained_on": dg.MetadataValue.url(page_of_asset("dataset", partition=context.partition_key)),
             "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,
             "files": dg.MetadataValue.path(opened.objects.uri(record["object_prefix"])),
-            "record": dg.MetadataValue.url(f"{platform.api_url()}/v1/adapters/{record['id']}"),
+            "adapter_id": record["id"],
+            "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
         },
     )
 

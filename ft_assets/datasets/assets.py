@@ -10,6 +10,7 @@ from ft_assets.datasets.report import DatasetReport
 from ft_assets.partitions import JOBS, parse
 from resources.dagster_platform import PlatformResource, owned_by, watched
 from resources.pictures import picture
+from resources.run_tags import runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"})
@@ -30,7 +31,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "warnings": [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]],
             "report": dg.MetadataValue.md(DatasetReport.from_dict(dict(pinned.report)).to_markdown()),
             "uri": dg.MetadataValue.path(pinned.uri),
-            "report_url": dg.MetadataValue.url(f"{platform.api_url()}/v1/datasets/{pinned.dataset_id}/report"),
+            "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
         },
     )
 

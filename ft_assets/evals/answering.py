@@ -43,14 +43,15 @@ class Evaluation:
         self.run, self.heart, self.journal = run, heart, journal
         self.milestones = Milestones(run.out_dir)
         plain, self.preferences = run_file.plain_suites(run)
+        self.capability = self._capability()
+        self.suites: tuple[Suite, ...] = (*plain, *(c.suite for c in self.capability))
+        self.subjects = run_file.subjects(run)
+        heart.plan(run_file.num_requests(run, self.suites))
+        heart.phase("loading", subject="base")
         from ft_assets.evals.subject import Subject  # torch and PEFT take seconds: the heart beats by now
 
         self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size)
-        self.capability = self._capability()
-        self.suites: tuple[Suite, ...] = (*plain, *(c.suite for c in self.capability))
-        self.subjects = [name for name, place in self._places().items() if place is not None]
         self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
-        heart.plan(len(self.subjects) * sum(len(suite.requests) for suite in self.suites))
 
     def result(self) -> dict[str, Any]:
         """The result file's content."""
@@ -115,10 +116,6 @@ class Evaluation:
         except InvalidRequest as e:
             return {"previous_error": e.to_dict()}
         return {}
-
-    def _places(self) -> dict[str, Any]:
-        run = self.run
-        return {"base": run.base_model_dir, "adapter": run.adapter_dir, "previous": run.previous_adapter_dir if run.adapter_dir else None}
 
     def _add(self, name: str, directory: Any) -> None:
         self.heart.phase("loading", subject=name)

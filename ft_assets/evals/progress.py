@@ -22,7 +22,7 @@ class Heart:
 
     def __init__(self, run: EvalRun) -> None:
         self._run, self._path = run, run.out_dir / run_file.HEARTBEAT_NAME
-        self._state: dict[str, Any] = {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": 0}
+        self._state: dict[str, Any] = {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": None}
         self._began, self._asked = time.monotonic(), 0
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -62,7 +62,7 @@ class Heart:
 
     def _eta_s(self) -> float | None:
         """Seconds that the rest takes at the pace so far."""
-        left = self._state["total"] - self._state["done"]
+        left = (self._state["total"] or 0) - self._state["done"]
         return round(left * (time.monotonic() - self._began) / self._asked, 1) if self._asked and left >= 0 else None
 
     def _abandoned(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -164,6 +164,17 @@ def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | No
         held_out, kind = suites.validation_suites(run.validation_pack_dir, limit=run.max_items)
         found += held_out
     return tuple(found), kind
+
+
+def subjects(run: EvalRun) -> list[str]:
+    """Who answers: ``base``, ``adapter``, ``previous``."""
+    places = {"base": run.base_model_dir, "adapter": run.adapter_dir, "previous": run.previous_adapter_dir if run.adapter_dir else None}
+    return [name for name, place in places.items() if place is not None]
+
+
+def num_requests(run: EvalRun, asked: Iterable[Suite]) -> int:
+    """Requests of the suites `asked`, of all subjects together."""
+    return len(subjects(run)) * sum(len(suite.requests) for suite in asked)
 
 
 def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:

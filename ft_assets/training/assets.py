@@ -8,6 +8,7 @@ from ft_assets.partitions import JOBS, parse
 from ft_assets.training.curves import loss_curve_svg
 from resources.dagster_platform import PlatformResource, owned_by, watched
 from resources.pictures import picture
+from resources.run_tags import runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="training", code_version="1", kinds={"pytorch"}, deps=["tokenized_pack"])
@@ -38,6 +39,6 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
             "spec_sha256": held.spec.sha256,
             "recipe": held.spec.recipe,
             "files": dg.MetadataValue.path(opened.objects.uri(checkpoint_uploads.final_prefix(tenant, job_id, held.attempt))),
-            "job": dg.MetadataValue.url(f"{platform.api_url()}/v1/fine_tuning/jobs/{job_id}"),
+            "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
         },
     )

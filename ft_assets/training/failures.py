@@ -213,9 +213,22 @@ def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:
         code="cancelled" if cancelled else "paused",
         fault=Fault.USER,
         retry=Retry.NEVER,
-        message=f"stopped at step {e.last_step} because the job was {'cancelled' if cancelled else 'paused'}",
-        remedy="submit the job again to train it from the start" if cancelled else "resume the job: it goes on from its last checkpoint",
+        message=f"stopped {_at(e)} because the job was {'cancelled' if cancelled else 'paused'}",
+        remedy="submit the job again to train it from the start" if cancelled else f"resume the job: {_onward(e)}",
     )
+
+
+def _at(e: Evidence) -> str:
+    return f"at step {e.last_step}" if e.last_step else "before its first step"
+
+
+def _after(e: Evidence) -> str:
+    return f"after step {e.last_step}" if e.last_step else "before its first step"
+
+
+def _onward(e: Evidence) -> str:
+    """Where the next attempt begins."""
+    return "it resumes from its last checkpoint" if e.committed_step else "it starts again from its first step"
 
 
 def _made_room(e: Evidence) -> FailureClass:
@@ -235,7 +248,7 @@ def _made_room(e: Evidence) -> FailureClass:
         fault=Fault.PLATFORM,
         retry=Retry.RESUME,
         message=message,
-        remedy=_RULES[Outcome.PREEMPTED][2],
+        remedy=f"nothing to do: {_onward(e)} when capacity is free",
     )
 
 
@@ -245,8 +258,8 @@ def _stalled(e: Evidence) -> FailureClass:
         code="stalled",
         fault=Fault.PLATFORM,
         retry=Retry.RESUME,
-        message=f"{e.stall or f'no heartbeat within {HEARTBEAT_LIMIT_S:.0f} s (age {age})'} after step {e.last_step}",
-        remedy="nothing to do: it resumes from its last checkpoint",
+        message=f"{e.stall or f'no heartbeat within {HEARTBEAT_LIMIT_S:.0f} s (age {age})'} {_after(e)}",
+        remedy=f"nothing to do: {_onward(e)}",
     )
 
 
@@ -256,14 +269,16 @@ def _node_lost(e: Evidence) -> FailureClass:
         code="node_lost",
         fault=Fault.PLATFORM,
         retry=Retry.RESUME,
-        message=f"the training process ended without a word ({e.phase}, {how}) after step {e.last_step}: killed, or its node was lost",
-        remedy="nothing to do: it resumes from its last checkpoint",
+        message=f"the training process ended without a word ({e.phase}, {how}) {_after(e)}: killed, or its node was lost",
+        remedy=f"nothing to do: {_onward(e)}",
     )
 
 
 def _explained(e: Evidence, exit_: ExitEvidence) -> FailureClass:
     fault, retry, remedy = _RULES[exit_.outcome]
     code = str(exit_.outcome)
+    if retry is Retry.RESUME:
+        remedy = remedy.format(onward=_onward(e))
     if exit_.outcome is Outcome.OOM:
         retry, remedy = _after_oom(e)
     if exit_.outcome is Outcome.INTERNAL and exit_.detail.get("code") == "base_model_unavailable":
@@ -283,14 +298,14 @@ def _after_oom(e: Evidence) -> tuple[Retry, str]:
     before, after = e.spec.optimization, halved.optimization
     how = "half the micro-batch" if 2 * after.per_device_batch_size == before.per_device_batch_size else "a smaller micro-batch"
     rows = f"{after.per_device_batch_size} instead of {before.per_device_batch_size} rows, the same global batch"
-    return Retry.HALVE_BATCH, f"it is retried once with {how} ({rows}), from its last checkpoint; if that fails too, {lower}"
+    return Retry.HALVE_BATCH, f"it is retried once with {how} ({rows}): {_onward(e)}; if that fails too, {lower}"
 
 
 _RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
     Outcome.BAD_SPEC: (Fault.PLATFORM, Retry.NEVER, "report it: submission should have refused this combination"),
     Outcome.BAD_EXAMPLE: (Fault.USER, Retry.NEVER, "correct or remove the named row and submit the file again"),
-    Outcome.INTERNAL: (Fault.PLATFORM, Retry.RESUME, "nothing to do: it resumes from its last checkpoint; operators see the traceback"),
-    Outcome.PREEMPTED: (Fault.PLATFORM, Retry.RESUME, "nothing to do: it goes on from its last checkpoint when capacity is free"),
+    Outcome.INTERNAL: (Fault.PLATFORM, Retry.RESUME, "nothing to do: {onward}; operators see the traceback"),
+    Outcome.PREEMPTED: (Fault.PLATFORM, Retry.RESUME, "nothing to do: {onward} when capacity is free"),
     Outcome.DIVERGED: (
         Fault.USER,
         Retry.NEVER,
@@ -304,7 +319,7 @@ _RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
     Outcome.DISK_FULL: (
         Fault.PLATFORM,
         Retry.RESUME,
-        "checkpoints of finished jobs were removed from the machine, and it resumes from its last one; else an operator frees space",
+        "checkpoints of finished jobs were removed from the machine, and {onward}; else an operator frees space",
     ),
     Outcome.PACKING_REFUSED: (
         Fault.PLATFORM,

@@ -51,8 +51,7 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
 def _stop_what_is_left(settings: Settings) -> str | None:
     """Runs first, of a server that was killed or had no time: each watches a workload."""
     run_records.end_all(run_records.runs_dir(settings))
-    stopped = workloads.stop_all(settings)
-    return f"stopped training after a checkpoint; it resumes when the stack is up again: {', '.join(stopped)}" if stopped else None
+    return workloads.stopped_as(settings, workloads.stop_all(settings)) or None
 
 
 def _prepare(settings: Settings) -> None:

@@ -41,9 +41,10 @@ QUIET: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_ARENA_MAX": "2",
 }
 """Nothing calls home, nothing waits for a hub, logs appear line by line, and threads that wait for each other sleep: spinning
-starves the other services of one machine."""
+starves the other services of one machine. Threads share two heaps: with one each, what they free stays with the process (mallopt(3))."""
 
 
 DATABASES = ("FT_DATABASE_URL", "FT_OWNER_DATABASE_URL", "FT_DAGSTER_DATABASE_URL", "DAGSTER_POSTGRES_URL")

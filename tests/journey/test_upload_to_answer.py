@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -105,18 +107,26 @@ def test_another_tenant_sees_nothing_of_it(finished: dict[str, Any], stack: Stac
     assert finished["job"].fine_tuned_model not in [m.id for m in other.models.list()]
 
 
-def launch(stack: Stack, job_name: str, **kwargs: Any) -> tuple[str, str]:
-    """Launch through Dagster's GraphQL; returns the run's id and how it ended."""
+def dagster_of(stack: Stack) -> DagsterGraphQLClient:
     token = (stack.home / "dagster.token").read_text().strip()
     host, port = stack.endpoints["dagster"].removeprefix("http://").split(":")
-    client = DagsterGraphQLClient(host, port_number=int(port), headers={"Authorization": f"Bearer {token}"})
+    return DagsterGraphQLClient(host, port_number=int(port), headers={"Authorization": f"Bearer {token}"})
+
+
+def launch(stack: Stack, job_name: str, **kwargs: Any) -> tuple[str, str]:
+    """Launch through Dagster's GraphQL; returns the run's id and how it ended."""
+    client = dagster_of(stack)
     run_id = client.submit_job_execution(job_name, **kwargs)
+    return run_id, ended(client, run_id)
+
+
+def ended(client: DagsterGraphQLClient, run_id: str) -> str:
     for _ in range(120):
-        status = client.get_run_status(run_id).value
+        status: str = client.get_run_status(run_id).value
         if status in ("SUCCESS", "FAILURE", "CANCELED"):
-            return run_id, status
+            return status
         time.sleep(0.5)
-    pytest.fail(f"run {run_id} of {job_name} is still {status}")
+    pytest.fail(f"run {run_id} is still {status}")
 
 
 def test_training_launched_around_the_queue_is_refused(finished: dict[str, Any], stack: Stack) -> None:
@@ -124,6 +134,19 @@ def test_training_launched_around_the_queue_is_refused(finished: dict[str, Any],
     _, status = launch(stack, "train", tags={"dagster/partition": partition, "ft/reservation": "granted"})
     assert status == "CANCELED"
     assert finished["client"].fine_tuning.jobs.retrieve(finished["job"].id).status == "succeeded"
+
+
+def test_the_documented_script_submits_a_job(finished: dict[str, Any], stack: Stack) -> None:
+    (script,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "dagster.md").read_text(), re.MULTILINE | re.DOTALL)
+    operator = json.loads(stack.ft("admin", "operators", "create", "ci", "--json").stdout)
+    env = {**os.environ, "FT_OPERATOR_KEY": operator["secret"], "FT_DAGSTER": stack.endpoints["dagster"].removeprefix("http://")}
+    before = {job.id for job in finished["client"].fine_tuning.jobs.list()}
+    words = [sys.executable, "-c", script, finished["tenant"], "demo-llama-3m", finished["file"].id]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert ended(dagster_of(stack), done.stdout.strip()) == "SUCCESS"
+    (made,) = [job for job in finished["client"].fine_tuning.jobs.list() if job.id not in before]
+    assert finished["client"].fine_tuning.jobs.cancel(made.id).status == "cancelled"
 
 
 def test_a_submission_through_graphql_takes_the_same_way_in(finished: dict[str, Any], stack: Stack) -> None:

@@ -55,7 +55,7 @@ def give_back(platform: Platform, job_id: str) -> None:
 
 
 def refusal(instance: dg.DagsterInstance, job_name: str, partition: str, **tags: str) -> str | None:
-    named = {f"ft/{name}": value for name, value in tags.items()}
+    named = {f"dagster/ft_{name}": value for name, value in tags.items()}
     run = create_run_for_test(instance, job_name=job_name, tags={"dagster/partition": partition, **named})
     return AdmissionRunCoordinator().judge(run)[0]
 
@@ -123,7 +123,7 @@ def test_where_nothing_is_due_an_operator_may_run_it_again_as_often_as_they_like
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="succeeded"))
     key = f"{tenant}:{job_id}"
     assert [refusal(instance, stage, key) for stage in ("evaluate", "evaluate", "prepare")] == [None, None, None]
-    tags = {"dagster/partition": key, "ft/run_key": f"{job_id}#evaluate0", "dagster/parent_run_id": str(uuid.uuid4())}
+    tags = {"dagster/partition": key, "dagster/ft_run_key": f"{job_id}#evaluate0", "dagster/parent_run_id": str(uuid.uuid4())}
     again = create_run_for_test(instance, job_name="evaluate", tags=tags)
     assert AdmissionRunCoordinator().judge(again) == (None, ""), "a re-execution in Dagster's UI has the tags of its parent"
 
@@ -147,11 +147,13 @@ def test_a_run_that_was_turned_away_does_not_stand_for_the_one_that_serves(
     coordinator = AdmissionRunCoordinator()
     coordinator.register_instance(instance)
     first, second = (
-        create_run_for_test(instance, job_name="prepare", tags={"dagster/partition": f"{tenant}:{job_id}", "ft/run_key": due.run_key})
+        create_run_for_test(
+            instance, job_name="prepare", tags={"dagster/partition": f"{tenant}:{job_id}", "dagster/ft_run_key": due.run_key}
+        )
         for _ in range(2)
     )
     assert coordinator.judge(first) == (None, due.run_key)
     refused = coordinator.submit_run(SubmitRunContext(second, workspace=None))  # type: ignore[arg-type]
     assert refused.status is dg.DagsterRunStatus.CANCELED
-    assert refused.tags["ft/refused_run_key"] == due.run_key
-    assert [run.run_id for run in instance.get_runs(dg.RunsFilter(tags={"ft/run_key": due.run_key}))] == [first.run_id]
+    assert refused.tags["dagster/ft_refused_run_key"] == due.run_key
+    assert [run.run_id for run in instance.get_runs(dg.RunsFilter(tags={"dagster/ft_run_key": due.run_key}))] == [first.run_id]

@@ -84,7 +84,9 @@ class World:
         repository = ReconstructableRepository(ModuleCodePointer("ft_assets.definitions", "defs", str(ROOT)))
         job = repository.get_reconstructable_job("prepare")
         run = self.instance.create_run_for_job(
-            job.get_definition(), tags={"dagster/partition": key, "ft/run_key": due.run_key}, job_code_origin=job.get_python_origin()
+            job.get_definition(),
+            tags={"dagster/partition": key, "dagster/ft_run_key": due.run_key},
+            job_code_origin=job.get_python_origin(),
         )
         self.launcher.launch_run(LaunchRunContext(dagster_run=run, workspace=None))
         return run

@@ -163,10 +163,10 @@ def test_a_run_by_hand_takes_its_slot_too(queue: RunQueue) -> None:
     job = queue.jobs.job(tenant)
     by_hand = {"dagster/partition": f"{tenant}:{job}"}
     queued = queue.queued("__ASSET_JOB", asset_selection=frozenset({dg.AssetKey("eval_report")}), tags=by_hand)
-    assert {name: value for name, value in queued.tags.items() if "slot" in name} == {"ft/evaluate_slot": tenant}
+    assert {name: value for name, value in queued.tags.items() if "slot" in name} == {"dagster/ft_evaluate_slot": tenant}
 
 
-@pytest.mark.parametrize("slot", ["ft/prepare_slot", "ft/evaluate_slot"])
+@pytest.mark.parametrize("slot", ["dagster/ft_prepare_slot", "dagster/ft_evaluate_slot"])
 @pytest.mark.parametrize("stage", ["train", "greet"])
 def test_a_run_with_the_tag_of_a_slot_that_it_does_not_take_is_refused(queue: RunQueue, stage: str, slot: str) -> None:
     tenant, other = queue.jobs.tenant(), queue.jobs.tenant()
@@ -182,10 +182,14 @@ def test_a_forged_tenant_of_a_slot_is_overwritten(queue: RunQueue) -> None:
     tenant = queue.jobs.tenant()
     job = queue.jobs.job(tenant)
     queue.jobs.set(job, state="evaluating")
-    run = queue.queued("evaluate", tags={"dagster/partition": f"{tenant}:{job}", "ft/evaluate_slot": "another"})
-    assert {name: value for name, value in run.tags.items() if "slot" in name} == {"ft/evaluate_slot": tenant}
+    run = queue.queued("evaluate", tags={"dagster/partition": f"{tenant}:{job}", "dagster/ft_evaluate_slot": "another"})
+    assert {name: value for name, value in run.tags.items() if "slot" in name} == {"dagster/ft_evaluate_slot": tenant}
 
 
 def test_a_key_that_serves_nothing_is_taken_off(queue: RunQueue) -> None:
-    run = queue.queued("greet", tags={"ft/run_key": "ftjob-1#train0"})
-    assert (run.status, run.tags["ft/run_key"], run.tags["ft/refused_run_key"]) == (dg.DagsterRunStatus.QUEUED, "", "ftjob-1#train0")
+    run = queue.queued("greet", tags={"dagster/ft_run_key": "ftjob-1#train0"})
+    assert (run.status, run.tags["dagster/ft_run_key"], run.tags["dagster/ft_refused_run_key"]) == (
+        dg.DagsterRunStatus.QUEUED,
+        "",
+        "ftjob-1#train0",
+    )

@@ -107,7 +107,7 @@ def plant(world: World, tenant: str) -> str:
     key, text = partition_key(tenant, job_id), f"{CANARY} of {tenant}"
     with dg.DagsterInstance.get() as instance:
         instance.add_dynamic_partitions(str(JOBS.name), [key])
-        tags = {"ft/tenant": tenant, "ft/job": job_id, "ft/reason": text}
+        tags = {"ft/tenant": tenant, "dagster/ft_job": job_id, "dagster/ft_reason": text}
         for name in ("report_job", "broken_job"):
             job = DEFS.get_job_def(name)
             job.execute_in_process(instance=instance, partition_key=key, tags=tags, raise_on_error=False)

@@ -56,13 +56,13 @@ def test_an_order_gets_one_run_of_its_jobs_partition(ordered: tuple[Platform, sa
     (request,) = result.run_requests
     assert (request.run_key, request.partition_key) == (f"{row['id']}#0", f"{row['tenant_id']}:{row['job_id']}")
     assert request.run_config == {"ops": {"adapter_evaluation": {"config": {"evaluation_id": row["id"]}}}}
-    create_run_for_test(instance, job_name="reevaluate", tags={"ft/run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.STARTED)
+    create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.STARTED)
     assert isinstance(tick(instance), dg.SkipReason)
 
 
 def test_a_run_that_ended_before_it_began_is_replaced(ordered: tuple[Platform, sa.RowMapping], instance: dg.DagsterInstance) -> None:
     _, row = ordered
-    create_run_for_test(instance, job_name="reevaluate", tags={"ft/run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.FAILURE)
+    create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.FAILURE)
     assert isinstance(tick(instance), dg.SkipReason), "a run that ended just now may still have written something"
     time.sleep(2.1)
     tick(instance)
@@ -73,7 +73,9 @@ def test_a_run_that_ended_before_it_began_is_replaced(ordered: tuple[Platform, s
 
 def test_a_silent_run_is_counted_as_failed_and_replaced(ordered: tuple[Platform, sa.RowMapping], instance: dg.DagsterInstance) -> None:
     platform, row = ordered
-    silent = create_run_for_test(instance, job_name="reevaluate", tags={"ft/run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.STARTED)
+    silent = create_run_for_test(
+        instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.STARTED
+    )
     assert service.claim(platform, row["id"]) is not None
     assert isinstance(tick(instance), dg.SkipReason)
     long_ago = platform.clock() - service.LOST_AFTER - timedelta(seconds=1)

@@ -173,7 +173,7 @@ def test_a_run_that_dagster_refuses_keeps_no_other_back_and_is_left_to_the_senso
                 raise FtError("its configuration is not valid")
             run_id = str(uuid.uuid4())
             with fresh_platform.engine.begin() as conn:
-                run_launches.bind(conn, str(request.run_key), request.tags["ft/job"], run_id, by="nudge")
+                run_launches.bind(conn, str(request.run_key), request.tags["dagster/ft_job"], run_id, by="nudge")
             return run_id
 
     launches = Refuses("http://127.0.0.1:9", token="t")

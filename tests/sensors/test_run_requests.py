@@ -17,7 +17,10 @@ from control_plane.service import files, jobs, run_launches, tenants
 from control_plane.service.due_runs import due_runs
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
+from resources.run_coordinator import slots_of
+from sensors.admission import admission
 from sensors.run_requests import KEYS_PER_QUERY, MAX_REQUESTS_PER_TICK, missing, run_request
+from sensors.scheduling import scheduling
 
 
 @pytest.fixture
@@ -69,11 +72,31 @@ def test_a_run_that_entered_the_queue_is_never_asked_for_again(
 def test_operators_can_filter_by_tenant_tier_pool_gpus_attempt_and_reason(fresh_platform: Platform, submitted: list[str]) -> None:
     (first, *_) = due_runs(fresh_platform, ("prepare",))
     tags = run_request(first, by="nudge").tags
-    assert tags["ft/tier"] == "standard"
-    assert (tags["ft/reason"], tags["ft/asked_by"], tags["dagster/priority"]) == ("submitted", "nudge", "5")
-    assert tags["ft/job"] == submitted[0]
+    assert tags["dagster/ft_tier"] == "standard"
+    assert (tags["dagster/ft_reason"], tags["dagster/ft_asked_by"], tags["dagster/priority"]) == ("submitted", "nudge", "5")
+    assert tags["dagster/ft_job"] == submitted[0]
     held = run_request(replace(first, stage="train", pool="local", num_gpus=2, attempt=3, reason="backfill"), by="sensor").tags
-    assert (held["ft/pool"], held["ft/gpus"], held["ft/attempt"], held["ft/reason"]) == ("local", "2", "3", "backfill")
+    assert (held["dagster/ft_pool"], held["dagster/ft_gpus"], held["dagster/ft_attempt"], held["dagster/ft_reason"]) == (
+        "local",
+        "2",
+        "3",
+        "backfill",
+    )
+
+
+def test_dagsters_list_of_runs_shows_the_partition_and_the_tenant_and_names_the_sensor(
+    fresh_platform: Platform, submitted: list[str]
+) -> None:
+    (first, *_) = due_runs(fresh_platform, ("prepare",))
+    sensors = {sensor.name: {job.name for job in sensor.jobs} for sensor in (admission, scheduling)}
+    for stage in ("prepare", "train", "evaluate"):
+        due = replace(first, stage=stage, pool="local", num_gpus=2, attempt=3, trace_parent=f"00-{'1' * 32}-{'2' * 16}-01")
+        request = run_request(due, by="nudge")
+        run = dg.DagsterRun(job_name=stage, run_id="r", tags={**request.tags, "dagster/partition": str(request.partition_key)})
+        tags = {**run.tags, **slots_of(run)}
+        shown = {tag for tag in tags if not tag.startswith("dagster/") or tag in ("dagster/partition", "dagster/backfill")}
+        assert shown == {"dagster/partition", "ft/tenant"}
+        assert stage in sensors[tags["dagster/sensor_name"]]
 
 
 def test_of_thousands_that_are_due_a_query_names_a_hundred_and_none_waits_behind_those_that_are_served(
@@ -85,13 +108,13 @@ def test_of_thousands_that_are_due_a_query_names_a_hundred_and_none_waits_behind
         """The instance, with how many keys each query named."""
 
         def get_runs(self, filters: dg.RunsFilter) -> list[dg.DagsterRun]:
-            named.append(len(filters.tags["ft/run_key"]))
+            named.append(len(filters.tags["dagster/ft_run_key"]))
             return list(instance.get_runs(filters))
 
     (first, *_) = due_runs(fresh_platform, ("prepare",))
     due = [replace(first, run_key=f"{first.job_id}#many{n:03}") for n in range(300)]
     for d in due[:KEYS_PER_QUERY]:
-        create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": d.run_key})
+        create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": d.run_key})
     won = missing(fresh_platform, Counted(), due, by="sensor")  # type: ignore[arg-type]
     assert won == due[KEYS_PER_QUERY : KEYS_PER_QUERY + MAX_REQUESTS_PER_TICK]
     assert named == [KEYS_PER_QUERY] * 2

@@ -62,7 +62,7 @@ def test_a_submitted_job_gets_its_partition_and_its_preparation(submitted: tuple
 
 def test_a_run_that_lives_is_not_asked_for_again(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
     _, _, job_id = submitted
-    create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": f"{job_id}#prepare0"}, status=dg.DagsterRunStatus.STARTED)
+    create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": f"{job_id}#prepare0"}, status=dg.DagsterRunStatus.STARTED)
     assert isinstance(tick(admission, instance), dg.SkipReason)
 
 
@@ -79,7 +79,7 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
     for attempt in range(MAX_REPLACEMENTS):
         (due,) = due_runs.due_runs(platform, ("prepare",))
         assert due.run_key == f"{job_id}#prepare{attempt}"
-        create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+        create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
         time.sleep(SETTLED.total_seconds() + 0.1)
         assert due.run_key in str(tick(failures, instance))
     job = jobs.get(platform, tenant, job_id).row
@@ -90,8 +90,8 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
 
 def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
     (due,) = due_runs.due_runs(submitted[0], ("prepare",))
-    create_run_for_test(instance, job_name="prepare", tags={"ft/run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
-    ended = instance.get_run_records(dg.RunsFilter(tags={"ft/run_key": due.run_key}))[0].update_timestamp
+    create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+    ended = instance.get_run_records(dg.RunsFilter(tags={"dagster/ft_run_key": due.run_key}))[0].update_timestamp
     assert why_gone(instance, due, None, ended + SETTLED) is None
     assert "ended FAILURE" in (why_gone(instance, due, None, ended + SETTLED + timedelta(milliseconds=1)) or "")
 
@@ -100,7 +100,7 @@ def test_a_run_that_never_entered_the_queue_is_lost_unless_another_of_its_key_di
     submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
 ) -> None:
     (due,) = due_runs.due_runs(submitted[0], ("prepare",))
-    tags = {"ft/run_key": due.run_key}
+    tags = {"dagster/ft_run_key": due.run_key}
     create_run_for_test(instance, job_name="prepare", tags=tags)
     made = instance.get_run_records(dg.RunsFilter(tags=tags))[0].update_timestamp
     assert why_gone(instance, due, None, made + UNQUEUED) is None

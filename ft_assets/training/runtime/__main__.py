@@ -88,6 +88,7 @@ class Attempt:
         method = _method(self.run.spec)
         vocab_size = _vocab_size(self.run)
         pack = data.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
+        self.heartbeat.enter("import")
         with tracing.span("import"):
             imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))
             from ft_assets.training.runtime import train

@@ -41,6 +41,7 @@ FINAL_PARTS = {"adapter": checkpoints.ADAPTER, "model": ("model*.safetensors", "
 def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, heartbeat: Heartbeat, stop: StopRequest) -> dict[str, Any]:
     """Train to the end and write ``final/``; returns what the exit evidence adds. Raises a ``RunEnded`` otherwise."""
     spec = run_file.spec
+    heartbeat.enter("load")
     deterministic(spec.seed)
     strategy = parallel.build(spec)
     with tracing.span("load"):

@@ -51,6 +51,22 @@ def test_a_bar_shows_margin_and_validation_loss_once_they_were_measured(
     assert second == "loss 0.5000  1,200 tokens/s  margin 0.7500  validation loss 0.2500"
 
 
+def test_a_stage_that_is_not_counted_shows_no_count_and_an_evaluation_shows_its_total_from_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    setup = {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": 84, "eta_s": None}
+    with JobView() as view:
+        shown = []
+        for state, evaluation in (("provisioning", None), ("evaluating", None), ("evaluating", setup)):
+            view.job({"status": "running", "state": state, "evaluation": evaluation})  # type: ignore[typeddict-item]
+            assert view._bars is not None
+            shown.append(view._bars.tasks[-1].fields["count"])
+    assert shown == ["", "", "0/84"]
+    assert "/?" not in capsys.readouterr().err
+
+
 def news_of(view: JobView) -> str:
     assert view._bars is not None
     return str(view._bars.tasks[-1].fields["news"])

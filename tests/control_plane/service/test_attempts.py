@@ -323,7 +323,7 @@ def test_out_of_memory_while_pausing_halves_the_batch_too(queued: Callable[..., 
     held = replace(held, spec=replace(held.spec, method=method))
     jobs.pause(platform, tenant, job_id)
     assert attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH))) is JobState.PAUSED
-    assert "resume goes on from the last verified checkpoint with micro-batches of 2 rows" in messages(platform, job_id)[-1]
+    assert "resume starts from the first step with micro-batches of 2 rows" in messages(platform, job_id)[-1]
     jobs.resume(platform, tenant, job_id)
     assert held_by(platform, tenant, job_id).spec.optimization.per_device_batch_size == 2
 
@@ -331,8 +331,33 @@ def test_out_of_memory_while_pausing_halves_the_batch_too(queued: Callable[..., 
 def test_the_event_says_where_a_smaller_batch_goes_on(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
+    attempts.record_checkpoint(platform, held, step=5, prefix="p", manifest_sha256="m", metrics={})
     attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH)))
     assert "training goes on from the last verified checkpoint with micro-batches of 2 rows" in messages(platform, job_id)[-1]
+
+
+def test_a_pause_before_the_first_step_speaks_of_no_checkpoint(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    jobs.pause(platform, tenant, job_id)
+    attempts.finish(platform, held, ending(failure("paused", Fault.USER, Retry.NEVER), step=0))
+    told = messages(platform, job_id)
+    assert told[-1] == "Paused before its first step; resume starts from the first step."
+    assert not [m for m in told if "checkpoint" in m]
+
+
+def test_each_phase_before_the_first_step_is_an_event_once(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    for phase in ("fetch", "import", "import", "load", "import"):
+        attempts.record_provisioning(platform, held, phase)
+    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
+    attempts.record_provisioning(platform, held, "self_test")
+    assert [m for m in messages(platform, job_id) if m.startswith("Attempt 1: ")] == [
+        "Attempt 1: fetching the base model and the training data.",
+        "Attempt 1: importing the training libraries.",
+        "Attempt 1: loading the base model.",
+    ]
 
 
 def messages(platform: Platform, job_id: str) -> list[str]:

@@ -105,6 +105,14 @@ def test_the_result_is_that_of_the_process_and_what_it_did_is_told_once(launcher
     assert (starts(run), again.milestones) == (1, [])
 
 
+def test_how_much_is_asked_is_told_before_the_process_says_so(launcher: Scripted, run: EvalRun) -> None:
+    finish(run)
+    seen, asked = Seen(), replace(run, golden=True)
+    eval_following.follow(launcher, asked, name="e", watch=seen)
+    assert seen.beats[0]["total"] == len(run_file.plain_suites(asked)[0][0].requests) > 0
+    assert seen.beats[0]["done"] == 0
+
+
 def test_a_result_about_other_subjects_is_not_taken(launcher: Scripted, run: EvalRun) -> None:
     finish(run)
     eval_following.follow(launcher, run, name="e", watch=Seen())

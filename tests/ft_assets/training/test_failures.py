@@ -196,13 +196,32 @@ def test_the_micro_batch_shrinks_as_far_as_the_global_batch_allows(
     halved = with_half_batch(spec)
     found = halved and (halved.optimization.per_device_batch_size, halved.optimization.accumulation_steps)
     assert found == after
-    end = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=spec))
+    end = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=spec, committed_step=4))
     assert end is not None and (end.retry is Retry.HALVE_BATCH) == (after is not None)
     if after is None:
         assert "no smaller micro-batch is left" in end.remedy
     else:
         assert f"{after[0]} instead of {before[0]} rows" in end.remedy
-        assert "from its last checkpoint" in end.remedy
+        assert "resumes from its last checkpoint" in end.remedy
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        Evidence(phase="exited", stop_reason=StopReason.PAUSE),
+        Evidence(phase="exited", stop_reason=StopReason.PREEMPT),
+        Evidence(phase="lost"),
+        Evidence(phase="exited", stall="no progress for 700 s"),
+        Evidence(phase="exited", exit=ended(Outcome.INTERNAL)),
+        Evidence(phase="exited", exit=ended(Outcome.OOM), spec=SPEC),
+    ],
+)
+def test_only_an_attempt_with_a_checkpoint_is_said_to_go_on_from_one(of: Evidence) -> None:
+    without, with_one = classify(replace(of, last_step=0, committed_step=0)), classify(replace(of, last_step=5, committed_step=5))
+    assert without is not None and with_one is not None
+    assert "it starts again from its first step" in without.remedy and "checkpoint" not in without.message + without.remedy
+    assert "it resumes from its last checkpoint" in with_one.remedy
+    assert "step 0" not in without.message
 
 
 def test_half_the_batch_is_the_same_global_batch() -> None:
