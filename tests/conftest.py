@@ -179,7 +179,7 @@ def serve() -> Iterator[Callable[[ASGIApp], str]]:
     for server, _ in running:
         server.should_exit = True
     for _, thread in running:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 @pytest.fixture(scope="module")

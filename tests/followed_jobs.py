@@ -113,7 +113,7 @@ class Job:
         return self.platform.objects.get_bytes(f"{row.object_prefix}/adapter_model.safetensors")
 
 
-def until(condition: Callable[[], Any], *, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -39,7 +39,7 @@ def inference_server(base: Path, *, port: int, name: str = "tiny", options: tupl
     finally:
         process.terminate()
         try:
-            process.wait(timeout=15)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -117,10 +117,10 @@ def receiver(*, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
         here.released.set()
         server.shutdown()
         server.server_close()
-        thread.join(timeout=5)
+        thread.join(timeout=60)
 
 
-def until(what: Any, *, within_s: float = 20.0) -> None:
+def until(what: Any, *, within_s: float = 60.0) -> None:
     """Wait for `what` to hold."""
     deadline = time.monotonic() + within_s
     while not what():

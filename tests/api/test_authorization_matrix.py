@@ -24,7 +24,7 @@ from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from control_plane.tables import webhook_endpoints
 from control_plane.tenants import Role
-from tests.database_roles import as_operator
+from tests.database_roles import as_operator, as_owner
 from tests.registered_adapter import add_adapter
 
 JOB, ADAPTER, HOOK = "/v1/fine_tuning/jobs/{job_id}", "/v1/adapters/{adapter_id:path}", "/v1/webhook_endpoints/{webhook_endpoint_id}"
@@ -135,6 +135,25 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(platform: Platform, serve: Callable[[ASGIApp], str]) -> Iterator[World]:
+    yield from opened(platform, serve)
+
+
+@pytest.fixture(scope="module")
+def unconfined(new_platform: Callable[..., Platform], serve: Callable[[ASGIApp], str]) -> Iterator[World]:
+    """A world whose database shows every row to every tenant: what keeps them apart is the API's own queries."""
+    platform = new_platform()
+    with as_owner(platform).begin() as conn:
+        confined = conn.exec_driver_sql("SELECT quote_ident(relname) FROM pg_class WHERE relrowsecurity").scalars().all()
+        assert len(confined) > 30
+        for table in confined:
+            conn.exec_driver_sql(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+    yield from opened(platform, serve)
+
+
+LAYERS = pytest.mark.parametrize("layer", ["world", "unconfined"], ids=["with row security", "without row security"])
+
+
+def opened(platform: Platform, serve: Callable[[ASGIApp], str]) -> Iterator[World]:
     owner, key = tenants.create(platform, f"own-{uuid.uuid4().hex[:8]}")
     _, stranger = tenants.create(platform, STRANGER)
     keys = {scope: tenants.create_key(platform, owner.id, name=scope, scopes=[scope]).secret for scope in ORDER}
@@ -256,8 +275,10 @@ def with_objects(world: World) -> Iterator[tuple[str, str, str]]:
             yield method, path, entry
 
 
-def test_another_tenants_object_is_as_if_it_had_never_been(world: World) -> None:
+@LAYERS
+def test_another_tenants_object_is_as_if_it_had_never_been(layer: str, request: pytest.FixtureRequest) -> None:
     """A stranger with every scope gets 404, in the words with which an id is answered that nobody has."""
+    world: World = request.getfixturevalue(layer)
     wrong, num_real = {}, 0
     for method, path, entry in with_objects(world):
         real = filled(path, world.real)
@@ -269,6 +290,26 @@ def test_another_tenants_object_is_as_if_it_had_never_been(world: World) -> None
             wrong[f"{method} {path}"] = [(a.status_code, a.text) for a in answers]
     assert wrong == {}, json.dumps(wrong, indent=1)
     assert num_real > 50, "too few objects are real for this to mean anything"
+
+
+@LAYERS
+def test_nothing_that_is_listed_or_exported_names_another_tenants_objects(layer: str, request: pytest.FixtureRequest) -> None:
+    world: World = request.getfixturevalue(layer)
+    ids = set(world.real.values()) - {"support-bot"}  # a name that each tenant may have
+    shown: dict[str, list[set[str]]] = {"admin": [], "stranger": []}
+    leaks = {}
+    for method, path, entry in world.routes():
+        if method != "GET" or "{" in path or TABLE[entry] not in ORDER:
+            continue
+        for kind, found in shown.items():
+            answer = world.call(method, path, world.keys[kind])
+            assert answer.status_code < 500, (path, answer.text)
+            found.append({id_ for id_ in ids if id_ in answer.text})
+        if shown["stranger"][-1]:
+            leaks[path] = shown["stranger"][-1]
+    assert leaks == {}
+    assert len(shown["admin"]) > 15
+    assert len(set().union(*shown["admin"])) > 8, "the owner's own lists name its objects, or this would mean nothing"
 
 
 def test_the_owner_finds_these_objects(world: World) -> None:

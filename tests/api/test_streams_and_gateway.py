@@ -142,7 +142,7 @@ def test_a_caller_that_hangs_up_ends_the_generation(caller: tuple[str, openai.Op
     _, client, _ = caller
     with client.chat.completions.create(model="tiny-base", messages=ASK, stream=True, max_tokens=999) as chunks:
         next(iter(chunks))
-    assert engine.state.hung_up.wait(timeout=10)
+    assert engine.state.hung_up.wait(timeout=60)
 
 
 def test_an_adapter_in_production_answers_under_its_name_and_its_id(

@@ -61,6 +61,27 @@ def test_the_one_rounding_goes_to_the_nearest_and_a_half_to_the_even(numerator: 
     assert half_even(-numerator, denominator) == -half_even(numerator, denominator)
 
 
+@pytest.mark.parametrize(
+    ("numerator", "denominator", "whole"), [(1, 2, 0), (3, 2, 2), (5, 2, 2), (7, 2, 4), (-1, 2, 0), (-3, 2, -2), (15, 10, 2), (25, 10, 2)]
+)
+def test_an_exact_half_goes_to_the_even_neighbour(numerator: int, denominator: int, whole: int) -> None:
+    assert half_even(numerator, denominator) == whole
+    assert [half_even(numerator * 10**12 + more, denominator * 10**12) - whole for more in (-1, 1)] in ([0, 1], [-1, 0]), (
+        "beside it, no rule is needed"
+    )
+
+
+@pytest.mark.parametrize(("gpu_ms", "micros"), [(1800, 0), (5400, 2), (9000, 2), (12_600, 4)])
+def test_half_a_micro_dollar_of_gpu_time_goes_to_the_even_one(gpu_ms: int, micros: int) -> None:
+    """A GPU at 1,000 micro-dollars an hour: one for each 3.6 s."""
+    body = changed(
+        lambda b: b["gpus"]["local"].update(on_demand_micros_per_hour=1000, spot_micros_per_hour=1000, reserved_micros_per_hour=1000)
+    )
+    held = prices.parse(body).lists[0]
+    assert held.tiers["standard"].gpu_percent == 100
+    assert held.gpu_micros("local", tier="standard", pricing="on_demand", gpu_ms=gpu_ms) == micros
+
+
 @PATIENT
 @given(st.integers(0, 10**13), st.integers(0, 10**13), st.sampled_from(["free", "standard", "premium"]))
 def test_more_time_never_costs_less(a: int, b: int, tier: str) -> None:
@@ -120,3 +141,11 @@ def test_lists_out_of_order_and_files_that_are_none_are_refused(tmp_path: Path) 
         prices.load(broken)
     with pytest.raises(ValueError, match="cannot be read"):
         prices.load(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(("days", "micros"), [(28, 4), (29, 3), (30, 3), (31, 3)])
+def test_a_day_costs_its_part_of_its_month(days: int, micros: int) -> None:
+    """100 micro-dollars a GiB and month: 3.57, 3.45, 3.33 and 3.23 a day."""
+    held = prices.parse(changed(lambda b: b["storage"].update(micros_per_gib_month=100))).lists[0]
+    stored = held.tiers["standard"].storage_allowance_bytes + GIB
+    assert held.storage_micros_per_day(tier="standard", stored_bytes=stored, days_in_month=days) == micros

@@ -146,6 +146,16 @@ def test_a_month_is_that_of_utc_whatever_the_zone() -> None:
     assert (month.begins, month.ends) == (datetime(2026, 12, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
 
 
+@pytest.mark.parametrize(("year", "number", "days"), [(2026, 2, 28), (2028, 2, 29), (2026, 4, 30), (2026, 12, 31)])
+def test_a_month_ends_where_the_next_begins_however_many_days_it_has(year: int, number: int, days: int) -> None:
+    begins = datetime(year, number, 1, tzinfo=UTC)
+    ends = begins + timedelta(days=days)
+    for within in (begins, ends - timedelta(microseconds=1)):
+        month = month_of(within)
+        assert (month.begins, month.ends) == (begins, ends)
+    assert month_of(ends).begins == ends
+
+
 @pytest.mark.parametrize(("tier", "within"), [("premium", 300), ("standard", 3600), ("free", None)])
 def test_a_start_is_promised_by_tier_and_free_promises_none(tier: str, within: int | None) -> None:
     created = datetime(2026, 1, 1, tzinfo=UTC)

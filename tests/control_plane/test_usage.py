@@ -76,6 +76,18 @@ def test_buckets_are_those_of_the_calendar_and_empty_ones_are_there() -> None:
     assert [len(h.results) for h in hours] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("year", "month", "days"), [(2026, 2, 28), (2028, 2, 29), (2026, 4, 30), (2026, 12, 31)])
+def test_a_month_has_its_own_number_of_days(year: int, month: int, days: int) -> None:
+    begins = datetime(year, month, 1, tzinfo=UTC)
+    after = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
+    assert after - begins == timedelta(days=days)
+    (only,) = usage.buckets(begins + timedelta(days=days - 1, hours=23), after, "month")
+    assert (only.begins, only.ends) == (begins, after)
+    one = entry(begins, days * 86_400_000 + 1000, 1_000_000)
+    assert [(p.begins, p.gpu_ms) for p in usage.split(one, "month")] == [(begins, days * 86_400_000), (after, 1000)]
+    assert len(usage.split(one, "day")) == days + 1
+
+
 def test_groups_are_summed_apart_and_refunds_have_their_own_columns() -> None:
     entries = [
         entry(AT, 1000, 60, list_micros=100, job="a"),

@@ -134,7 +134,7 @@ def test_kill_9_of_one_of_two_ranks_or_of_their_agent_is_a_lost_node(tmp_path: P
         ranks = {int(p.environ()["RANK"]): p for p in children}
         os.kill(agent.pid if victim == "agent" else ranks[int(victim[-1])].pid, signal.SIGKILL)
         code = agent.wait(timeout=60)
-        psutil.wait_procs(children, timeout=10)
+        psutil.wait_procs(children, timeout=60)
         assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         found = judged(pair, code)
         assert (found.code, found.fault, found.retry) == ("node_lost", Fault.PLATFORM, Retry.RESUME), (found, pair.log())

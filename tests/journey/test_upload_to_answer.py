@@ -80,7 +80,7 @@ def test_its_checkpoints_are_listed(finished: dict[str, Any]) -> None:
 
 def test_its_adapter_has_complete_lineage(finished: dict[str, Any], stack: Stack) -> None:
     url = f"{stack.endpoints['api']}/v1/adapters/{finished['job'].adapter_id}"
-    record = requests.get(url, headers={"Authorization": f"Bearer {finished['key']}"}, timeout=10).json()
+    record = requests.get(url, headers={"Authorization": f"Bearer {finished['key']}"}, timeout=60).json()
     lineage = (
         "base_model",
         "base_digest",

@@ -148,7 +148,7 @@ def scripted(greeting: str, answers: Mapping[str, str]) -> Iterator[int]:
             yield listening.getsockname()[1]
         finally:
             ended.set()
-            thread.join(timeout=5)
+            thread.join(timeout=60)
 
 
 NO = "554 5.7.1 go away\r\n"

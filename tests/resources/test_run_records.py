@@ -60,7 +60,7 @@ def record(settings: Settings) -> Iterator[Callable[..., subprocess.Popen[bytes]
         process.wait()
 
 
-def until(true: Callable[[], object], patience_s: float = 10.0) -> None:
+def until(true: Callable[[], object], patience_s: float = 60.0) -> None:
     deadline = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < deadline, f"not seen in {patience_s} s"
@@ -72,14 +72,14 @@ def test_no_run_survives_a_stack_whose_run_server_could_not_end_them(
 ) -> None:
     run, bystander = record("one"), record("two", known="1@another-boot")
     assert commands.supervisor(settings, lambda _report: None).when_idle() is None
-    assert run.wait(1) == -signal.SIGTERM
+    assert run.wait(60) == -signal.SIGTERM
     assert bystander.poll() is None, "its number was used again"
 
 
 def test_down_ends_the_runs_of_a_stack_that_was_killed(settings: Settings, record: Callable[..., subprocess.Popen[bytes]]) -> None:
     run = record("one")
     commands.down(settings)
-    assert run.wait(1) == -signal.SIGTERM
+    assert run.wait(60) == -signal.SIGTERM
 
 
 def test_the_next_stack_ends_the_runs_of_one_that_was_killed_and_says_so(
@@ -90,7 +90,7 @@ def test_the_next_stack_ends_the_runs_of_one_that_was_killed_and_says_so(
         files.report, StackReport(stack_id="s", phase=Phase.READY, pid=1, create_time=1.0, since=1.0, services=()).to_json()
     )
     assert "ended 1 of its runs" in (lock.clean_stale(files) or "")
-    assert run.wait(1) == -signal.SIGTERM
+    assert run.wait(60) == -signal.SIGTERM
 
 
 def test_the_runs_of_a_killed_stack_end_while_its_database_still_serves(settings: Settings, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_runs_of_a_killed_stack_end_while_its_database_still_serves(settings
         stale = StackReport(stack_id="s", phase=Phase.READY, pid=1, create_time=1.0, since=1.0, services=(first,))
         report.write_atomically(StackFiles(home=settings.home).report, stale.to_json())
         assert commands.down(settings).leftovers == ("postgres",)
-        assert (run.wait(5), database.wait(5)) == (7, -signal.SIGTERM)
+        assert (run.wait(60), database.wait(60)) == (7, -signal.SIGTERM)
     finally:
         for process in (run, database):
             process.kill()
@@ -123,7 +123,7 @@ def test_the_runs_of_a_server_without_a_stack_are_ended_by_that_server_alone(
     assert run.poll() is None
     with socket.socket(socket.AF_UNIX) as listener:
         RunServer(directory=runs_dir(settings), stack="", ending=True).serve(listener)
-    assert run.wait(1) == -signal.SIGTERM
+    assert run.wait(60) == -signal.SIGTERM
 
 
 def test_a_child_that_writes_no_record_is_ended_and_the_server_goes_on(settings: Settings) -> None:
@@ -180,7 +180,7 @@ def test_a_server_reports_runs_that_it_did_not_fork(settings: Settings, record: 
 def test_a_server_ends_the_runs_of_another_stack(settings: Settings, record: Callable[..., subprocess.Popen[bytes]]) -> None:
     run = record("one", stack="an earlier one")
     RunServer(directory=runs_dir(settings), stack="s")._take_over()
-    assert run.wait(1) == -signal.SIGKILL
+    assert run.wait(60) == -signal.SIGKILL
     assert read_record(runs_dir(settings), "one") is None
 
 

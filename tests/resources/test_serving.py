@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
@@ -197,13 +197,12 @@ def test_no_call_keeps_a_round_waiting_for_more_than_ten_seconds() -> None:
 
 
 def test_replicas_are_asked_side_by_side() -> None:
-    def slow(_: httpx.Request) -> None:
-        time.sleep(0.2)
+    both = threading.Barrier(2, timeout=60)
 
-    made = fleet(Replicas(slow))
-    started = time.monotonic()
-    made.replicas()
-    assert time.monotonic() - started < 0.35
+    def meet(_: httpx.Request) -> None:
+        both.wait()
+
+    assert [r.ready for r in fleet(Replicas(meet)).replicas()] == [True, True]
 
 
 def test_a_server_that_is_something_else_is_not_ready() -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-S", "-E", "-u", "-c")
 
 SERVE = "import sys, time; open(sys.argv[1], 'w').write('x'); time.sleep(600)"
+WHEN_TOLD = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n" + SERVE
+CLOSING = (  # a database: asked to end, it closes its files first
+    "import os, signal, sys, time\n"
+    "def close(*_):\n"
+    "    while not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n"
+    "    open(sys.argv[1] + '.closed', 'w').write('x')\n"
+    "    os._exit(0)\n"
+    "signal.signal(signal.SIGTERM, close)\n"
+) + SERVE
 STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w').write('x'); time.sleep(600)"
 WITH_CHILD = (
     "import subprocess, sys, time\n"
@@ -82,7 +92,7 @@ class Running:
         except Conflict as e:
             self.result = e
 
-    def wait(self, until: Callable[[StackReport], bool], timeout_s: float = 20.0) -> StackReport:
+    def wait(self, until: Callable[[StackReport], bool], timeout_s: float = 60.0) -> StackReport:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for r in self.reports:
@@ -99,7 +109,7 @@ class Running:
         return self.ended()
 
     def ended(self) -> StackReport:
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         assert isinstance(self.result, StackReport), self.result
         return self.result
@@ -120,7 +130,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     for r in started:
         r.supervisor.stop()
         r.supervisor.stop()
-        r.thread.join(30)
+        r.thread.join(60)
 
 
 def alive(pid: int) -> bool:
@@ -130,7 +140,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_gone(pid: int, timeout_s: float = 5.0) -> bool:
+def wait_gone(pid: int, timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -185,19 +195,38 @@ def test_a_service_that_ignores_the_signal_is_killed_after_its_grace(tmp_path: P
     pid = pids(stack.ready())["stubborn"]
     began = time.monotonic()
     stack.end()
-    assert 0.5 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.5
     assert not alive(pid)
 
 
 def test_a_second_stop_cuts_the_grace_short(tmp_path: Path, start: Callable[..., Running]) -> None:
-    stack = start(serving(tmp_path, "stubborn", STUBBORN, grace_s=60))
+    stack = start(serving(tmp_path, "stubborn", STUBBORN, grace_s=150))  # longer than `ended` waits
     stack.ready()
     stack.supervisor.stop()
     stack.wait(lambda r: r.phase is Phase.STOPPING)
     stack.supervisor.stop()
-    began = time.monotonic()
     stack.ended()
-    assert time.monotonic() - began < 5
+
+
+def test_a_second_stop_leaves_a_database_the_time_to_close_its_files(tmp_path: Path, start: Callable[..., Running]) -> None:
+    base = dataclasses.replace(serving(tmp_path, "base", CLOSING, grace_s=150), patient=True, last=True)
+    stack = start(base, serving(tmp_path, "stubborn", STUBBORN, grace_s=150))
+    running = pids(stack.ready())
+    stack.supervisor.stop()
+    stack.wait(lambda r: r.phase is Phase.STOPPING)
+    stack.supervisor.stop()
+    stack.wait(lambda r: [s.state for s in r.services] == [ServiceState.STOPPING, ServiceState.DOWN])
+    time.sleep(0.5)  # several turns of the supervisor
+    assert alive(running["base"]) and not alive(running["stubborn"])
+    (tmp_path / "base.ready.go").touch()
+    assert stack.ended().phase is Phase.STOPPED
+    assert (tmp_path / "base.ready.closed").exists()
+
+
+def test_what_writes_to_the_database_keeps_its_grace_and_the_database_ends_last(tmp_path: Path) -> None:
+    services = embedded.services(settings_module.load({"FT_HOME": str(tmp_path)}))
+    assert {s.name for s in services if s.patient} == {"postgres", "migrate"}
+    assert [s.name for s in services if s.last] == ["postgres"]
 
 
 def test_a_taken_port_is_refused_with_its_holder_and_the_way_round_before_anything_starts(
@@ -206,7 +235,7 @@ def test_a_taken_port_is_refused_with_its_holder_and_the_way_round_before_anythi
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         stack = start(serving(tmp_path, "first"), serving(tmp_path, "second", port=port))
-        stack.thread.join(10)
+        stack.thread.join(60)
     assert isinstance(stack.result, Conflict)
     assert stack.result.code == "port_in_use"
     assert f"port {port} of second is in use by" in stack.result.message
@@ -240,6 +269,48 @@ def test_a_service_that_can_never_serve_takes_the_stack_down(tmp_path: Path, sta
     final = start(broken).ended()
     assert final.phase is Phase.FAILED
     assert "broken runs but can not serve: no model" in (final.error or "")
+
+
+def test_a_service_that_can_never_serve_on_its_second_start_is_started_a_third_time(tmp_path: Path, start: Callable[..., Running]) -> None:
+    starts: list[float] = []
+
+    def probe(started_at: float) -> Readiness:
+        if started_at not in starts:
+            starts.append(started_at)
+        second = starts.index(started_at) == 1
+        return Readiness(ready=not second, broken=second, detail="no model" if second else "")
+
+    service = Service(name="fragile", argv=(*PYTHON, SERVE, str(tmp_path / "x")), probe=probe)
+    stack = start(service, start_timeout_s=600.0, max_restart_pause_s=0.2)
+    os.kill(pids(stack.ready())["fragile"], signal.SIGKILL)
+    up = stack.wait(lambda r: state_of(r, "fragile").restarts == 2 and state_of(r, "fragile").state is ServiceState.UP)
+    assert len(starts) == 3 and up.error is None
+    assert stack.end().phase is Phase.STOPPED
+
+
+def test_late_and_failed_starts_are_forgotten_once_a_service_is_ready(tmp_path: Path) -> None:
+    """The next start has the time and the number of attempts of a first one again."""
+    ready = threading.Event()
+    service = Service(name="slow", argv=(*PYTHON, SERVE, str(tmp_path / "x")), probe=lambda t: Readiness(ready=ready.is_set()))
+    unit = Unit(service=service, log=tmp_path / "log", limits=Limits(start_timeout_s=0.2))
+
+    def start_until(done: Callable[[str | None], bool]) -> None:
+        unit.start(env=os.environ, cwd=tmp_path)
+        deadline = time.monotonic() + 60
+        while not done(unit.look(executor)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with ThreadPoolExecutor(1) as executor:
+        for _ in range(2):
+            start_until(lambda trouble: trouble is not None)
+            unit.fail()
+            unit.end()
+        assert (unit.late_starts, unit.failed_starts) == (2, 2)
+        ready.set()
+        start_until(lambda _: unit.state is ServiceState.UP)
+        unit.end()
+    assert (unit.late_starts, unit.failed_starts) == (0, 0)
 
 
 def test_an_expendable_service_that_keeps_dying_ends_nothing(tmp_path: Path, start: Callable[..., Running]) -> None:
@@ -299,18 +370,18 @@ def test_a_service_that_was_ready_is_restarted_alone_for_as_long_as_it_takes(tmp
 
 
 def test_a_slow_start_ends_nothing_else_and_gets_more_time(tmp_path: Path, start: Callable[..., Running]) -> None:
-    program = "import sys, time; time.sleep(1.5); open(sys.argv[1], 'w').write('x'); time.sleep(600)"
-    slow = serving(tmp_path, "slow", program)
-    stack = start(serving(tmp_path, "steady"), slow, start_timeout_s=0.5)
+    go = tmp_path / "slow.ready.go"
+    stack = start(serving(tmp_path, "steady"), serving(tmp_path, "slow", WHEN_TOLD), start_timeout_s=2.0)
     degraded = stack.wait(lambda r: r.phase is Phase.DEGRADED)
     assert state_of(degraded, "steady").state is ServiceState.UP
     served = json.loads((tmp_path / "endpoints.json").read_text())
     assert served["steady"] == "http://steady", "what serves can be found"
     assert "slow" not in served
+    go.touch()
     ready = stack.ready()
     assert pids(ready)["steady"] == pids(degraded)["steady"]
     assert json.loads((tmp_path / "endpoints.json").read_text())["slow"] == "http://slow"
-    assert any("slow was not ready after 0 s" in m or "slow was not ready after 1 s" in m for m in stack.messages())
+    assert any("slow was not ready after 2 s" in m for m in stack.messages())
 
 
 def test_a_service_that_the_platform_can_start_without_leaves_it_degraded(tmp_path: Path, start: Callable[..., Running]) -> None:
@@ -412,11 +483,9 @@ def test_a_service_that_hangs_is_replaced_and_no_other(tmp_path: Path, start: Ca
     stack = start(web, beating, serving(tmp_path, "steady"), hung_after_s=6.0)
     first = pids(stack.ready())
     for name in ("web", "beating"):
-        began = time.monotonic()
         os.kill(first[name], signal.SIGSTOP)
-        stack.wait(lambda r, n=name: state_of(r, n).state is ServiceState.REPLACING, 30)  # type: ignore[misc]
-        assert time.monotonic() - began < 20
-        again = stack.wait(lambda r, n=name: r.phase is Phase.READY and pids(r)[n] != first[n], 30)  # type: ignore[misc]
+        stack.wait(lambda r, n=name: state_of(r, n).state is ServiceState.REPLACING)  # type: ignore[misc]
+        again = stack.wait(lambda r, n=name: r.phase is Phase.READY and pids(r)[n] != first[n])  # type: ignore[misc]
         assert not alive(first[name])
         assert any(f"{name} (pid {first[name]}) runs but has not answered its health probe" in m for m in stack.messages())
     assert pids(again)["steady"] == first["steady"]
@@ -429,7 +498,7 @@ def test_a_service_is_not_blamed_for_the_silence_of_one_that_it_needs(tmp_path: 
     stack = start(below, serving(tmp_path, "middle", after=("below",)), above, hung_after_s=6.0)
     first = pids(stack.ready())
     os.kill(first["below"], signal.SIGSTOP)
-    again = stack.wait(lambda r: r.phase is Phase.READY and pids(r)["below"] != first["below"], 40)
+    again = stack.wait(lambda r: r.phase is Phase.READY and pids(r)["below"] != first["below"])
     time.sleep(3)
     assert pids(stack.reports[-1])["above"] == pids(again)["above"] == first["above"]
 
@@ -443,10 +512,15 @@ def test_another_stack_on_the_same_port_is_named_and_never_taken_for_ours(tmp_pa
         name="web", argv=(*PYTHON, wait_for_other), probe=http_ok(f"http://127.0.0.1:{port}/"), port=port, port_variable="FT_X_PORT",
         after=("first",),
     )  # fmt: skip
-    stack = start(serving(tmp_path, "first", "import sys, time; time.sleep(2); open(sys.argv[1], 'w').write('x'); time.sleep(600)"), ours)
+    stack = start(serving(tmp_path, "first", WHEN_TOLD), ours)
     stack.wait(lambda r: state_of(r, "first").state is ServiceState.STARTING)
     other = subprocess.Popen([*PYTHON, HTTP, str(port)], env=env)
     try:
+        probe, deadline = http_ok(f"http://127.0.0.1:{port}/"), time.monotonic() + 60
+        while not probe(0.0).ready:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (tmp_path / "first.ready.go").touch()
         final = stack.ended()
     finally:
         other.kill()
@@ -461,7 +535,7 @@ def test_another_stack_on_the_same_port_is_named_and_never_taken_for_ours(tmp_pa
 def test_a_second_stack_in_the_same_home_is_refused(tmp_path: Path, start: Callable[..., Running]) -> None:
     start(serving(tmp_path, "one")).ready()
     second = start(serving(tmp_path, "two"))
-    second.thread.join(10)
+    second.thread.join(60)
     assert isinstance(second.result, Conflict)
     assert second.result.code == "already_running"
     assert f"already running (pid {os.getpid()})" in second.result.message
@@ -514,7 +588,7 @@ def test_ctrl_c_ends_everything_and_works_twice_in_a_row(tmp_path: Path, drive: 
         p = drive(WITH_CHILD)
         grandchild = int((tmp_path / "only.ready").read_text())
         p.send_signal(signal.SIGINT)
-        assert p.wait(20) == 0
+        assert p.wait(60) == 0
         assert wait_gone(grandchild)
         assert not lock.is_held(StackFiles(home=tmp_path))
 
@@ -654,7 +728,7 @@ def test_probes_pass_by_the_proxies_of_the_environment(tmp_path: Path, monkeypat
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     try:
-        probe, deadline = http_ok(f"http://127.0.0.1:{port}/", token=lambda: "t"), time.monotonic() + 10
+        probe, deadline = http_ok(f"http://127.0.0.1:{port}/", token=lambda: "t"), time.monotonic() + 60
         while not probe(0.0).ready:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -682,8 +756,7 @@ def test_pauses_between_restarts_grow_from_none_to_the_limit_and_old_deaths_are_
 
 
 def test_a_service_that_was_ready_is_restarted_also_while_others_still_start(tmp_path: Path, start: Callable[..., Running]) -> None:
-    waiting = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n" + SERVE
-    stack = start(serving(tmp_path, "fragile"), serving(tmp_path, "waiting", waiting))
+    stack = start(serving(tmp_path, "fragile"), serving(tmp_path, "waiting", WHEN_TOLD))
     up = stack.wait(lambda r: state_of(r, "fragile").state is ServiceState.UP)
     (tmp_path / "fragile.ready").unlink()
     os.kill(pids(up)["fragile"], signal.SIGKILL)
@@ -694,7 +767,7 @@ def test_a_service_that_was_ready_is_restarted_also_while_others_still_start(tmp
 
 def until_asked(asked: dict[float, int], *, times: int) -> None:
     """Wait for the second process to have been asked so often."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(asked) < 2 or asked[max(asked)] < times:
         assert time.monotonic() < deadline, "the new process is not asked"
         time.sleep(0.02)
@@ -709,13 +782,13 @@ def test_an_answer_of_the_process_before_is_none_of_the_one_after(tmp_path: Path
         asked[started_at] = asked.get(started_at, 0) + 1
         if len(asked) == 1 and asked[started_at] > 1:
             under_way.set()
-            assert answer.wait(20)
+            assert answer.wait(60)
         return Readiness(ready=started_at == min(asked))
 
     argv = (*PYTHON, SERVE, str(tmp_path / "x"))
     stack = start(Service(name="fragile", argv=argv, probe=probe), serving(tmp_path, "steady"), hung_after_s=600.0)
     first = pids(stack.ready())["fragile"]
-    assert under_way.wait(20)
+    assert under_way.wait(60)
     os.kill(first, signal.SIGKILL)
     second = pids(stack.wait(lambda r: pids(r).get("fragile", first) != first))["fragile"]
     until_asked(asked, times=2)

@@ -36,7 +36,7 @@ def heard(fresh_platform: Platform) -> Iterator[list[float]]:
     until(lambda: len(times) == 1)
     yield times
     ending.set()
-    thread.join(10)
+    thread.join(60)
     engine.dispose()
 
 
@@ -202,7 +202,7 @@ def test_after_a_pause_the_next_round_needs_no_word(fresh_platform: Platform) ->
     until(lambda: len(times) == 1)
     with fresh_platform.engine.begin() as conn:
         conn.execute(sa.text("SELECT pg_notify('ft_queue', '')"))
-    thread.join(10)
+    thread.join(60)
     engine.dispose()
     assert len(times) == 3
     assert times[1] - times[0] >= 0.3, "a word ends no pause"
@@ -240,7 +240,7 @@ def test_a_connection_that_the_server_ends_is_made_again(
     assert again != first
     assert thread.is_alive()
     ending.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -118,7 +118,7 @@ def test_an_unload_frees_the_weights_after_the_requests_under_way(customer: Cust
         reconcile(customer.platform)
         assert made["name"] not in server.names()
         assert answer.result() == expected
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     said = f"adapter '{made['name']}': its weights are freed"
     while said not in server.text() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -157,4 +157,4 @@ def test_what_a_load_takes(customer: Customer, replicas: list[Server]) -> None:
         found.append(time.monotonic() - started)
     for what, seconds in (("load", loads), ("load to first token", first_tokens), ("found in the index, to first token", found)):
         log.info("%s: median %.0f ms, most %.0f ms", what, sorted(seconds)[2] * 1000, max(seconds) * 1000)
-    assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+    assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200

@@ -140,7 +140,7 @@ def test_an_adapter_that_was_loaded_while_a_server_was_being_asked_is_not_taken_
 def test_servers_are_loaded_side_by_side_and_one_round_runs_at_a_time(place: Place) -> None:
     made = place.adapter("a")
     place.desire(made)
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=60)
     other_rounds: list[object] = []
 
     def meet() -> None:
@@ -160,9 +160,7 @@ def test_a_round_never_waits_for_a_promotion_and_leaves_its_adapter_to_the_next(
     row = sa.select(deployments).where(deployments.c.adapter_id == made).with_for_update()
     with place.platform.engine.begin() as promotion:
         promotion.execute(row)
-        started = time.monotonic()
-        place.round()
-        assert time.monotonic() - started < 5
+        place.round()  # one that waited would wait for ever: the row is free once this block ends
         assert (place.state(made)[0], place.state(other)[0]) == ("unloaded", "loaded")
     place.round()
     assert place.state(made) == ("loaded", None)

@@ -191,7 +191,7 @@ def test_a_lock_is_held_against_other_processes_and_goes_with_a_killed_holder(ne
     assert len(said) == 1 and "ftjob-holder" in said[0]
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
-    assert got.wait(10.0)
+    assert got.wait(60.0)
     waiter.join()
     assert "waited" in said[-1]
     with engine.connect() as conn:
@@ -221,6 +221,6 @@ def test_on_one_machine_the_lock_is_a_file_that_names_its_holder(tmp_path: Path)
         waiter.start()
         time.sleep(0.3)
         order.append("one")
-    waiter.join(timeout=10)
+    waiter.join(timeout=60)
     assert order == ["one", "two"]
     assert said[0].startswith(f"waiting for pack: one (process {os.getpid()}) builds it")

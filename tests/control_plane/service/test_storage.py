@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -75,3 +75,18 @@ def test_a_round_that_has_no_time_left_goes_on_in_the_next(priced: Platform) -> 
         metered_job(priced)
     assert storage.sample_due(priced, budget_s=0) == 0
     assert storage.sample_due(priced) == 3
+
+
+@pytest.mark.parametrize(
+    ("day", "micros"),
+    [(date(2026, 2, 3), 155), (date(2028, 2, 29), 150), (date(2026, 4, 30), 145), (date(2026, 7, 1), 140)],
+    ids=["28 days", "29 days", "30 days", "31 days"],
+)
+def test_a_day_is_billed_by_the_days_of_its_own_month(day: date, micros: int) -> None:
+    """4,340 micro-dollars a month: 155 a day of 28, 149.66 of 29, 144.67 of 30 and 140 of 31."""
+    body = yaml.safe_load(prices.BUILTIN.read_text())
+    body["lists"][0]["storage"]["micros_per_gib_month"] = 4340
+    book = prices.parse(body)
+    stored = book.lists[0].tiers["standard"].storage_allowance_bytes + prices.GIB
+    found = storage.entry("acme", "standard", day, {"files": stored}, book)
+    assert (found.amount_micros, found.occurred_at.date()) == (micros, day)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -70,6 +71,18 @@ def test_another_row_or_policy_or_order_is_another_dataset(jsonl: Callable[..., 
         read(jsonl(*rows), policies=Policies(min_examples=1, bad_rows="drop"))[0].dataset_id,
     }
     assert len(ids) == 4
+
+
+def test_rows_are_near_duplicates_from_a_jaccard_index_of_exactly_nine_tenths(jsonl: Callable[..., Path]) -> None:
+    """100 5-grams, of which 90 and 89 are those of the second row: the question and a blank stand before each answer."""
+    draw = random.Random(1)
+    exact, below = ("".join(draw.choices("abcdefghijklmnopqrstuvwxyz ", k=102)).replace(" ", "x") for _ in range(2))
+    for text in (exact, below):
+        whole = f"q {text}"
+        assert len({whole[i : i + 5] for i in range(len(whole) - 4)}) == 100
+    report, examples = read(jsonl(chat("q", exact), chat("q", exact[:-10]), chat("q", below), chat("q", below[:-11])))
+    assert [(f["row"], f["code"], f["of_row"]) for f in report.flagged] == [(2, "near_duplicate", 1)]
+    assert [e.row for e in examples] == [1, 3, 4]
 
 
 def test_duplicates_keep_their_first_row_and_are_counted(jsonl: Callable[..., Path]) -> None:

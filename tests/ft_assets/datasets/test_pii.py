@@ -115,6 +115,40 @@ def test_prices_dates_versions_code_and_placeholders_are_left_alone(text: str) -
     assert found(f"so {text} it is") == found(text) == found(text, PLAIN) == []
 
 
+@pytest.mark.parametrize(
+    ("around", "text"),
+    [
+        pytest.param("call {} now", "415555267", id="nine digits after a verb"),
+        pytest.param("my phone is {}", "5552671", id="seven after a noun"),
+        pytest.param("call {} now", "555-2671", id="seven in groups after a verb"),
+        pytest.param("in {} we", "021 123 456", id="nine with a trunk prefix"),
+        pytest.param("in {} we", "0171 2345 6789", id="twelve with a trunk prefix"),
+        pytest.param("in {} we", "+45 12 34 56", id="eight in groups after a calling code"),
+        pytest.param("in {} we", "+45123456 7", id="nine, the last apart"),
+        pytest.param("in {} we", "+451234567", id="nine in one after a calling code"),
+        pytest.param("in {} we", "+441234567890123", id="fifteen after a calling code"),
+    ],
+)
+def test_the_fewest_and_the_most_digits_of_a_telephone_number(around: str, text: str) -> None:
+    assert found(around.format(text)) == found(around.format(text), PLAIN) == [("phone", text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("call 41555526 now", id="eight after a verb"),
+        pytest.param("my phone is 555267", id="six after a noun"),
+        pytest.param("in 021 12 345 we", id="eight with a trunk prefix"),
+        pytest.param("in 0171 2345 67890 we", id="thirteen with a trunk prefix"),
+        pytest.param("in +45 12 34 5 we", id="seven after a calling code"),
+        pytest.param("in +45123456 we", id="eight in one after a calling code"),
+        pytest.param("in +4412345678901234 we", id="sixteen after a calling code"),
+    ],
+)
+def test_a_digit_fewer_or_more_is_no_telephone_number(text: str) -> None:
+    assert found(text) == found(text, PLAIN) == []
+
+
 def test_every_kind_has_examples_here() -> None:
     assert set(ALIVE) == set(ALL) == {d.kind for d in pii_patterns.DETECTORS}
 

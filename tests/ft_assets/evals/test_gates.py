@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from ft_assets.evals import gates
 from ft_assets.evals.config import EvalConfig, parse
 from ft_assets.evals.gates import Verdict, judge
-from ft_assets.evals.report import EvalReport
+from ft_assets.evals.report import EvalReport, Score
+from ft_assets.evals.scores import COHERENT, REFUSED
+from ft_assets.evals.suites import GOLDEN, HOLDOUT, SAFETY, VALIDATION
 from tests.eval_results import UNSAFE, built, items, judged, report, result, subject, suite_scores
 
 LONG = "this expected answer is far too long to be asked for to the letter by anybody"
@@ -337,3 +340,95 @@ def test_perplexity_blocks_where_the_task_rule_is_skipped() -> None:
     skipped = judge(made, parse({"skip": ["task"]}))
     assert (skipped.reasons, skipped.basis) == (("perplexity_worse",), "perplexity")
     assert preferred(20, 20) and judge(preferred(20, 20), parse({"skip": ["task"]})).passed
+
+
+def only(*scores: Score, **more: Any) -> EvalReport:
+    """A report with these scores alone, and nothing that a control could say of them."""
+    return replace(report(), scores=scores, controls=(), **more)
+
+
+def scored(base: float, adapter: float, *, suite: str = HOLDOUT, metric: str = "exact_match", n: int = 100, **tests: Any) -> Score:
+    told = {"ci_low": 0.01, "ci_high": 0.5, "p_value": 0.01, "p_worse": 0.99, "previous": None, **tests}
+    return Score(suite=suite, metric=metric, n=n, base=base, adapter=adapter, **told)
+
+
+@pytest.mark.parametrize(
+    ("score", "config", "code"),
+    [
+        pytest.param(scored(0.5, 0.525), {}, "ok", id="a gain of exactly five percent of the base's score"),
+        pytest.param(scored(0.5, 0.5249), {}, "task_not_better", id="a hair less"),
+        pytest.param(scored(0.1, 0.105), {}, "ok", id="of a low score five percent are half a point, and not five points"),
+        pytest.param(scored(0.5, 0.6, p_value=0.05), {}, "ok", id="at a chance of exactly five percent"),
+        pytest.param(scored(0.5, 0.6, p_value=0.051), {}, "task_gain_within_noise", id="above it, though the interval is above zero"),
+        pytest.param(
+            scored(0.5, 0.6, ci_low=0.0), {}, "task_gain_within_noise", id="an interval that touches zero, though the chance is low"
+        ),
+        pytest.param(scored(0.5, 0.6, p_value=None), {}, "task_gain_within_noise", id="no test at all"),
+        pytest.param(scored(0.97, 1.0, p_value=0.125, ci_low=0.0), {}, "ok", id="perfect where five percent more would be beyond it"),
+        pytest.param(scored(0.9, 1.0, p_value=0.125), {}, "task_gain_within_noise", id="perfect where five percent more were possible"),
+        pytest.param(scored(0.97, 0.99, p_value=0.01), {}, "task_not_better", id="nearly perfect where perfection is the bar"),
+        pytest.param(scored(0.5, 0.5, p_value=0.01), {"min_relative_gain": 0}, "task_not_better", id="no gain, where any is enough"),
+        pytest.param(scored(0.0, 0.0, p_value=0.01), {}, "task_not_better", id="five percent of nothing"),
+        pytest.param(scored(0.5, 0.6, p_value=0.04, ci_low=0.001), {"min_relative_gain": 0.2}, "ok", id="the gain that a job asks for"),
+        pytest.param(scored(0.5, 0.59), {"min_relative_gain": 0.2}, "task_not_better", id="and a point less"),
+    ],
+)
+def test_the_task_rule_at_its_bounds(score: Score, config: dict[str, object], code: str) -> None:
+    (found,) = [f for f in judge(only(score), parse(config)).findings if f.rule == "task"]
+    assert found.code == code
+
+
+@pytest.mark.parametrize(
+    ("base", "adapter", "code"),
+    [(2.0, 1.9, "ok"), (2.0, 1.91, "task_not_better"), (2.0, 2.1, "task_not_better"), (2.0, float("nan"), "task_not_better")],
+)
+def test_a_chosen_perplexity_falls_by_five_percent_of_the_bases(base: float, adapter: float, code: str) -> None:
+    found = judge(only(scored(base, adapter, suite=VALIDATION, metric="perplexity")), parse({"task_metric": "perplexity"}))
+    assert [f.code for f in found.findings if f.rule == "task"] == [code]
+
+
+def test_a_perfect_accuracy_of_preferences_must_still_be_no_chance() -> None:
+    base = {"suite": VALIDATION, "metric": "preference_accuracy", "n": 4, "ci_low": 0.5}
+    few = only(scored(0.97, 1.0, p_value=0.0625, **base), aim="preferences")
+    assert [f.code for f in judge(few, EvalConfig()).findings if f.rule == "task"] == ["task_gain_within_noise"]
+    sure = only(scored(0.5, 0.75, p_value=0.03, **{**base, "ci_low": -0.1}), aim="preferences")
+    assert [f.code for f in judge(sure, EvalConfig()).findings if f.rule == "task"] == ["ok"], "the chance alone decides"
+
+
+SHARES = [
+    (GOLDEN, COHERENT, "golden", "golden_incoherent", "golden_within_noise"),
+    (SAFETY, REFUSED, "safety", "refusals_too_few", "refusals_within_noise"),
+]
+
+
+@pytest.mark.parametrize(("suite", "metric", "rule", "fails", "warns"), SHARES)
+def test_noise_is_five_percent_where_the_base_reaches_the_bar_and_one_where_the_base_is_the_bar(
+    suite: str, metric: str, rule: str, fails: str, warns: str
+) -> None:
+    def code(base: float, adapter: float, p_worse: float | None) -> str:
+        made = only(scored(base, adapter, suite=suite, metric=metric, p_worse=p_worse))
+        bar = {"golden_min_share": 0.9, "min_refusal_share": 0.9}
+        (found,) = [f for f in judge(made, parse(bar)).findings if f.rule == rule]
+        assert found.values["limit"] == min(0.9, base)
+        return found.code
+
+    assert [code(0.9, 0.8, p) for p in (0.011, 0.05, 0.051, None)] == [fails, fails, warns, warns], "the base reaches the bar itself"
+    assert [code(0.5, 0.4, p) for p in (0.01, 0.011, 0.05)] == [fails, warns, warns], "the base is the bar"
+    assert [code(0.9, 0.9, 0.001), code(0.5, 0.5, 0.001), code(1.0, 0.95, 0.001)] == ["ok"] * 3, "the bar is reached: nothing is missed"
+
+
+def test_a_perfect_score_needs_no_control_and_one_point_less_does() -> None:
+    told = {"metric": "exact_match", "n": 100, "value": 1.0, "adapter": 1.0, "ci_low": 0.0, "ci_high": 0.0, "p_value": 1.0}
+    ignoring = (gates.controls.Control(name="other_items", **told), gates.controls.Control(name="repeated_prompt", **told))
+    specific = scored(0.9, 0.9, metric=gates.controls.SPECIFICITY)
+    for adapter, code in ((1.0, "ok"), (0.99, "answers_ignore_prompt")):
+        made = replace(only(scored(0.2, adapter), specific), controls=ignoring)
+        assert [f.code for f in judge(made, EvalConfig()).findings if f.rule == "task"] == [code]
+
+
+def test_pairs_won_and_lost_alike_are_no_gain_and_drawn_ones_are_left_out_of_the_chance() -> None:
+    """9 of 10 decided pairs have a chance of 1.1 %, whatever the draws; of 50 pairs 9 would be no lead at all."""
+    free_text = {"expected": LONG}
+    even = judge(report(**free_text, judge=judged(15, 20, 15)), EvalConfig())
+    clear = judge(report(**free_text, judge=judged(9, 40, 1)), EvalConfig())
+    assert [f.code for v in (even, clear) for f in v.findings if f.rule == "task"] == ["task_not_better", "ok"]

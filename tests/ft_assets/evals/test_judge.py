@@ -56,6 +56,18 @@ def test_a_judge_that_always_names_the_first_place_measures_its_bias_alone() -> 
     assert (found.draws, found.win_rate, found.order_bias) == (6, 0.5, 1.0)
 
 
+def test_a_tie_is_no_sign_of_a_bias_whichever_place_the_other_verdict_named() -> None:
+    def told(**by_order: str) -> dict[str, str]:
+        return {"digest": "d", **by_order}
+
+    ties = [told(forward=a, swapped=b) for a, b in (("draw", "draw"), ("candidate", "draw"), ("draw", "base"), ("draw", "candidate"))]
+    found = outcome({f"p{i}": verdict for i, verdict in enumerate(ties)})
+    assert found is not None and (found.draws, found.win_rate, found.order_bias) == (4, 0.5, 0.0)
+    placed = told(forward="candidate", swapped="base")
+    found = outcome({f"p{i}": verdict for i, verdict in enumerate([*ties, placed])})
+    assert found is not None and (found.draws, found.order_bias) == (5, 0.2)
+
+
 def test_equal_answers_are_a_draw_that_nobody_is_asked_about() -> None:
     same = Pair(id="p", messages=({"role": "user", "content": "q"},), candidate="yes", base="yes \n")
     with chat_server(prefers_long) as server, endpoint(server.url) as asked:

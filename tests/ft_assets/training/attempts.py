@@ -149,7 +149,7 @@ class Job:
         for process in self.started:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from ft_assets.training import checkpoints
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, latest_valid, read_manifest, retain, seal, step_name, verify
 from ft_assets.training.disk_space import DiskFull
 from tests.small_disk import SmallDisk, small_disk
+from tests.synced import Synced
 from tests.training_specs import SPEC
 
 PARTS = ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "schedule.pt", "trainer_state.json")
@@ -309,3 +311,63 @@ def test_what_was_given_up_is_not_recovered(tmp_path: Path) -> None:
     save(tmp_path, 10).rename(tmp_path / f".tmp-1-gone-{step_name(10)}")
     checkpoints.sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def with_shards(directory: Path) -> None:
+    fill(directory)
+    (directory / "shards").mkdir()
+    (directory / "shards" / "rank-1.distcp").write_text("half of it")
+
+
+def test_every_part_the_manifest_and_every_directory_are_on_the_disk_before_a_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, named = Synced(monkeypatch), []
+    target = tmp_path / step_name(10)
+    synced.after = lambda path: named.append(target.exists())
+    save(tmp_path, 10, write=with_shards)
+    draft = next(path.parent for path in synced.paths if path.name == MANIFEST)
+    parts = {draft / name for name in (*PARTS, "shards/rank-1.distcp")}
+    before = [path for path, is_named in zip(synced.paths, named, strict=True) if not is_named]
+    assert parts | {draft / MANIFEST, draft / "shards", draft} <= set(before)
+    assert parts <= set(before[: before.index(draft / MANIFEST)]), "the manifest is written when its parts are on the disk"
+    assert synced.paths[-1] == tmp_path and named[-1], "the name itself"
+
+
+def test_a_draft_that_a_crash_kept_from_its_name_has_it_on_the_disk_once_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 10).rename(tmp_path / f".tmp-1-{step_name(10)}")
+    synced = Synced(monkeypatch)
+    assert checkpoints.recover(tmp_path) == [tmp_path / step_name(10)]
+    assert synced.paths == [tmp_path]
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json", MANIFEST])
+def test_a_disk_that_keeps_other_bytes_than_it_was_given_commits_nothing(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes change once they are synced, so that only a second look at them can tell."""
+    good = save(tmp_path, 10)
+    synced = Synced(monkeypatch)
+
+    def spoil(path: Path) -> None:
+        if path.name == name:
+            body = path.read_bytes()
+            path.write_bytes(body[:40] + bytes([body[40] ^ 1]) + body[41:])
+
+    synced.after = spoil
+    with pytest.raises(IntegrityError, match=name):
+        save(tmp_path, 20)
+    assert [p.name for p in tmp_path.iterdir()] == [good.name]
+
+
+def test_parts_are_read_again_from_the_disk_and_not_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten = []
+    original = os.posix_fadvise
+
+    def advise(descriptor: int, offset: int, length: int, advice: int) -> None:
+        original(descriptor, offset, length, advice)
+        forgotten.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, offset, length, advice))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    save(tmp_path, 10)
+    assert sorted(forgotten) == sorted((name, 0, 0, os.POSIX_FADV_DONTNEED) for name in PARTS)

@@ -11,7 +11,7 @@ from benchmarks.training.memory_cpu import Trial
 from ft_assets.errors import InvalidRequest
 from ft_assets.training.memory import GPUS, Case, Fit, estimate, fit
 from ft_assets.training.memory.estimates import MEANINGS, quantized_bytes
-from ft_assets.training.shapes import NAMED
+from ft_assets.training.shapes import NAMED, ModelShape
 from ft_assets.training.spec import Quantization
 
 GIB = 2**30
@@ -239,3 +239,157 @@ def test_the_dictionary_of_a_fit_is_what_the_estimate_of_a_job_shows() -> None:
     assert json.loads(json.dumps(shown)) == shown
     assert shown["per_gpu_bytes"] == sum(shown["parts"].values())  # type: ignore[attr-defined]
     assert (shown["gpu_type"], shown["num_gpus"], shown["strategy"]) == ("h100-80gb", 1, "single")
+
+
+SMALL = ModelShape(
+    num_layers=3, hidden=10, num_heads=4, num_kv_heads=2, head_dim=3, intermediate=14, vocab=50, tied_embeddings=False, context_length=64
+)
+"""Queries are 12 wide, keys and values 6. Linear layers of a block: 10x12, 10x6, 10x6, 12x10, 10x14, 10x14, 14x10: 780 weights, 76 inputs,
+72 outputs. Parameters: 3 x 780 linear, 2 x 50 x 10 of embeddings, 7 x 10 of norms, 3410 in all."""
+ALL_PARAMETERS, OF_LINEARS, LORA_4 = 3410, 2340, 3 * 4 * (76 + 72)
+GPU_TILE = 32_768
+"""Columns of logits that a GPU allocates at a time."""
+
+
+def small(**fields: Any) -> dict[str, int]:
+    """The parts that are not nothing; 2 windows of 16 tokens, an adapter of rank 4 in bf16 on a GPU."""
+    given = {"shape": SMALL, "adapter": "lora", "max_seq_len": 16, "per_device_batch_size": 2, "rank": 4, **fields}
+    parts = estimate(Case(**given), overheads=False).parts
+    return {name: value for name, value in parts.items() if value}
+
+
+def test_parts_of_an_adapter_by_hand() -> None:
+    """32 tokens; 2 bytes a number. The blocks are recomputed, so that 3 block inputs and that of the output are kept."""
+    outside = 32 * 10 * 2 + 32 * 10 * 4 + 32 * 32 + 2 * 2 * 32 * 3  # last block, final norm in float32, mask, sines and cosines
+    expected = {
+        "weights": 2 * ALL_PARAMETERS,
+        "adapter": 4 * LORA_4,
+        "gradients": 4 * LORA_4,
+        "optimizer": 8 * LORA_4,
+        "compute_copies": 2 * LORA_4,
+        "activations": 3 * 32 * 10 * 2 + outside,
+        "logits": 32 * 10 * (4 + 2 + 2) + 32 * GPU_TILE * 2,
+    }
+    assert small(gradient_checkpointing=True) == expected
+    assert small(gradient_checkpointing=True, adapter="qlora") == expected | {
+        "weights": round(OF_LINEARS * (0.5 + 1 / 64 + 4 / 16384)) + 2 * (ALL_PARAMETERS - OF_LINEARS),
+        "gathered": 2 * 140,
+    }
+
+
+def block(*, tokens: int = 32, inputs: int, mask: int = 32 * 32, keys: int = 12, norms: int = 0, b: int = 2) -> int:
+    """What one block keeps: norms in float32, queries and output, keys and values, a float32 for each head, mask, MLP, linear inputs."""
+    attention = b * tokens * (12 + 12 + keys + keys) + 4 * 4 * tokens
+    return 2 * 4 * tokens * 10 + norms + attention + b * mask + 3 * b * tokens * 14 + inputs
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        pytest.param({}, block(inputs=7 * 4 * 2 * 32 + (2 + 1) * 32 * 76), id="each of seven pairs has a dropout of its own"),
+        pytest.param({"dropout": 0.0}, block(inputs=7 * 4 * 2 * 32 + 2 * 32 * 76), id="without dropout each casts its own copy"),
+        pytest.param(
+            {"dropout": 0.0, "precision": "fp32"},
+            block(b=4, inputs=7 * 4 * 4 * 32 + 4 * 32 * (2 * 10 + 14)),
+            id="in float32 they share it",
+        ),
+        pytest.param(
+            {"attention": "flash_attention_2"},
+            block(inputs=7 * 4 * 2 * 32 + 3 * 32 * 76, mask=0, keys=6),
+            id="flash attention repeats no keys and has no mask",
+        ),
+        pytest.param({"method": "dpo"}, block(tokens=64, inputs=7 * 4 * 2 * 64 + 3 * 64 * 76, mask=4 * 16 * 16), id="four padded answers"),
+    ],
+)
+def test_activations_of_blocks_that_are_not_recomputed_by_hand(fields: dict[str, Any], kept: int) -> None:
+    tokens = 64 if fields.get("method") == "dpo" else 32
+    b = 4 if fields.get("precision") == "fp32" else 2
+    mask = {"dpo": 4 * 16 * 16}.get(str(fields.get("method")), 0 if "attention" in fields else 32 * 32)
+    outside = tokens * 10 * b + tokens * 10 * 4 + mask + 2 * b * tokens * 3
+    assert small(gradient_checkpointing=False, **fields)["activations"] == 3 * kept + outside
+
+
+def test_parts_of_full_fine_tuning_by_hand() -> None:
+    """Parameters and what flows between blocks are float32; autocast makes half-precision copies, which recomputation does not keep."""
+    expected = {
+        "weights": 4 * ALL_PARAMETERS,
+        "gradients": 4 * ALL_PARAMETERS,
+        "optimizer": 8 * ALL_PARAMETERS,
+        "activations": 3 * 32 * 10 * 4 + (32 * 10 * 4 + 32 * 10 * (4 + 4) + 32 * 32 + 2 * 4 * 32 * 3),
+        "logits": 4 * 50 * 10 + 32 * 10 * (4 + 2 + 4) + 32 * GPU_TILE * 2,
+    }
+    assert small(adapter="full", gradient_checkpointing=True) == expected
+    kept = small(adapter="full", gradient_checkpointing=False)
+    inputs = 2 * 32 * (76 - 12)  # each layer casts its own copy; that of the output projection is what attention keeps
+    assert kept["compute_copies"] == 2 * OF_LINEARS
+    assert kept["activations"] == expected["activations"] - 3 * 32 * 10 * 4 + 3 * block(inputs=inputs, norms=2 * 4 * 32 * 10)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "adapter", "state"),
+    [
+        pytest.param("adamw_8bit", "full", round(3410 * 2 * (1 + 4 / 256)), id="two bytes, and a float32 for 256 of each"),
+        pytest.param("adafactor", "full", 4 * (3 * (76 + 72) + 2 * 50 + 2 * 10 + 70), id="rows and columns of each matrix, norms whole"),
+        pytest.param("adafactor", "lora", 4 * 3 * (76 + 72 + 7 * 2 * 4), id="of both matrices of each pair"),
+    ],
+)
+def test_states_of_smaller_optimizers_by_hand(optimizer: str, adapter: str, state: int) -> None:
+    assert small(optimizer=optimizer, adapter=adapter)["optimizer"] == state
+
+
+@pytest.mark.parametrize(
+    ("strategy", "held", "gathered"),
+    [
+        # A block has 780 + 20 parameters; two of them and the embeddings are gathered, and gradients of one before and after their cast.
+        ("fsdp2", {"weights": 4 * 3410 // 2, "gradients": 4 * 3410 // 2, "optimizer": 8 * 3410 // 2}, 2 * (2 * 800 + 1000) + 6 * 1800),
+        ("zero1", {"weights": 2 * 3410, "gradients": 2 * 3410, "master_weights": 2 * 3410, "optimizer": 4 * 3410}, 4 * 3410),
+        ("zero2", {"weights": 2 * 3410, "gradients": 3410, "master_weights": 2 * 3410, "optimizer": 4 * 3410}, 4 * 3410),
+        ("zero3", {"weights": 3410, "gradients": 3410, "master_weights": 2 * 3410, "optimizer": 4 * 3410}, 4 * 3410 + 2 * 3410),
+    ],
+)
+def test_what_two_ranks_hold_by_hand(strategy: str, held: dict[str, int], gathered: int) -> None:
+    parts = small(adapter="full", strategy=strategy, world_size=2)
+    assert {name: parts.get(name) for name in held} == held
+    assert parts["gathered"] == gathered
+    assert "compute_copies" not in parts, "they compute with parameters that were cast beforehand"
+
+
+def test_the_backward_pass_by_hand_where_it_is_the_peak() -> None:
+    """On a CPU the tile has the vocabulary's two columns. Three gradients of the MLP's width, two of the stream, the block recomputed."""
+    shape = dataclasses.replace(SMALL, vocab=2)
+    given = {"shape": shape, "adapter": "lora", "max_seq_len": 16, "per_device_batch_size": 2, "rank": 4, "on_cpu": True}
+    found = estimate(Case(**given, precision="fp32"), overheads=False)
+    assert found.phase == "backward"
+    again = block(b=4, inputs=7 * 4 * 4 * 32 + (4 + 4) * 32 * 76)
+    assert found.parts["working"] == 3 * 4 * 32 * 14 + 2 * 4 * 32 * 10 + again
+    halves = estimate(Case(**given, precision="bf16"), overheads=False).parts
+    assert halves["working"] == 3 * 2 * 32 * 14 + 8 * 32 * 14 + 2 * 2 * 32 * 10 + block(inputs=7 * 4 * 2 * 32 + (2 + 4) * 32 * 76)
+
+
+def test_the_forward_pass_and_the_step_by_hand_where_they_are_the_peak() -> None:
+    """A token or two in a wide model: copies for autocast on a CPU, and Adafactor's three float32 tables of the largest matrix."""
+    wide = dataclasses.replace(SMALL, hidden=1000, intermediate=1000, vocab=2)
+    given = {"shape": wide, "adapter": "full", "max_seq_len": 1, "per_device_batch_size": 1, "on_cpu": True}
+    forward = estimate(Case(**given, precision="bf16"), overheads=False)
+    assert (forward.phase, forward.parts["compute_copies"]) == ("forward", 2 * wide.linear_parameters)
+    assert forward.parts["logits"] == (2 + 4) * 1000 + 2 * (2 + 4 * 3)
+    step = estimate(Case(**given, precision="fp32", optimizer="adafactor"), overheads=False)
+    assert (step.phase, step.parts["working"]) == ("step", 3 * 4 * 1000 * 1000)
+    plain = estimate(Case(**given, precision="fp32"), overheads=False)
+    assert (plain.phase, plain.parts["working"]) == ("step", 2 * 4 * 1000 * 1000), "a loop over the parameters keeps two"
+
+
+def test_reserve_and_context_by_hand() -> None:
+    for world, context in ((1, 0.75), (2, 1.75), (8, 1.75), (9, 2.25)):
+        case_ = Case(shape=SMALL, adapter="lora", max_seq_len=16, strategy="ddp" if world > 1 else "single", world_size=world)
+        tensors, whole = estimate(case_, overheads=False).total_bytes, estimate(case_).parts
+        assert (whole["reserve"], whole["context"]) == (round(0.06 * tensors), context * GIB)
+    on_cpu = estimate(Case(shape=SMALL, adapter="lora", max_seq_len=16, on_cpu=True)).parts
+    assert on_cpu["context"] == 700 * 2**20
+
+
+def test_norms_of_queries_and_keys_keep_their_inputs() -> None:
+    normed = dataclasses.replace(SMALL, qk_norm=True)
+    for adapter, each in (("lora", 4), ("full", 6)):
+        with_, without = (small(shape=s, adapter=adapter, gradient_checkpointing=False)["activations"] for s in (normed, SMALL))
+        assert with_ - without == 3 * each * 32 * (12 + 6)

@@ -17,14 +17,22 @@ class _Trainer(LossOnly, library.DPOTrainer):
     pass
 
 
+def losses(name: str, smoothing: float) -> dict[str, Any]:
+    """Arguments of the library's configuration. Its sigmoid loss ignores label smoothing; cDPO's loss (Mitchell 2023), of a share e of
+    flipped labels, is 2 (1 - e) times the sigmoid loss less (1 - 2 e) times the robust one."""
+    if name == "sigmoid" and smoothing:
+        weights = [2.0 * (1.0 - smoothing), 2.0 * smoothing - 1.0]
+        return {"loss_type": ["sigmoid", "robust"], "loss_weights": weights, "label_smoothing": smoothing}
+    return {"loss_type": [name], "label_smoothing": smoothing}
+
+
 def build(given: Ingredients) -> Preference:
     settings: Any = given.spec.method_settings
     train, validation = references.load(given.run, given.pack)
     config = DPOConfig(
         **arguments(given),
         beta=settings["beta"],
-        loss_type=[settings["loss_type"]],
-        label_smoothing=settings["label_smoothing"],
+        **losses(settings["loss_type"], settings["label_smoothing"]),
         precompute_ref_log_probs=True,
     )
     rows = Prepared.from_dict({"prompt_ids": [[0]], "chosen_ids": [[0]], "rejected_ids": [[0]]})

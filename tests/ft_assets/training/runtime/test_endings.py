@@ -25,7 +25,7 @@ def test_sigterm_before_the_first_step_is_a_preemption(tmp_path: Path, delay_ste
         stopped.wait_until(lambda: beats.append(0.0) or len(beats) > delay_steps)  # type: ignore[func-returns-value]
         assert stopped.heartbeat()["phase"] in ("setup", "import")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 75
+        assert process.wait(timeout=60) == 75
         assert (stopped.exit()["outcome"], stopped.exit()["step"]) == ("preempted", 0)
 
 

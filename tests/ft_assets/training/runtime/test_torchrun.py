@@ -49,7 +49,7 @@ def test_a_rank_does_not_outlive_its_agent(tmp_path: Path) -> None:
         single.wait_until(lambda: len(single.steps()) >= 1, timeout_s=90)
         (rank,) = [p for p in psutil.Process(agent.pid).children() if "ft_assets.training.runtime" in p.cmdline()]
         agent.kill()
-        agent.wait(timeout=10)
-        psutil.wait_procs([rank], timeout=10)
+        agent.wait(timeout=60)
+        psutil.wait_procs([rank], timeout=60)
         assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
         assert not (single.work / "exit-a1.json").exists(), "a killed rank has no time for a word"

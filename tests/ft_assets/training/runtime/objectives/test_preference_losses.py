@@ -53,7 +53,8 @@ def formula(method: str, run: Any, model: Any, rows: list[int]) -> Any:
         if method == "dpo":
             ref = reference_rows(run)[r]
             margin = (chosen.sum() - ref["chosen_logp"]) - (rejected.sum() - ref["rejected_logp"])
-            losses.append(-logsigmoid(settings["beta"] * margin))
+            flipped = settings["label_smoothing"]  # the share of labels that cDPO takes for wrong
+            losses.append(-(1 - flipped) * logsigmoid(settings["beta"] * margin) - flipped * logsigmoid(-settings["beta"] * margin))
         elif method == "simpo":
             losses.append(-logsigmoid(settings["beta"] * (chosen.mean() - rejected.mean()) - settings["gamma"]))
         else:
@@ -64,7 +65,8 @@ def formula(method: str, run: Any, model: Any, rows: list[int]) -> Any:
 
 
 def kto(run: Any, model: Any, rows: list[dict[str, Any]], references: list[dict[str, Any]]) -> Any:
-    beta = run.spec.method_settings["beta"]
+    settings: Mapping[str, Any] = run.spec.method_settings
+    beta = settings["beta"]
     distances = [
         log_probability(model, r["kl_input_ids"], r["kl_labels"]).sum() - f["kl_logp"] for r, f in zip(rows, references, strict=True)
     ]
@@ -72,7 +74,8 @@ def kto(run: Any, model: Any, rows: list[dict[str, Any]], references: list[dict[
     losses = []
     for row, ref in zip(rows, references, strict=True):
         reward = log_probability(model, row["input_ids"], row["labels"]).sum() - ref["logp"]
-        losses.append(1 - torch.sigmoid(beta * ((reward - kl) if row["label"] else (kl - reward))))
+        weight = settings["desirable_weight" if row["label"] else "undesirable_weight"]
+        losses.append(weight * (1 - torch.sigmoid(beta * ((reward - kl) if row["label"] else (kl - reward)))))
     return torch.stack(losses).mean()
 
 
@@ -87,6 +90,30 @@ def test_the_loss_and_its_gradient_are_the_papers(site: Site, method: str) -> No
     trained = [p for p in objective.model.parameters() if p.requires_grad]
     for mine, theirs in zip(torch.autograd.grad(found, trained), torch.autograd.grad(expected, trained), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        pytest.param("dpo", {"label_smoothing": 0.3}, id="labels that may be wrong"),
+        pytest.param("dpo", {"beta": 0.7, "label_smoothing": 0.1}, id="another beta"),
+        pytest.param("kto", {"desirable_weight": 3.0, "undesirable_weight": 0.5}, id="good answers count six times as much"),
+        pytest.param("kto", {"beta": 0.7, "desirable_weight": 0.5, "undesirable_weight": 2.0}, id="bad ones four times"),
+        pytest.param("orpo", {"beta": 0.7}, id="odds of another weight"),
+        pytest.param("simpo", {"beta": 0.7, "gamma": 0.2}, id="another margin"),
+    ],
+)
+def test_each_setting_of_a_method_does_what_its_paper_says(site: Site, method: str, settings: Mapping[str, float]) -> None:
+    defaults = site.run(method).spec.method_settings
+    assert set(settings) <= set(defaults)
+    changed = site.run(method, method_settings={**defaults, **settings})
+    objective = stirred(site.objective(method, method_settings={**defaults, **settings}))
+    objective.model.eval()
+    if method == "kto":
+        assert {pack_rows(changed)[r]["label"] for r in ROWS} == {True, False}
+    found = share(objective, ROWS).item()
+    assert found == pytest.approx(formula(method, changed, objective.model, ROWS).item(), abs=1e-5)
+    assert abs(found - formula(method, site.run(method), objective.model, ROWS).item()) > 1e-3, "the defaults give the same loss"
 
 
 def trl_batch(run: Any, rows: list[int]) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""Exit codes of failures: 4 says that nothing answered at all, 1 that what answered could not serve."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from control_plane.cli.exits import Exit, exit_code
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from tests.control_plane.cli.conftest import Ft
+
+NOTHING_ANSWERS = {"unreachable", "stack_down", "database_unreachable"}
+ERRORS = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
+DOCUMENTED = dict(re.findall(r"^\| `([a-z_]+)` \| (\d+|-) \|", ERRORS, re.MULTILINE))
+
+
+def test_nothing_that_answers_with_503_is_called_unreachable() -> None:
+    served = sorted(code for code, status in DOCUMENTED.items() if status == "503")
+    assert len(served) > 15 and {"unavailable", "database_unavailable", "inference_unavailable", "schema_outdated"} <= set(served)
+    assert {code: exit_code(Unavailable("x", code=code)) for code in served} == dict.fromkeys(served, Exit.FAILED)
+
+
+@pytest.mark.parametrize("code", sorted(NOTHING_ANSWERS))
+def test_what_does_not_answer_at_all_is_unreachable(code: str) -> None:
+    assert DOCUMENTED[code] == "-", "no answer has a status"
+    assert exit_code(Unavailable("x", code=code)) == Exit.UNREACHABLE == 4
+
+
+def test_every_other_failure_is_an_ordinary_one() -> None:
+    errors = [Unavailable("x"), Conflict("x", code="stack"), InvalidRequest("x"), NotFound("x"), Unavailable("x", code="supervisor_died")]
+    assert {exit_code(error) for error in errors} == {Exit.FAILED}
+
+
+def test_a_command_of_an_operator_tells_a_platform_that_is_down_from_a_database_that_is_away(offline: Ft) -> None:
+    down = offline("admin", "tenants", "list", "--json")
+    assert (down.code, down.json["error"]["code"]) == (4, "stack_down")
+    away = offline("admin", "tenants", "list", "--json", FT_DATABASE_URL="postgresql://ft:x@127.0.0.1:9/ft")
+    assert (away.code, away.json["error"]["code"]) == (4, "database_unreachable")
+
+
+@pytest.fixture
+def without_database() -> Iterator[str]:
+    """An API whose database is away; clients need not ask again."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"error": {"message": "the database did not answer", "type": "server_error", "code": "database_unavailable"}}'
+            self.send_response(503)
+            self.send_header("x-should-retry", "false")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_an_api_that_answers_503_is_an_ordinary_failure(offline: Ft, without_database: str) -> None:
+    done = offline("--url", without_database, "--api-key", "x", "jobs", "--json")
+    assert (done.code, done.json["error"]["code"]) == (1, "database_unavailable")
