@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 from dagster import _check as check
-from dagster._core.storage.config import PostgresStorageConfig
 from dagster._serdes import ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
 from dagster_postgres.utils import pg_url_from_config
@@ -39,7 +39,7 @@ class PooledPostgresStorage(DagsterPostgresStorage):
             part._engine = shared_engine(postgres_url)
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: PostgresStorageConfig) -> PooledPostgresStorage:
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> PooledPostgresStorage:
         return cls(pg_url_from_config(config_value), config_value.get("should_autocreate_tables", True), inst_data)
 
 
