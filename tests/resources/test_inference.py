@@ -287,6 +287,7 @@ TOO_LONG: dict[str, Any] = {
     "thinking of an earlier turn": [HI, {"role": "assistant", "content": f"<think>{LONG}</think>Yes."}, HI],
     "tool calls": [HI, {"role": "assistant", "content": None, "tool_calls": [CALL]}, HI],
     "keys": [{**HI, LONG: 1}],
+    "many messages, each of which would fit": [{"role": role, "content": LONG[:15_000]} for role in ("user", "assistant") * 100],
 }
 
 

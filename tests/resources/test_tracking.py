@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,13 +61,10 @@ def history(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
 
 def test_an_attempt_is_one_run_with_its_tags_settings_and_every_step(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
     tracker = MlflowTracker(uri=uri)
-    began = time.monotonic()
     log = tracker.begin(run("acme"))
     log.log(lines(1, 3))
     log.log([{"step": 3, "time": 1003.5, "valid_loss": 0.5}])
-    assert time.monotonic() - began < 0.5, "who follows a job waits for no store"
     log.end(outcome="succeeded")
-    assert time.monotonic() - began < 0.5
     assert log.flush(timeout_s=60.0) and log.problem() is None
     (found,) = runs_of("acme")
     assert (found.info.run_name, found.info.status) == ("ftjob-1-a1", "FINISHED")
@@ -102,10 +100,8 @@ def test_a_tracker_that_is_away_neither_delays_nor_fails_and_says_so(tmp_path: P
     deadline = time.monotonic() + 60
     while log.problem() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    began = time.monotonic()
     log.log(lines(1, 3))
     log.end(outcome="succeeded")
-    assert time.monotonic() - began < 1.0
     assert "Error" in str(log.problem())
 
 
@@ -189,6 +185,17 @@ def test_what_ended_runs_have_on_its_way_is_waited_for_once(uri: str, runs_of: C
         log.end(outcome="succeeded")
     tracker.flush(timeout_s=60.0)
     assert [r.info.status for r in runs_of("flushed")] == ["FINISHED", "FINISHED"]
-    began = time.monotonic()
-    tracker.flush(timeout_s=60.0)
-    assert time.monotonic() - began < 0.5
+
+
+def test_who_follows_a_job_waits_for_no_store_and_hears_once_of_an_end_that_it_did_not_take(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
+        tracker = MlflowTracker(uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        log = tracker.begin(run("silent"))
+        log.log(lines(1, 3))
+        log.end(outcome="succeeded")
+        for _ in range(2):
+            tracker.flush(timeout_s=0.0)
+        assert sum("its store had not taken it" in record.getMessage() for record in caplog.records) == 1
+        assert not log.flush(timeout_s=0.0), "it is still on its way"

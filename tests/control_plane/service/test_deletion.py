@@ -314,6 +314,80 @@ def test_what_a_step_wrote_after_the_first_look_is_found_by_the_second_and_both_
     assert float(proof["verified_absent_at"]) - float(proof["first_absent_at"]) == erasure.TenantData.SETTLES.total_seconds()
 
 
+class Returning(Weak):
+    """A store to which a slow writer brings one of two objects back, with the same bytes, when the other one is deleted."""
+
+    def __init__(self, root: Path, *, keys: tuple[str, str], times: int) -> None:
+        super().__init__(root)
+        self.keys, self.times = keys, times
+
+    def delete(self, key: str) -> None:
+        super().delete(key)
+        other = next((k for k in self.keys if k != key), None) if key in self.keys else None
+        if other is not None and self.times and not self.exists(other):
+            self.times -= 1
+            self.put_bytes(other, b"a row of acme")
+
+
+def returning(world: World, *, times: int) -> tuple[str, str, str]:
+    """A tenant, the key that returns, and the deletion of the tenant's data."""
+    tenant = world.tenant()
+    keys = (f"{layout.tenant_prefix(tenant)}/files/file-1/a.jsonl", f"{layout.tenant_prefix(tenant)}/files/file-1/b.jsonl")
+    world.store = Returning(world.platform.settings.home / "objects", keys=keys, times=times)
+    world.platform = replace(world.platform, objects=world.store)
+    for key in keys:
+        world.store.put_bytes(key, b"a row of acme")
+    return tenant, keys[0], world.delete_data(tenant)
+
+
+def test_an_object_that_is_there_again_with_the_same_bytes_while_others_are_deleted_is_deleted_again(world: World) -> None:
+    tenant, _, id_ = returning(world, times=2)
+    assert world.carried_out(id_)
+    assert world.keys(layout.tenant_prefix(tenant)) == []
+    proven = deletion.get(world.platform, tenant, id_)["proof"]["objects"]
+    assert [o["sha256"] for o in proven] == [hashlib.sha256(b"a row of acme").hexdigest()] * 2
+
+
+def test_objects_that_keep_appearing_leave_a_deletion_open_until_they_stop(world: World) -> None:
+    tenant, _, id_ = returning(world, times=4)
+    assert not deletion.carry_out(world.platform, id_)
+    assert "objects appear while it is carried out" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert world.carried_out(id_)
+    assert world.keys(layout.tenant_prefix(tenant)) == []
+
+
+def test_an_object_that_returns_after_the_first_look_starts_the_wait_anew_also_with_the_same_bytes(world: World) -> None:
+    tenant, key, id_ = returning(world, times=0)
+    assert not deletion.carry_out(world.platform, id_)
+    world.clock.now += erasure.TenantData.SETTLES
+    world.store.put_bytes(key, b"a row of acme")
+    assert not deletion.carry_out(world.platform, id_)
+    assert "a second look follows" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert world.keys(layout.tenant_prefix(tenant)) == []
+    world.clock.now += erasure.TenantData.SETTLES
+    assert deletion.carry_out(world.platform, id_)
+
+
+class Keeping(Weak):
+    """A store that says it deleted and did not."""
+
+    def delete(self, key: str) -> None:
+        pass
+
+
+def test_an_object_that_a_store_keeps_is_not_called_deleted(world: World) -> None:
+    tenant, root = world.tenant(), world.platform.settings.home / "objects"
+    key = f"{layout.tenant_prefix(tenant)}/files/file-1/a.jsonl"
+    world.store.put_bytes(key, b"a row of acme")
+    id_ = world.delete_data(tenant)
+    assert not deletion.carry_out(replace(world.platform, objects=Keeping(root)), id_)
+    assert "is there though it was deleted" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    with world.platform.engine.connect() as conn:
+        noted = conn.execute(sa.select(deletion_objects.c.deleted_at).where(deletion_objects.c.deletion_id == id_)).scalars()
+        assert list(noted) == [None]
+    assert world.carried_out(id_)
+
+
 def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None:
     tenant = world.tenant()
     adapter_id = world.trained(tenant)
