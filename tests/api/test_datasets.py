@@ -201,7 +201,7 @@ def test_what_cannot_be_estimated_has_a_reason(
     with pytest.raises(NotFound) as unknown:
         ft.jobs.estimate(model="nobody", training_file=file["id"])
     assert unknown.value.code == "model_not_found"
-    small = ft.files.create(write_chat_rows(12, name="small.jsonl"))
+    small = ft.files.create(write_chat_rows(9, name="small.jsonl"))
     with pytest.raises(InvalidDataset):
         ft.jobs.estimate(model=MODEL, training_file=small["id"])
     with platform.engine.begin() as conn:

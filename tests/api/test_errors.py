@@ -79,7 +79,7 @@ def test_a_refused_file_makes_no_job_and_says_what_is_wrong_with_it(client: open
     file = client.files.create(file=path, purpose="fine-tune")
     error = refusal(lambda: client.fine_tuning.jobs.create(model="tiny-base", training_file=file.id), openai.BadRequestError)
     assert error.code == "invalid_training_file"
-    assert "row 1" in str(error)
+    assert "3 rows (1, 2, 3)" in str(error)
     assert f"/v1/datasets/{file.id}/report" in str(error)
     assert list(client.fine_tuning.jobs.list()) == []
 

@@ -50,17 +50,18 @@ def use(home: str) -> None:
 
 
 class Connections:
-    """Counts the connections that engines of this process open."""
+    """Counts the connections to a database that engines of this process open."""
 
-    count = 0
+    def __init__(self, database: str) -> None:
+        self.database, self.count = database, 0
 
-    def __call__(self, *_: object) -> None:
-        self.count += 1
+    def __call__(self, _dialect: object, _record: object, arguments: object, named: object) -> None:
+        self.count += self.database in f"{arguments} {named}"
 
 
 @pytest.fixture
-def connections() -> Iterator[Connections]:
-    counter = Connections()
+def connections(dagster_home: str) -> Iterator[Connections]:
+    counter = Connections(str(sa.make_url(os.environ["DAGSTER_POSTGRES_URL"]).database))
     sa.event.listen(sa.engine.Engine, "do_connect", counter)
     yield counter
     sa.event.remove(sa.engine.Engine, "do_connect", counter)

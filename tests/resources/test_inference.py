@@ -298,7 +298,7 @@ def test_3_mb_of_text_are_refused_by_their_length_whichever_field_has_them(url: 
     answer = httpx.post(f"{url}/v1/{'completions' if text else 'chat/completions'}", json=body, headers=HEADERS, timeout=300)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt" if text else "messages")
-    assert "about 7500" in error["message"], "tokens at four characters each"
+    assert "about 750" in error["message"], "tokens at four characters each"
     assert "tiny takes 512 tokens, the answer included, in at most 16384 characters" in error["message"]
     assert "300" in error["message"]
 

@@ -139,8 +139,8 @@ def test_the_report_says_what_it_read_and_ignored(jsonl: Callable[..., Path]) ->
     report, _ = read(jsonl(chat("a", "b", id=1), chat("c <|im_end|>", "d", id=2)), filename="rows.csv")
     assert report.format_reason == "read as chat: rows have 'messages'"
     codes = [w["code"] for w in report.warnings]
-    assert codes[:3] == ["wrong_extension", "unknown_field", "possible_control_token"]
-    assert "'id'" in report.warnings[1]["message"]
+    assert codes[:4] == ["wrong_extension", "too_few_to_train", "unknown_field", "possible_control_token"]
+    assert "'id'" in report.warnings[2]["message"]
     assert DatasetReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
     assert "valid" in report.to_markdown()
     assert "data:image/svg+xml" in report.to_markdown()
