@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from examples.demo import phrases, tickets
+from ft_assets.demo import phrases, tickets
 from tests.journey.conftest import Stack
 
 MODEL_NAME = "demo-llama-3m"
@@ -59,8 +59,9 @@ def answer_of(client: openai.OpenAI, model: str, ticket: tickets.Ticket) -> Any:
 def test_dagsters_example_runs_as_it_is_published(stack: Stack, tmp_path: Path) -> None:
     made = json.loads(stack.ft("admin", "tenants", "create", f"t-{secrets.token_hex(4)}", "--tier", "standard", "--json").stdout)
     client = stack.client(made["api_key"])
-    tickets.main(["--out", str(tmp_path)])
-    files = [uploaded(client, tmp_path / f"tickets_{name}.jsonl") for name in ("train", "holdout")]
+    for name, text in tickets.files().items():
+        (tmp_path / name).write_text(text)
+    files = [uploaded(client, tmp_path / name) for name in (tickets.TICKETS, tickets.HOLDOUT)]
     tuned = fine_tuned(client, *files)
     _, holdout = tickets.make_dataset()
     asked = [ticket for ticket in holdout if not ticket.unseen][:ASKED]
