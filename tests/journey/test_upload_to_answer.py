@@ -190,7 +190,7 @@ ROWS = b"".join(b'{"messages":[{"role":"user","content":"%d"},{"role":"assistant
     ("name", "content", "status", "said"),
     [
         pytest.param("photo.jsonl", b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20, "error", "PNG", id="a picture"),
-        pytest.param("tiny.jsonl", ROWS, "processed", "at least 100", id="three rows, enough to validate on but not to train on"),
+        pytest.param("tiny.jsonl", ROWS, "processed", "at least 10:", id="three rows, enough to validate on but not to train on"),
     ],
 )
 def test_a_file_that_cannot_be_trained_on_is_refused_with_the_reason(
