@@ -90,7 +90,7 @@ AREAS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defect:
-    """A defect that somebody planted who had not read the tests."""
+    """A defect planted by somebody who had not read the tests."""
 
     name: str
     path: str

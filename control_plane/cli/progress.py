@@ -230,7 +230,7 @@ class JobView:
 
     def _bar(self, name: str, completed: int | None, total: int | None, news: str) -> None:
         assert self._bars is not None
-        count = f"{completed or 0}/{total}" if total else ""  # a stage that nobody can count has a bar that moves, and no numbers
+        count = f"{completed or 0}/{total}" if total else ""  # without a known total: a moving bar, no numbers
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, news=news, count=count)
         self._bars.update(self._tasks[name], completed=completed, total=total, news=escape(news), count=count)

@@ -318,7 +318,7 @@ class _Follower:
     offered: str = ""
     """Name of the newest checkpoint that was seen."""
     told: str = ""
-    """Phase before the first step that the tenant was told of last."""
+    """The newest phase before the first step that the tenant was told of."""
 
     def relay(self) -> None:
         """Pass on new metrics and newly committed checkpoints."""

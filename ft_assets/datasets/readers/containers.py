@@ -34,7 +34,7 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """First bytes of Office files before 2007."""
 OPEN_DOCUMENT = b"application/vnd.oasis.opendocument.spreadsheet"
 SEPARATOR_LINE = re.compile(rb"\"?sep=([^\w\s\"]|\t)\"?\r?\n", re.IGNORECASE)
-"""First line of a CSV file that Excel is told its separator by."""
+"""First line of a CSV file, which tells Excel its separator."""
 QUOTED = re.compile(rb'"[^"]*"')
 ARCHIVES = {b"PK\x03\x04": "a zip archive (or an Office file)", b"7z\xbc\xaf": "a 7z archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 KINDS = {
