@@ -8,6 +8,8 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export DO_NOT_TRACK ?= 1
 export DAGSTER_DISABLE_TELEMETRY ?= yes
+# Without compiled files each of the many processes would compile all that it imports, seconds of every start.
+unexport PYTHONDONTWRITEBYTECODE
 
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
@@ -50,7 +52,7 @@ $(VLLM_STAMP): $(VLLM)/.engine deploy/vllm/pyproject.toml deploy/vllm/ft_vllm_pl
 	@touch $@
 
 test: setup ## all tests but the slow ones
-	$(PY) -m pytest -m "not slow" -n 2 --dist loadfile
+	$(PY) -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-all: setup vllm ## all tests, those of the real vLLM among them
 	$(PY) -m pytest

@@ -40,6 +40,15 @@ BASE_MODEL = "tiny-base"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored, and so it would be in children
 
 
+LONGEST = ("tests/journey/", "tests/control_plane/cli/test_remote.py")
+"""Files that take longest: they are run first, so that no worker is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {prefix: place for place, prefix in enumerate(LONGEST)}
+    items.sort(key=lambda item: min((at for prefix, at in rank.items() if item.nodeid.startswith(prefix)), default=len(LONGEST)))
+
+
 @pytest.fixture(scope="session")
 def postgres_dir() -> Iterator[Path]:
     """Directory of a running server whose database ``ft_template`` has the schema.
@@ -157,9 +166,9 @@ def api_key(platform: Platform, tenant: Tenant) -> str:
     return tenants.create_key(platform, tenant.id, name="test", scopes=["admin"]).secret
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serve() -> Iterator[Callable[[ASGIApp], str]]:
-    """Serves an application with uvicorn on a free port until the end of the session; returns its URL."""
+    """Serves an application with uvicorn on a free port until the end of the module; returns its URL."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(app: ASGIApp) -> str:

@@ -271,7 +271,14 @@ def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *
 def _method_settings(values: Mapping[str, Any], recipe: Recipe, method: str) -> dict[str, float | int | str]:
     """All settings of the method, in one order and one form."""
     own = methods.get(method).settings
-    return {name: own[name].limit.plain(values.get(name, recipe.setting(method, name).value)) for name in sorted(own)}
+    found = {name: own[name].limit.plain(values.get(name, recipe.setting(method, name).value)) for name in sorted(own)}
+    for name, setting in own.items():
+        other, words = setting.only_with or ("", ())
+        if other and found[name] != setting.default and found[other] not in words:
+            raise refusal(
+                name, f"{name} {found[name]} has no effect with {other} {found[other]}; use {' or '.join(words)}, or leave {name} out"
+            )
+    return found
 
 
 def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | None) -> Optimization:

@@ -54,7 +54,7 @@ class Stack:
         return {**self.env, **{name: value.strip("'\"") for name, value in pairs}}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """Everything that ``ft up --detach`` starts, healthy; ended by ``ft down``."""
     home = Path(tempfile.mkdtemp(prefix="ft-journey-"))

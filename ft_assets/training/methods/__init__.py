@@ -32,6 +32,8 @@ class Setting:
     """Where the default comes from."""
     limit: Limit
     help: str = ""
+    only_with: tuple[str, tuple[str, ...]] | None = None
+    """Another setting of the method and its values with which this one has an effect; with others it keeps its default or is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

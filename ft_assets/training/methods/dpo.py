@@ -20,7 +20,8 @@ METHOD = Method(
         "beta": Setting(default=0.1, source="DPO paper, section 6", limit=Limit(kind="float", low=0, high=10, above_low=True),
                         help="how dearly leaving the base is paid for"),
         "loss_type": Setting(default="sigmoid", source="DPO paper, equation 7", limit=Limit(kind="word", words=LOSSES)),
-        "label_smoothing": Setting(default=0.0, source="cDPO; 0 trusts every label", limit=Limit(kind="float", low=0, high=0.49)),
+        "label_smoothing": Setting(default=0.0, source="cDPO; 0 trusts every label", limit=Limit(kind="float", low=0, high=0.49),
+                                   only_with=("loss_type", ("sigmoid", "robust"))),
     },
     metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"),
     failure_modes=(

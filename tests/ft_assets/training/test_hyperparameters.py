@@ -195,6 +195,7 @@ QLORA, FULL = {"adapter": "qlora"}, {"adapter": "full"}
         ({"beta": 0.0}, {"method": "dpo"}, "hyperparameters.beta", "above 0"),
         ({"loss_type": "ppo"}, {"method": "dpo"}, "hyperparameters.loss_type", "one of sigmoid"),
         ({"label_smoothing": 0.5}, {"method": "dpo"}, "hyperparameters.label_smoothing", "at most 0.49"),
+        ({"label_smoothing": 0.1, "loss_type": "ipo"}, {"method": "dpo"}, "hyperparameters.label_smoothing", "use sigmoid or robust"),
         ({"precision": "bf16"}, {"has_bf16": False}, "hyperparameters.precision", "use fp16"),
     ],
 )  # fmt: skip
