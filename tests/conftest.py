@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
 import socket
+import ssl
 import tempfile
 import threading
 import time
@@ -39,6 +41,7 @@ BASE_MODEL = "tiny-base"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored, and so it would be in children
 
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # it reads all public roots, 30 ms for each HTTP client
 
 LONGEST = ("tests/journey/", "tests/control_plane/cli/test_remote.py")
 """Files that take longest: they are run first, so that no worker is left alone with one at the end."""
