@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 import signal
 import socket
@@ -40,6 +41,43 @@ NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": 
 BASE_MODEL = "tiny-base"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored, and so it would be in children
+
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 8 * 2**30
+
+
+def in_memory() -> Path | None:
+    """A directory for temporary files that no disk is behind, where there is room: the platform syncs each file that it writes.
+
+    None if ``TMPDIR`` says where they go, as it does in workers and children. What a run before this one left is removed.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
+        return None
+    for left in MEMORY.glob("ft-*"):
+        if not Path("/proc", left.name.removeprefix("ft-")).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    if shutil.disk_usage(MEMORY).free < ROOM_BYTES:
+        return None
+    directory = MEMORY / f"ft-{os.getpid()}"  # short: there are sockets below it
+    directory.mkdir()
+    directory.chmod(0o755)  # as root the database runs as another user
+    return directory
+
+
+TEMPORARY = in_memory()
+if TEMPORARY is not None:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if TEMPORARY is not None and not config.option.basetemp:
+        config.option.basetemp = str(TEMPORARY / "t")
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    if TEMPORARY is not None and exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(TEMPORARY, ignore_errors=True)
+
 
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # it reads all public roots, 30 ms for each HTTP client
 
