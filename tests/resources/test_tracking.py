@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from control_plane.protocols import TrackedRun
-from resources.tracking import MAX_FILE_BYTES, MAX_QUEUED, MlflowRunLog, MlflowTracker, file_of
+from resources.tracking import MAX_FILE_BYTES, MAX_QUEUED, MAX_UPLOADS, MlflowRunLog, MlflowTracker, file_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own: it uses what SQLAlchemy 2.1 has deprecated
 
@@ -175,6 +175,23 @@ def test_a_store_that_takes_no_files_has_every_number_and_the_end(uri: str, runs
     (found,) = runs_of("nofiles")
     assert found.info.status == "FINISHED"
     assert history(uri, found.info.run_id, "train_loss") == [(1, 1.0), (2, 0.5)]
+
+
+def test_each_file_has_its_own_tries(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = file_of(uri)
+    assert file is not None
+    artifacts = file.parent / "mlflow-artifacts"
+    artifacts.mkdir(exist_ok=True)
+    (artifacts / "tries").write_text("where the directory of the tenant's files would be")
+    log = MlflowTracker(uri=uri).begin(run("tries"))
+    log.attach({"first.json": b"{}", "second.json": b"{}"})
+    deadline = time.monotonic() + 120
+    while "second.json" not in str(log.problem()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    log.end(outcome="succeeded")
+    log.flush(timeout_s=60.0)
+    assert sum("trying again" in record.getMessage() for record in caplog.records) == 2 * (MAX_UPLOADS - 1)
 
 
 def test_what_ended_runs_have_on_its_way_is_waited_for_once(uri: str, runs_of: Callable[[str], list[Any]]) -> None:

@@ -142,4 +142,4 @@ def test_every_step_is_that_of_a_plain_loop(files: tuple[Path, Path], tmp_path: 
     for name, wanted in weights.items():
         moved = torch.linalg.vector_norm(wanted - start[name])
         assert moved > 0, name
-        assert torch.linalg.vector_norm(final[name] - wanted) < 0.02 * moved, name
+        assert torch.linalg.vector_norm(final[name] - wanted) < 1e-4 * moved, name  # 3e-6 measured; without clipping 2e-3
