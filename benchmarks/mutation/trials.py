@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -32,18 +33,23 @@ class Copy:
             if (root / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.path / name)
+        self._times = itertools.count(1_000_000_000)
         with contextlib.suppress(FileExistsError):
             (directory / "shared").symlink_to(root.parent / "shared")
 
     @contextlib.contextmanager
     def with_mistake(self, mutant: Mutant) -> Iterator[None]:
-        file = self.path / mutant.path
-        original = (self.root / mutant.path).read_text()
-        file.write_text(mutant.source)
+        self._write(mutant.path, mutant.source)
         try:
             yield
         finally:
-            file.write_text(original)
+            self._write(mutant.path, (self.root / mutant.path).read_text())
+
+    def _write(self, path: str, source: str) -> None:
+        """Each time with a modification time of its own: compiled files are told from those of another source by it, in seconds."""
+        (self.path / path).write_text(source)
+        now = next(self._times)
+        os.utime(self.path / path, (now, now))
 
     def run(self, tests: Sequence[str]) -> tuple[str, str, float]:
         """(outcome, the first failure or the closing line, seconds)."""
@@ -60,7 +66,7 @@ class Copy:
             f"--timeout={TEST_TIMEOUT_S}",
             *tests,
         ]
-        env = {**os.environ, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {**os.environ, "PYTHONPATH": str(self.path)}
         began = time.monotonic()
         process = subprocess.Popen(
             argv, cwd=self.path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
