@@ -16,6 +16,8 @@ from tests.docs.pages import Block, Command, commands
 END = "end-of-a-documented-command"
 PLACEHOLDER = re.compile(r"(ft:[\w:.-]*:|[A-Za-z]\w*(?:-[a-z]+)*[-_])\.\.\.")
 """``ftjob-...``, ``ft-sk-...``, ``ft:demo-llama-3m:acme:tickets:...``: its beginning, and the rest is what an earlier command printed."""
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
+"""First line of a program that the page saves, to start it with a command."""
 PROGRAM = f"""
 import json, sys, traceback
 names = {{"__name__": "example"}}
@@ -57,7 +59,9 @@ class Reader:
 
     def read(self, block: Block, *, leave_out: tuple[str, ...] = ()) -> None:
         """Run a block of bash or Python; commands of `leave_out`, and those that cannot run, are passed over."""
-        if block.language == "python":
+        if block.language == "python" and (named := FILE_NAME.match(block.text)):
+            (self.directory / named[1]).write_text(self.fill(block.text))
+        elif block.language == "python":
             self._run("python", json.dumps(self.fill(block.text)), block.place)
         for command in commands(block) if block.language == "bash" else ():
             if not command.cannot_run and not command.text.startswith(leave_out):

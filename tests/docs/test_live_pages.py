@@ -71,6 +71,7 @@ def desk() -> Iterator[Desk]:
         stands_for = {
             "http://127.0.0.1:8000": api,
             "https://ft.example.com": api,
+            "127.0.0.1:3000": f"127.0.0.1:{ports['FT_DAGSTER_PORT']}",
             "https://hooks.example.com/ft": hook,
             "https://example.com/hook": hook,
             "/models/our-base": str(directory / "our-base"),
