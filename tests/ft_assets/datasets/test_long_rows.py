@@ -26,7 +26,7 @@ LIMIT = 100
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "Llama 3's split": lambda: byte_level(pre_tokenizers.Split(Regex(LLAMA), "isolated"), nfc=True),
     "GPT-2's split": lambda: byte_level(regex=True),
-    "a split that is not known": lambda: byte_level(pre_tokenizers.Split(Regex(r"\w+ \w+|."), "isolated")),
+    "a split that is not known": lambda: byte_level(pre_tokenizers.Split(Regex(r"\b\w+ \w+|."), "isolated")),
     "no byte-level tokenizer": metaspace,
 }
 TEXTS: dict[str, Callable[[random.Random], str]] = {
