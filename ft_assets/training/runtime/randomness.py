@@ -21,5 +21,5 @@ def seed_micro_batch(seed: int, step: int, slot: int) -> None:
     random.seed(mixed)
     np.random.seed(mixed % 2**32)
     torch.default_generator.manual_seed(mixed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(mixed)
