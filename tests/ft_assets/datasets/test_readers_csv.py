@@ -124,7 +124,7 @@ def test_a_quote_that_is_open_for_longer_than_a_row_may_be_refuses_the_file_and_
 
 
 def test_lines_that_each_open_a_quote_to_the_end_are_not_read_again_and_again() -> None:
-    """Read to its end from each of its 200,000 lines, this file takes a day."""
+    """Read to its end from each of its 200,000 lines, this file takes hours."""
     data = HEADER + (b'x","' + b"y" * 45 + b"\n") * 200_000
     rows = csv_rows(pieces(data), delimiter=",")[1]
     with pytest.raises(InvalidDataset, match="closed far below or never") as refused:
