@@ -22,6 +22,8 @@ SECRET = re.compile(
     """
 )
 """``NAME=value``, ``name: value``, ``"name": "value"`` of what is called a password, secret, key or token; numbers of tokens stay."""
+WORDS = ("passw", "passphrase", "secret", "pwd", "key", "token")
+"""One of them stands in each match of ``SECRET``. No match goes beyond its line, so lines without them need no search."""
 KEY = re.compile(
     r"\b(ft-(?:sk|op)-|whsec_|hf_|sk-|A(?:KI|SI)A|github_pat_|gh[oprsu]_|glpat-|gsk_|xox[abeprs]-|AIza|wandb_v1_)[A-Za-z0-9_\-+/]{8,}=*"
 )
@@ -38,7 +40,13 @@ QUOTED = (
 
 def without_credentials(text: str) -> str:
     """`text` without the user and password of its URIs, and without the values of what is called a password or token."""
-    return SECRET.sub(r"\1***", SLASHED_USERINFO.sub("", USERINFO.sub("", text)))
+    lines = SLASHED_USERINFO.sub("", USERINFO.sub("", text)).split("\n")
+    return "\n".join(SECRET.sub(r"\1***", line) if _may_hold_secret(line) else line for line in lines)
+
+
+def _may_hold_secret(line: str) -> bool:
+    folded = line.casefold()
+    return any(word in folded for word in WORDS)
 
 
 def without_secrets(text: str) -> str:

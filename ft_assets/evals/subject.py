@@ -7,7 +7,6 @@ that are asked, never from those that are left (`skip`), so whoever goes on afte
 from __future__ import annotations
 
 import errno
-import gc
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -195,8 +194,9 @@ class Subject:
         """Have the model of `directory` in memory, bare, in place of what was there."""
         if getattr(self, "_loaded", None) == directory:
             return
+        if getattr(self, "model", None) is not None:
+            self.model.to("meta")  # its weights are freed, though modules refer to each other in cycles
         self.model: Any = None
-        gc.collect()
         load: Any = AutoModelForCausalLM.from_pretrained
         try:
             model, found = load(directory, dtype=self._dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)

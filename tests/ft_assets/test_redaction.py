@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ft_assets.redaction import without_credentials, without_secrets
+from ft_assets.redaction import SECRET, without_credentials, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,15 @@ def test_ordinary_lines_stay(line: str) -> None:
 def test_a_long_line_takes_a_time_in_proportion(piece: str) -> None:
     line = piece * 100_000
     assert 0 < len(without_secrets(line)) <= len(line)  # with a pattern that is quadratic: after hours
+
+
+ATOMS = [
+    "password", "pa\u017f\u017fword", "passphrase", "SECRET_KEY", "pwd", "api-\u212aey", "private_key", "token", "HF_TOKEN", "num_tokens",
+    "=", ": ", "=>", '"', "'", "\\", "\n", "\r", " ", "x", "hunter2", "12", "none",
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(ATOMS), max_size=20).map("".join))
+def test_lines_that_name_no_secret_need_no_search(text: str) -> None:
+    assert without_credentials(text) == SECRET.sub(r"\1***", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -15,8 +16,11 @@ from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
 
 MAX_DEPTH = 64
 """Nesting of one row at most; a conversation with tools needs about 10."""
-STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+|[\[\]{}]', re.DOTALL)
-"""A string, to the end of the row if it is not closed, or a bracket; nothing is looked at twice, and nothing is kept to come back to."""
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
+"""A string, to the end of the row if it is not closed; nothing is looked at twice, and nothing is kept to come back to."""
+STEPS = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
+"""By how much each bracket changes the depth."""
+NO_BRACKETS = bytes(set(range(256)) - STEPS.keys())
 ARRAY_EVENT = re.compile(rb'["\\\[\]{},]')
 
 
@@ -174,15 +178,8 @@ def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
 
 
 def _depth(raw: bytes) -> int:
-    depth = deepest = 0
-    for match in STRUCTURE.finditer(raw):
-        char = match.group()[:1]
-        if char in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in b"]}":
-            depth -= 1
-    return deepest
+    brackets = STRING.sub(b"", raw).translate(None, NO_BRACKETS)
+    return max(itertools.accumulate(map(STEPS.__getitem__, brackets)), default=0)
 
 
 def too_long() -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tarfile
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_merged_weights_are_proven_and_load_without_us(base: Path, adapter: Path
     assert {n: e["bytes"] for n, e in built.manifest["files"].items()} == {
         p.name: p.stat().st_size for p in files.iterdir() if p.name != "manifest.json"
     }
+
+
+def test_a_proof_frees_the_weights_that_it_loaded_without_the_collector(base: Path, adapter: Path, tmp_path: Path) -> None:
+    def num_held() -> int:
+        return sum(t.numel() for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type != "meta")
+
+    merge.merge(base, adapter, tmp_path / "merged")
+    gc.disable()
+    try:
+        before = num_held()
+        wanted = proof.reference(base, adapter)
+        proof.prove(wanted, tmp_path / "merged", stored="F32")
+        assert num_held() - before == wanted.logits.numel()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

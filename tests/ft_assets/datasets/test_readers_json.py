@@ -37,7 +37,7 @@ def test_depth_is_that_of_the_value_whatever_its_texts_hold(value: object) -> No
 
     wrapped: object = value
     for _ in range(MAX_DEPTH - depth(value)):
-        wrapped = [wrapped, "[[", *["[", "]"] * 40]
+        wrapped = [wrapped, "[[", "[", "]"]
     assert parse_json(json.dumps(wrapped).encode()) == wrapped
     deeper = parse_json(json.dumps([wrapped]).encode())
     assert isinstance(deeper, Problem)
