@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the training environment")
 
 from tests import forked_modules
+from tests.forked_modules import Forked
 from tests.ft_assets.training.attempts import REPOSITORY
 
 HANGS_S = 150
@@ -21,7 +22,8 @@ HANGS_S = 150
 def run_ranks(directory: Path) -> list[list[dict[str, Any]]]:
     """What each of the two ranks printed."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    logs, ranks = [directory / f"rank{rank}" for rank in range(2)], []
+    logs = [directory / f"rank{rank}" for rank in range(2)]
+    ranks: list[Forked] = []
     try:
         for rank, log in enumerate(logs):
             words = [str(rank), str(directory / "rendezvous")]
