@@ -111,7 +111,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_goes_on_from_its_checkpoint(tmp
             row["labels"], row["seq_lengths"] = row["input_ids"], [200, 312]
         _rewrite(tight.pack, rows)
         limited = ("tests.faults.limited_memory",)
-        code = tight.start(module=limited).wait(timeout=280)
+        code = tight.start(module=limited, fresh=True).wait(timeout=280)
         found = judged(tight, code)
         assert (code, found.code, found.retry) == (77, "oom", Retry.HALVE_BATCH), tight.log()
         assert found.fault is Fault.AMBIGUOUS and "half the micro-batch" in found.remedy
@@ -119,7 +119,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_goes_on_from_its_checkpoint(tmp
         halved = with_half_batch(tight.spec)
         assert halved is not None and halved.optimization.global_batch_size(1) == optimization.global_batch_size(1)
         tight.spec = halved
-        assert tight.start(module=limited).wait(timeout=280) == 0, tight.log()
+        assert tight.start(module=limited, fresh=True).wait(timeout=280) == 0, tight.log()
         assert tight.exit()["detail"]["resumed_from"] == at
         assert [m["step"] for m in tight.steps()] == [1, 2, 3, 4]
 

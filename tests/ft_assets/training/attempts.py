@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, RunFile, TrainingSpec
+from tests import forked_modules
+from tests.forked_modules import Forked
 from tests.tiny_model import VOCAB, build_tiny_model
 
 REPOSITORY = Path(__file__).parents[3]
+RUNTIME = "ft_assets.training.runtime"
 SPEC = TrainingSpec(
     method="sft",
     method_settings={},
@@ -90,12 +94,12 @@ def _write_shard(path: Path, windows: list[dict[str, list[int]]]) -> dict[str, A
 
 @dataclass(kw_only=True)
 class Job:
-    """A work directory with a base model and a pack; ``attempt`` trains in a process of its own."""
+    """A work directory with a base model and a pack; ``start`` trains in a process of its own."""
 
     root: Path
     spec: TrainingSpec = SPEC
     attempts: int = 0
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[subprocess.Popen[bytes] | Forked] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.base = build_tiny_model(self.root / "base")
@@ -105,20 +109,48 @@ class Job:
     def like(self, root: Path, **changes: Any) -> Job:
         return Job(root=root, spec=replace(self.spec, **changes))
 
-    def start(self, *, module: tuple[str, ...] = ("ft_assets.training.runtime",)) -> subprocess.Popen[bytes]:
+    def start(self, *, module: tuple[str, ...] = (RUNTIME,), fresh: bool = False) -> subprocess.Popen[bytes] | Forked:
+        """The next attempt; forked where that makes no difference to it (:mod:`tests.forked_modules`), unless it is to be `fresh`.
+
+        A module after others (torchrun's) is started by them, and one that quantizes finds what the fork server hides.
+        """
         self.attempts += 1
-        path = self.root / f"run-a{self.attempts}.json"
-        RunFile(spec=self.spec, attempt=self.attempts, base_model_dir=self.base, pack_dir=self.pack, work_dir=self.work).write(path)
+        path = self._run_file()
+        process: subprocess.Popen[bytes] | Forked
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        with (self.root / f"log-a{self.attempts}").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *module, str(path)], env=env, cwd=self.root, stdout=log, stderr=subprocess.STDOUT
-            )
+        log = self.root / f"log-a{self.attempts}"
+        if fresh or len(module) > 1 or self.spec.quantization is not None:
+            with log.open("wb") as out:
+                command = [sys.executable, "-m", *module, str(path)]
+                process = subprocess.Popen(command, env=env, cwd=self.root, stdout=out, stderr=subprocess.STDOUT)
+        else:
+            process = forked_modules.start(module[0], [str(path)], env=env, cwd=self.root, log=log)
         self.started.append(process)
         return process
 
-    def train(self) -> int:
-        return self.start().wait(timeout=120)
+    def start_ranks(self, *, module: str = RUNTIME) -> list[Forked]:
+        """The next attempt on several ranks, each of them told its place as torchrun tells it; no agent watches over them."""
+        self.attempts += 1
+        path = self._run_file()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        ranks = []
+        for rank in range(self.spec.world_size):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.spec.world_size, "LOCAL_WORLD_SIZE": self.spec.world_size}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **{k: str(v) for k, v in place.items()}}
+            log = self.root / f"log-a{self.attempts}{f'-rank{rank}' if rank else ''}"
+            ranks.append(forked_modules.start(module, [str(path)], env=env, cwd=self.root, log=log))
+        self.started += ranks
+        return ranks
+
+    def _run_file(self) -> Path:
+        path = self.root / f"run-a{self.attempts}.json"
+        RunFile(spec=self.spec, attempt=self.attempts, base_model_dir=self.base, pack_dir=self.pack, work_dir=self.work).write(path)
+        return path
+
+    def train(self, *, fresh: bool = False) -> int:
+        return self.start(fresh=fresh).wait(timeout=120)
 
     def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s

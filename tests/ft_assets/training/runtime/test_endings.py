@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,13 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from ft_assets.training.checkpoints import RESUMABLE, step_name, verify
+from tests import forked_modules
 from tests.ft_assets.training.attempts import REPOSITORY, SPEC, job, write_pack
 
 
 @pytest.mark.parametrize("delay_steps", [0, 60], ids=["at once", "during the imports"])
 def test_sigterm_before_the_first_step_is_a_preemption(tmp_path: Path, delay_steps: int) -> None:
     with job(tmp_path) as stopped:
-        process = stopped.start()
+        process = stopped.start(fresh=True)  # its imports are what is interrupted
         beats: list[float] = []
         stopped.wait_until(lambda: bool(stopped.heartbeat()))
         stopped.wait_until(lambda: beats.append(0.0) or len(beats) > delay_steps)  # type: ignore[func-returns-value]
@@ -90,6 +92,21 @@ def test_a_run_file_that_cannot_be_read_is_a_bad_spec(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 64
     assert "missing ['adapter'" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what the kernel knows of a process")
+def test_a_forked_module_finds_what_a_fresh_one_does(tmp_path: Path) -> None:
+    """Most attempts of the tests are forked; these are the things that the training process and its supervisors rely on."""
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "LC_ALL": "C.UTF-8", "GREETING": "hello"}
+    command = [sys.executable, "-m", "tests.own_circumstances", "65", "two words"]
+    with (tmp_path / "log").open("wb") as log:
+        fresh = subprocess.run(command, env=env, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, check=False)
+    expected = sorted((tmp_path / "log").read_text().splitlines())  # when what is printed gets there is not compared
+    forked = forked_modules.start("tests.own_circumstances", ["65", "two words"], env=env, cwd=tmp_path, log=tmp_path / "log")
+    assert fresh.returncode == forked.wait(timeout=120) == forked.poll() == 65
+    assert sorted((tmp_path / "log").read_text().splitlines()) == expected
+    error, found = expected
+    assert error == "and this is an error" and json.loads(found)["environment"]["GREETING"] == "hello"
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +11,35 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the training environment")
 
+from tests import forked_modules
+from tests.forked_modules import Forked
 from tests.ft_assets.training.attempts import REPOSITORY
 
 HANGS_S = 150
-"""Far longer than two ranks take to import torch and score a few tokens."""
+"""Far longer than two ranks take to score a few tokens."""
 
 
-def run_ranks(rendezvous: Path) -> list[list[dict[str, Any]]]:
+def run_ranks(directory: Path) -> list[list[dict[str, Any]]]:
     """What each of the two ranks printed."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "tests.ft_assets.training.runtime.split_head"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(rendezvous)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    logs = [directory / f"rank{rank}" for rank in range(2)]
+    ranks: list[Forked] = []
     try:
-        printed = [rank.communicate(timeout=HANGS_S) for rank in ranks]
+        for rank, log in enumerate(logs):
+            words = [str(rank), str(directory / "rendezvous")]
+            ranks.append(forked_modules.start("tests.ft_assets.training.runtime.split_head", words, env=env, cwd=directory, log=log))
+        codes = [rank.wait(timeout=HANGS_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], [err for _, err in printed]
-    return [[json.loads(line) for line in out.splitlines()] for out, _ in printed]
+    printed = [log.read_text() for log in logs]
+    assert codes == [0, 0], printed
+    return [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in printed]
 
 
 def test_ranks_with_unequal_numbers_of_labels_call_a_split_head_equally_often(tmp_path: Path) -> None:
-    first, second = run_ranks(tmp_path / "rendezvous")
+    first, second = run_ranks(tmp_path)
     # Slices of four tokens, each computed again in the backward pass where there are several of them.
     assert [case["calls"] for case in first] == [case["calls"] for case in second] == [2 * 3, 2 * 5, 1, 2 * 2]
     assert max(case["error"] for case in first + second) < 1e-5
