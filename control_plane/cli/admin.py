@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def open_local() -> Iterator[Platform]:
     """The platform of this home, for as long as its database answers; the embedded one has to be up.
 
-    The audit log names the machine's user for whatever is changed.
+    The audit log names the machine's user for whatever is changed. At the end connections are closed and the umask is what it was.
     """
     from sqlalchemy.exc import OperationalError
 
@@ -56,15 +56,18 @@ def open_local() -> Iterator[Platform]:
     from resources.stack.postgres import postmaster_pid
 
     settings = load_settings()
-    os.umask(UMASK)  # what is written below the home is for its owner alone
     if settings.embedded_database and postmaster_pid(settings) is None:
         raise Unavailable(
             f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL", code="stack_down"
         )
-    try:
-        yield open_platform(settings).acting_as(Actor(kind="operator", id=f"cli:{getpass.getuser()}"))
-    except OperationalError as e:
-        raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
+    with ExitStack() as at_the_end:
+        at_the_end.callback(os.umask, os.umask(UMASK))  # what is written is for its owner alone
+        platform = open_platform(settings)
+        at_the_end.callback(platform.logins.dispose)
+        try:
+            yield platform.acting_as(Actor(kind="operator", id=f"cli:{getpass.getuser()}"))
+        except OperationalError as e:
+            raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
 
 
 def health(as_json: Json = False) -> None:

@@ -36,12 +36,12 @@ def kueue(
             _verdict(cluster_queues.check(platform, text), as_json)
             return
         files = cluster_queues.files(platform)
-    if out is None:
-        print("---\n".join(text for name, text in files.items() if name.endswith(".yaml")), end="")
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (out / name).write_text(text, encoding="utf-8")
+        if out is None:
+            print("---\n".join(text for name, text in files.items() if name.endswith(".yaml")), end="")
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (out / name).write_text(text, encoding="utf-8")
     say(f"wrote {', '.join(files)} to {out}: sh nodes.sh, then kubectl apply --server-side -f queues.yaml -f tenants.yaml")
 
 

@@ -63,12 +63,13 @@ def whole_queue(
             _watch(lambda: whole_lines(look(), now=time.time(), nodes=nodes))
             return
         found = look()
-    if html is not None:
-        from control_plane.console.queue_page import queue_page
+        if html is not None:
+            from control_plane.console.queue_page import queue_page
 
-        html.write_text(queue_page(found, now=time.time()))
-        say(f"the queue is in {html}")
-    elif as_json:
+            html.write_text(queue_page(found, now=time.time()))
+            say(f"the queue is in {html}")
+            return
+    if as_json:
         print_json(found)
     else:
         print("\n".join(whole_lines(found, now=time.time(), nodes=nodes)))

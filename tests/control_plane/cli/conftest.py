@@ -1,4 +1,4 @@
-"""``ft`` as a process of its own, against the real API."""
+"""``ft`` in the test's process and in one of its own, with and without the real API."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ft_command import run_ft
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -44,7 +46,18 @@ def offline(ft_env: dict[str, str], tmp_path: Path) -> Ft:
     """Runs ``ft`` without an API."""
 
     def run(*args: str | Path, stdin: str = "", **env: str) -> Done:
-        command = [sys.executable, "-m", "control_plane.cli", *map(str, args)]
+        done = run_ft(*map(str, args), env={**ft_env, **env}, cwd=tmp_path, stdin=stdin)
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def process(ft_env: dict[str, str], tmp_path: Path) -> Ft:
+    """Runs the installed ``ft`` without an API: what `offline` is held against."""
+
+    def run(*args: str | Path, stdin: str = "", **env: str) -> Done:
+        command = [Path(sys.executable).parent / "ft", *map(str, args)]
         done = subprocess.run(command, env={**ft_env, **env}, cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(code=done.returncode, out=done.stdout, err=done.stderr)

@@ -29,6 +29,7 @@ def test_the_clusters_queues_are_written_and_a_drained_node_makes_them_differ(
     offline("admin", "kueue", "--out", str(tmp_path / "out"), **env)
     written = {p.name: p.read_text() for p in (tmp_path / "out").iterdir()}
     assert sorted(written) == ["nodes.sh", "queues.yaml", "tenants.yaml"]
+    assert {p.stat().st_mode & 0o077 for p in (tmp_path / "out").iterdir()} == {0}, "they name tenants"
     assert "kubectl label --overwrite node wide-3 ft-platform/pool=wide" in written["nodes.sh"]
     assert "namespace: t-acme" in written["tenants.yaml"]
     queues = [q for q in yaml.safe_load_all(written["queues.yaml"]) if q["kind"] == "ClusterQueue"]

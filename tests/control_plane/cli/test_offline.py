@@ -17,8 +17,9 @@ Ft = Callable[..., Any]
 """Runs ``ft`` with these arguments; see the fixtures."""
 
 
-def test_help_names_every_command(offline: Ft) -> None:
-    done = offline("--help")
+def test_help_names_every_command(offline: Ft, process: Ft) -> None:
+    done = process("--help")
+    assert offline("--help") == done
     assert done.code == 0
     for command in COMMANDS:
         assert f"\n  {command} " in done.out, command
@@ -51,8 +52,9 @@ def test_without_a_key_the_message_says_how_to_get_one(offline: Ft, listener: st
     assert "ft login" in done.err
 
 
-def test_an_api_that_does_not_answer_is_exit_code_4_and_names_the_way_out(offline: Ft) -> None:
-    done = offline("--url", "http://127.0.0.1:9", "--api-key", "x", "models", "--json")
+def test_an_api_that_does_not_answer_is_exit_code_4_and_names_the_way_out(offline: Ft, process: Ft) -> None:
+    done = process("--url", "http://127.0.0.1:9", "--api-key", "x", "models", "--json")
+    assert offline("--url", "http://127.0.0.1:9", "--api-key", "x", "models", "--json") == done
     assert done.code == 4
     assert "ft up" in done.err
     assert done.json["error"]["code"] == "unreachable"
@@ -125,8 +127,10 @@ def test_columns_of_a_csv_can_be_mapped(offline: Ft, tmp_path: Path) -> None:
     assert mapped.json["examples"] == 120
 
 
-def test_a_file_that_is_not_there_is_exit_code_2(offline: Ft, tmp_path: Path) -> None:
-    assert offline("check", tmp_path / "none.jsonl").code == 2
+def test_a_file_that_is_not_there_is_exit_code_2(offline: Ft, process: Ft, tmp_path: Path) -> None:
+    done = process("check", tmp_path / "none.jsonl")
+    assert done.code == 2
+    assert offline("check", tmp_path / "none.jsonl") == done
     assert offline("check", tmp_path).code == 2
 
 

@@ -52,11 +52,11 @@ def move(platform: Platform, job_id: str, *states: JobState) -> None:
             transition(conn, job_id, state, message=f"It is {state} now.")
 
 
-def test_login_stores_a_key_that_only_its_owner_can_read(ft: Ft, offline: Ft, api_url: str, api_key: str, tmp_path: Path) -> None:
+def test_login_stores_a_key_that_only_its_owner_can_read(offline: Ft, process: Ft, api_url: str, api_key: str, tmp_path: Path) -> None:
     assert offline("--url", api_url, "login", stdin="ft-sk-wrong\n").code == 1
     path = tmp_path / "config" / "ft" / "credentials.json"
     assert not path.exists(), "a key that does not work is not stored"
-    done = offline("--url", api_url, "login", stdin=f"{api_key}\n")
+    done = process("--url", api_url, "login", stdin=f"{api_key}\n")
     assert done.code == 0, done.err
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert api_key not in done.out + done.err

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import sqlalchemy as sa
@@ -32,6 +31,7 @@ from ft_assets.operator_catalogue import catalogue_file, edited
 from resources.launcher import LocalLauncher
 from tests.database_roles import as_owner
 from tests.finished_job import rewrite
+from tests.ft_command import run_ft
 from tests.model_hub import SHA, running_model_hub
 from tests.registered_adapter import add_adapter
 from tests.tiny_model import build_tiny_model
@@ -213,9 +213,7 @@ def test_a_model_in_use_stays(operated: Platform, tenant: Tenant, tiny: Path, tr
 @pytest.mark.slow
 def test_operators_keep_models_from_the_command_line(tiny: Path, tmp_path: Path) -> None:
     env = {**os.environ, "FT_HOME": str(tmp_path / "home")}
-    ft: Callable[..., subprocess.CompletedProcess[str]] = lambda *args: subprocess.run(  # noqa: E731
-        [sys.executable, "-m", "control_plane.cli", "admin", "models", *args], env=env, capture_output=True, text=True, timeout=60
-    )
+    ft: Callable[..., CompletedProcess[str]] = lambda *args: run_ft("admin", "models", *args, env=env, cwd=tmp_path)  # noqa: E731
     added = ft("add", MODEL, "--path", str(tiny), "--license", "MIT")
     assert added.returncode == 0, added.stderr
     assert MODEL in ft("list").stdout

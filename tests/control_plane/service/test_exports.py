@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tarfile
 import time
 import uuid
@@ -14,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import sqlalchemy as sa
@@ -33,6 +32,7 @@ from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
 from resources.object_store import LocalObjectStore
+from tests.ft_command import run_ft
 from tests.model_hub import TOKEN, ModelHub, running_model_hub
 from tests.registered_adapter import add_dataset
 from tests.tiny_adapter import build_tiny_adapter
@@ -183,11 +183,11 @@ def test_what_cannot_be_exported_is_refused(operated: Platform, base: Path, owne
         conn.execute(sa.delete(exports_table).where(exports_table.c.tenant_id == owner[0]))
 
 
-def ft(url: str, key: str, home: Path, *args: str, hub: ModelHub | None = None) -> subprocess.CompletedProcess[str]:
+def ft(url: str, key: str, home: Path, *args: str, hub: ModelHub | None = None) -> CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "HF_"))}
     env |= {"FT_API_URL": url, "FT_API_KEY": key, "FT_HOME": str(home), "XDG_CONFIG_HOME": str(home)}
     env |= {"FT_HUB_ENDPOINT": hub.endpoint} if hub else {}
-    return subprocess.run([sys.executable, "-m", "control_plane.cli", *args], env=env, capture_output=True, text=True, timeout=150)
+    return run_ft(*args, env=env, cwd=home)
 
 
 def test_the_command_line_takes_an_adapter_along_and_pushes_it(
