@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -92,5 +93,19 @@ def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]
     return asdict(carry_out(Order.from_dict(order), progress=progress))
 
 
+class Unused:
+    """Hides modules that pyarrow (at its first column) and numba (before its first kernel) import only because they are there: half of
+    the CPU time of a small file."""
+
+    NAMES = ("pandas", "scipy.linalg.cython_blas")
+
+    @classmethod
+    def find_spec(cls, name: str, *_: object) -> None:
+        """Of ``importlib.abc.MetaPathFinder``: other modules are left to the next finder."""
+        if name in cls.NAMES:
+            raise ModuleNotFoundError(f"{name} is not used in a validation", name=name)
+
+
 if __name__ == "__main__":
+    sys.meta_path.insert(0, Unused)
     main(_work)
