@@ -97,7 +97,7 @@ class Unused:
     """Hides modules that pyarrow (at its first column) and numba (before its first kernel) import only because they are there: half of
     the CPU time of a small file."""
 
-    NAMES = ("pandas", "scipy.linalg.cython_blas")
+    NAMES = ("pandas", "scipy")
 
     @classmethod
     def find_spec(cls, name: str, *_: object) -> None:
