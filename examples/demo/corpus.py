@@ -1,11 +1,12 @@
 """The text that the base model is pre-trained on: generated, endless, and never the ticket task itself.
 
-Nine kinds of documents, drawn by a mix of their shares. What holds for all of them:
+Ten kinds of documents, drawn by a mix of their shares. What holds for all of them:
 
 * no JSON object has a key of the ticket task, and no label of the task is given as an answer;
 * the task's system prompt and its unseen templates never appear;
-* support messages do appear, with the seen templates and with phrases of ``corpus_phrases.py``, answered in prose: the base is a
-  *support-chat* base, not a general one. What it says about a message depends on the same things as the labels do.
+* support messages do appear, with the seen templates and with phrases of ``support_phrases.py``, answered in prose or as
+  records under other names: the base is a *support-chat* base, not a general one. What it says about a message depends on
+  the same things as the labels do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from examples.demo.corpus_phrases import ACTIONS, BASE_ONLY, BASE_ONLY_URGENCY, EVIDENCE, GISTS, PACE, TOPICS
+from examples.demo.corpus_phrases import ACTIONS, EVIDENCE, GISTS, PACE, RECORD_KEYS, TAGS, TIMES, TOPICS
+from examples.demo.support_phrases import (
+    ASIDES,
+    ORDER_PHRASES,
+    THING_CARRIERS,
+    TOPIC_PHRASES,
+    TOPIC_THINGS,
+    URGENCY_PHRASES,
+)
 from ft_assets.demo import phrases
 from ft_assets.demo.tickets import KEYS as TASK_KEYS
 from ft_assets.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
@@ -61,7 +70,7 @@ def _vocabulary() -> tuple[str, ...]:
     """Every lower-case word of the tickets (unseen templates apart) and their labels, as mere words in one list."""
     texts = [
         *phrases.FILLERS,
-        *(text for topic in (phrases.SEEN, BASE_ONLY, phrases.URGENCY_SEEN) for texts in topic.values() for text in texts),
+        *(text for topic in (phrases.SEEN, TOPIC_PHRASES, phrases.URGENCY_SEEN) for texts in topic.values() for text in texts),
     ]
     words = {word for text in texts for word in re.findall(r"(?<!\{)\b[a-z]{3,}\b", text)}
     return tuple(sorted(words | set(WORDS) | set(phrases.PRODUCTS) | set(phrases.CATEGORIES) | set(phrases.PRIORITIES) | set(TASK_KEYS)))
@@ -69,7 +78,7 @@ def _vocabulary() -> tuple[str, ...]:
 
 VOCABULARY: Final = _vocabulary()
 """For copying. A word needs to be met at the start of a line or string too, or the output layer never learns it there."""
-LABELS: Final = frozenset((*phrases.PRODUCTS, *phrases.CATEGORIES, *phrases.PRIORITIES))
+LABELS: Final = (*phrases.PRODUCTS, *phrases.CATEGORIES, *phrases.PRIORITIES)
 JSON_WORDS: Final = tuple(word for word in VOCABULARY if word not in LABELS and word not in TASK_KEYS)
 """For keys and values of random records: no key and no label of the ticket task."""
 
@@ -116,20 +125,51 @@ def _maybe_system(rng: random.Random) -> list[tuple[str, str]]:
 
 
 def message(rng: random.Random) -> Ticket:
-    """A support message: half of them with the seen templates, half with phrases that only the base knows."""
+    """A support message: three in ten with the seen templates, the others with phrases that only the base knows."""
     ticket = make_ticket(rng)
-    if rng.random() < 0.5:
+    if rng.random() < 0.3:
         return ticket
-    core = fill(rng.choice(BASE_ONLY[ticket.category]), rng, p=rng.choice(phrases.PRODUCTS[ticket.product]))
-    urgency = BASE_ONLY_URGENCY[ticket.priority] + phrases.URGENCY_SEEN[ticket.priority]
+    core = fill(_core(ticket.category, rng), rng, p=rng.choice(phrases.PRODUCTS[ticket.product]))
+    urgency = URGENCY_PHRASES[ticket.priority]
+    if rng.random() < 0.2:
+        urgency = phrases.URGENCY_SEEN[ticket.priority]
     extras = [fill(rng.choice(urgency), rng)] if urgency else []
     if ticket.order_id:
-        extras.append(fill(rng.choice(phrases.ORDER_SEEN), rng, o=ticket.order_id))
-    extras += [fill(rng.choice(phrases.FILLERS), rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+        extras.append(fill(rng.choice(ORDER_PHRASES if rng.random() < 0.8 else phrases.ORDER_SEEN), rng, o=ticket.order_id))
+    extras += [fill(rng.choice(rng.choice((phrases.FILLERS, ASIDES))), rng) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
     text = compose(core, extras, rng)
+    if rng.random() < 0.25:
+        text = _contracted(text)
     return Ticket(
         text=text, product=ticket.product, category=ticket.category, priority=ticket.priority, order_id=ticket.order_id, unseen=False
     )
+
+
+def _core(category: str, rng: random.Random) -> str:
+    """A phrase of the topic, now and then without one of its words; or a word of the topic in a sentence that fits any."""
+    if rng.random() < 0.25:
+        return rng.choice(THING_CARRIERS).replace("{t}", rng.choice(TOPIC_THINGS[category]))
+    phrase = rng.choice(TOPIC_PHRASES[category])
+    if rng.random() < 0.15:
+        words = re.findall(r"\[[^\]]*\]\S*|\S+", phrase)
+        plain = [i for i, word in enumerate(words) if "{" not in word and "[" not in word]
+        if len(words) > 4:
+            words.pop(rng.choice(plain))
+        return " ".join(words)
+    return phrase
+
+
+CONTRACTIONS: Final = (
+    ("cannot", "can't"), ("do not", "don't"), ("does not", "doesn't"), ("did not", "didn't"), ("is not", "isn't"),
+    ("was not", "wasn't"), ("will not", "won't"), ("I am", "I'm"), ("it is", "it's"), ("I have", "I've"), ("I would", "I'd"),
+    ("has not", "hasn't"), ("there is", "there's"), ("It is", "It's"), ("you are", "you're"),
+)  # fmt: skip
+
+
+def _contracted(text: str) -> str:
+    for long, short in CONTRACTIONS:
+        text = re.sub(rf"\b{long}\b", short, text)
+    return text
 
 
 def _brand(ticket: Ticket) -> str:
@@ -261,7 +301,7 @@ SEPARATORS: Final = (" ", ", ", "\n", " / ", "; ", "/", ",", "\n- ")
 def _items(rng: random.Random, num_items: int) -> list[str]:
     makers = (
         lambda: rng.choice(VOCABULARY), lambda: rng.choice(VOCABULARY), lambda: rng.choice(VOCABULARY), lambda: rng.choice(phrases.NAMES),
-        lambda: str(rng.randint(10, 9_999_999)), lambda: order_number(rng),
+        lambda: str(rng.randint(10, 9_999_999)), lambda: order_number(rng), lambda: rng.choice((*LABELS, *TASK_KEYS)),
     )  # fmt: skip
     return [rng.choice(makers)() for _ in range(num_items)]
 
@@ -337,6 +377,18 @@ def interview(rng: random.Random) -> str:
     return chat(*_maybe_system(rng), *turns)
 
 
+def record(rng: random.Random) -> str:
+    """What an agent files about a support message, as JSON: two to four fields under names that the ticket task does not use."""
+    ticket = message(rng)
+    facts = {
+        "device": _brand(ticket), "about": TAGS[ticket.category], "when": TIMES[ticket.priority], "number": ticket.order_id,
+    }  # fmt: skip
+    asked = rng.sample(list(facts), rng.randint(2, 4))
+    names = {field: rng.choice(RECORD_KEYS[field]) for field in asked}
+    answer = json.dumps({names[field]: facts[field] for field in asked})
+    return chat(("system", _ask_json(list(names.values()), rng)), ("user", ticket.text), ("assistant", answer))
+
+
 Mix = tuple[tuple[float, Callable[[random.Random], str]], ...]
 """Shares of documents, each with its maker."""
 
@@ -344,8 +396,8 @@ GENERAL: Final[Mix] = (
     (0.40, support), (0.16, facts_to_json), (0.12, message_to_json), (0.19, copying), (0.06, lookup), (0.04, sorting), (0.03, smalltalk),
 )  # fmt: skip
 SUPPORT: Final[Mix] = (
-    (0.40, interview), (0.14, support), (0.14, judging), (0.10, facts_to_json), (0.10, message_to_json), (0.08, copying), (0.02, lookup),
-    (0.01, sorting), (0.01, smalltalk),
+    (0.36, interview), (0.22, record), (0.12, support), (0.08, judging), (0.06, facts_to_json), (0.06, message_to_json),
+    (0.07, copying), (0.01, lookup), (0.01, sorting), (0.01, smalltalk),
 )  # fmt: skip
 """For the second stage. After the first, the base knew the device of a message, but its topic only by chance."""
 

@@ -48,8 +48,8 @@ class FineTune:
     learning_rate: float = 3e-3
     """High for a LoRA: the usual rates are for models a thousand times wider."""
     schedule: str = "linear"
-    warmup_steps: int = 60
-    epochs: float = 4.0
+    warmup_steps: int = 30
+    epochs: float = 2.0
     lora_r: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.0

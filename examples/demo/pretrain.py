@@ -2,12 +2,13 @@
 
     python -m examples.demo.pretrain --out DIR
 
-The same seed, steps and library versions on the same kind of CPU give the same bytes. Two stages:
+The same seed, steps and library versions on the same kind of CPU give the same bytes. Three stages:
 
 1. general: first runs of random tokens, each run repeated, which is where the copying heads settle; then the general
    mix of the corpus in windows of 256 tokens, a copying batch now and then;
-2. support: more questions about support messages, and classes to be told from their evidence; the learning rate falls
-   to zero, and the last steps are in windows of 1,024. Most of what it learns about topics it learns at low rates.
+2. support: more questions and records about support messages, and classes to be told from their evidence;
+3. cooling: the same text while the learning rate falls to zero, the last steps in windows of 1,024. Most of what it learns
+   about topics it learns at low rates.
 
 Between the stages the weights go through the folder on disk, so that ``--start FOLDER --stage 2`` goes on from there.
 Tokens of a system or user turn count less in the loss: what a customer writes next is mostly chance.
@@ -16,6 +17,7 @@ Tokens of a system or user turn count less in the loss: what a customer writes n
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,12 +29,13 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.demo.base import MAX_POSITIONS, VOCAB_SIZE, make_config, make_model, save_base, train_tokenizer
-from examples.demo.corpus import GENERAL, SUPPORT, Mix, documents
+from examples.demo.corpus import GENERAL, SUPPORT, Mix, documents, message
 
 WINDOW = 256
 BATCH_TOKENS = 4096
 WARMUP_STEPS = 40
-NUM_TOKENIZER_DOCUMENTS = 12_000
+NUM_TOKENIZER_DOCUMENTS, NUM_TOKENIZER_MESSAGES = 4_000, 24_000
+"""What the tokenizer is trained on: mostly support messages, so that the words of their topics are whole tokens."""
 FIRST_TEXT_TOKEN = 300
 """Random copying runs use tokens from here on: 4 control tokens and 256 bytes come first."""
 
@@ -70,12 +73,15 @@ class Stage:
 
 STAGES = (
     Stage(
-        name="general", mix=GENERAL, steps=800, decay_from=700, decay_to=1400, matrix_lr=0.02, other_lr=3e-3, prompt_weight=0.3,
+        name="general", mix=GENERAL, steps=600, decay_from=600, decay_to=1200, matrix_lr=0.02, other_lr=3e-3, prompt_weight=0.3,
         copy_steps=100,
     ),
     Stage(
-        name="support", mix=SUPPORT, steps=600, decay_from=150, decay_to=600, matrix_lr=0.012, other_lr=2e-3, prompt_weight=0.1,
-        long_steps=25, seed=1,
+        name="support", mix=SUPPORT, steps=800, decay_from=400, decay_to=1600, matrix_lr=0.012, other_lr=2e-3, prompt_weight=0.1, seed=1,
+    ),
+    Stage(
+        name="cooling", mix=SUPPORT, steps=400, decay_from=0, decay_to=400, matrix_lr=0.008, other_lr=1.33e-3, prompt_weight=0.1,
+        long_steps=10, seed=2,
     ),
 )  # fmt: skip
 
@@ -159,7 +165,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: St
     optimizers = make_optimizers(model, stage)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     model.train()
-    loss_fn = torch.compile(weighted_loss)
+    compiled = torch.compile(weighted_loss)
     losses, began = list[float](), time.monotonic()
     for step in range(stage.steps):
         window = MAX_POSITIONS if stage.is_long(step) else WINDOW
@@ -168,6 +174,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: St
             ids, weights = copying_batch(num_rows, window, model.config.vocab_size, generator)
         else:
             ids, weights = batches.take(num_rows, window)
+        loss_fn = weighted_loss if stage.is_long(step) else compiled  # compiling for another window takes longer than its few steps
         loss = loss_fn(model, ids.contiguous(), weights.contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -189,7 +196,13 @@ def new_base(seed: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """The tokenizer, trained on text that the model is not, and untrained weights."""
     torch.manual_seed(seed)
     texts = documents(seed + 1_000_000)
-    tokenizer = train_tokenizer([next(texts) for _ in range(NUM_TOKENIZER_DOCUMENTS)])
+    rng = random.Random(f"tokenizer/{seed}")
+    tokenizer = train_tokenizer(
+        [
+            *(next(texts) for _ in range(NUM_TOKENIZER_DOCUMENTS)),
+            *(message(rng).text for _ in range(NUM_TOKENIZER_MESSAGES)),
+        ]
+    )
     return make_model(make_config(tokenizer)), tokenizer
 
 

@@ -36,7 +36,7 @@ def test_auto_and_absent_are_the_same_spec() -> None:
 
 
 def test_a_model_gets_the_recipe_made_for_it_and_others_the_fallback() -> None:
-    assert spec({}).recipe == "demo-llama-3m@3"
+    assert spec({}).recipe == "demo-llama-3m@4"
     assert spec({}, SMALL).recipe == "any-lora@2"
 
 
@@ -114,7 +114,7 @@ def test_every_step_is_a_whole_batch_and_every_row_is_seen(windows: int, request
     assert spec(requested, facts=pack(num_windows=windows)).optimization.total_steps(num_rows=windows, world_size=1) == steps
 
 
-@pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 200), (10_000, 500)])
+@pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 100), (10_000, 500)])
 def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(windows: int, every: int) -> None:
     assert spec({}, facts=pack(num_windows=windows)).checkpoint.every_steps == every
 
