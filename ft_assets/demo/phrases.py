@@ -4,7 +4,7 @@ Three kinds of phrases, kept apart because the claim "unseen template" rests on 
 
 * ``SEEN``: in the training tickets, and in the text that the base model was pre-trained on;
 * ``UNSEEN``: only in holdout tickets, in no training text of any kind;
-* phrases that only the base model sees live in ``corpus.py``.
+* phrases that only the base model sees live in ``examples/demo``.
 
 ``[a|b]`` picks one of the alternatives, ``{p}`` is the product as the customer calls it, ``{o}`` the order number,
 ``{d}`` a day, ``{n}`` a small number, ``{a}`` an amount of money, ``{name}`` and ``{city}`` what they say.
