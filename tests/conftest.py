@@ -48,7 +48,7 @@ ROOM_BYTES = 8 * 2**30
 
 
 def in_memory() -> Path | None:
-    """A directory for temporary files that no disk is behind, where there is room: the platform syncs each file that it writes.
+    """A directory in memory for temporary files, where there is room: the platform syncs every file that it writes.
 
     None if ``TMPDIR`` says where they go, as it does in workers and children. What a run before this one left is removed.
     """
@@ -77,7 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(exitstatus: int) -> None:
     if TEMPORARY is not None and exitstatus == pytest.ExitCode.OK:
-        shutil.rmtree(TEMPORARY, ignore_errors=True)
+        for left in TEMPORARY.iterdir():
+            if not left.name.startswith("pymp-"):  # multiprocessing removes its own when the process ends
+                shutil.rmtree(left, ignore_errors=True)
 
 
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # it reads all public roots, 30 ms for each HTTP client
@@ -257,5 +259,5 @@ def write_chat_rows(tmp_path: Path) -> Callable[..., Path]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported for the tests is not garbage: the collector walks over it no more, a second each time that a test calls it."""
+    """Keep the garbage collector away from what was imported so far: looking through all of it takes a second each time."""
     gc.freeze()

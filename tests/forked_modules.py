@@ -15,11 +15,12 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+import pytest
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Read where libraries are loaded, so by the parent."""
@@ -60,25 +61,13 @@ def start(module: str, arguments: Sequence[str], *, env: Mapping[str, str], cwd:
     """``python -m MODULE ARGUMENTS``; stdout and stderr are written to `log`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
-    with _environment(ONE_THREAD):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ONE_THREAD.items():
+            patch.setenv(name, value)
         forkserver.ensure_running()
     process = context.Process(target=_run, name=module, args=(module, list(arguments), dict(env), cwd, log))
     process.start()
     return Forked(process)
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _run(module: str, arguments: list[str], env: dict[str, str], cwd: Path, log: Path) -> None:

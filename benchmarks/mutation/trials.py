@@ -46,7 +46,7 @@ class Copy:
             self._write(mutant.path, (self.root / mutant.path).read_text())
 
     def _write(self, path: str, source: str) -> None:
-        """Each time with a modification time of its own: compiled files are told from those of another source by it, in seconds."""
+        """Give the file another modification time at each write: by it, in whole seconds, Python tells whether a compiled file is stale."""
         (self.path / path).write_text(source)
         now = next(self._times)
         os.utime(self.path / path, (now, now))

@@ -111,7 +111,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
 
 @cache
 def _routes() -> Sequence[BaseRoute]:
-    """Every route, made once a process: working out what each takes and gives costs half a second."""
+    """All routes, built once per process: FastAPI takes half a second to work out what each takes and returns."""
     whole = APIRouter(dependencies=[Depends(deps.storable_url)])
     for path in JOB_PATHS:
         whole.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
