@@ -35,12 +35,14 @@ class Scripted:
     def __init__(self, root: Path) -> None:
         self.real = LocalLauncher(root)
         self.names: list[str] = []
+        self.looked_at: Callable[[], object] = lambda: None
 
     def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
         self.names.append(workload.name)
         return self.real.start_or_adopt(replace(workload, module="tests.scripted_training", torchrun=False))
 
     def status(self, name: str) -> WorkloadStatus:
+        self.looked_at()
         return self.real.status(name)
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
@@ -73,6 +75,8 @@ class Job:
 
     def train(self, scenario: Scenario, **options: Any) -> tuple[Ending, JobState]:
         scenario.write(self.work_dir)
+        if scenario.each_stored:
+            self.launcher.looked_at = lambda: (self.work_dir / "stored").write_text(str(max(self.steps(), default=0)))
         held = self.claim()
         ending = self.follow(held, **options)
         return ending, attempts.finish(self.platform, held, ending)

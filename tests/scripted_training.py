@@ -45,6 +45,8 @@ class Scenario:
     """That writing a checkpoint takes."""
     deaf: bool = False
     """It ignores SIGTERM."""
+    each_stored: bool = False
+    """It waits after a checkpoint until a file ``stored`` holds its step, or a later one: a follower on a busy machine misses none."""
 
     def write(self, work_dir: Path) -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -83,6 +85,8 @@ def main(path: Path) -> None:
         write_json(run.work_dir / "heartbeat.json", beat)
         if step % scenario.every == 0 or stopping:
             _save(run, step, state, scenario, run.work_dir / "checkpoints" / checkpoints.step_name(step))
+            while scenario.each_stored and not stopping and _stored(run) < step:
+                time.sleep(0.02)
         if stopping:
             _leave(run, Outcome.PREEMPTED, step, scenario)
         early = scenario.end_at
@@ -105,6 +109,11 @@ def _resume(run: RunFile) -> tuple[int, str]:
     return int(body["step"]), str(body["state"])
 
 
+def _stored(run: RunFile) -> int:
+    path = run.work_dir / "stored"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
 def _save(
     run: RunFile, step: int, state: str, scenario: Scenario, target: Path, *, required: tuple[str, ...] = checkpoints.RESUMABLE
 ) -> None:
@@ -122,7 +131,7 @@ def _save(
         target, write, spec=run.spec, step=step, attempt=run.attempt, created_at=time.time(), metrics=metrics, required=required
     )
     if required is checkpoints.RESUMABLE:
-        checkpoints.retain(target.parent, run.spec.checkpoint.keep_last)
+        checkpoints.retain(target.parent, run.spec.checkpoint.keep_last, keep_step=scenario.best_step)
 
 
 def _leave(run: RunFile, outcome: Outcome, step: int, scenario: Scenario) -> None:

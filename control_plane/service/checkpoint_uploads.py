@@ -25,7 +25,7 @@ from control_plane.service.transfer import FAILURES, Patience, Sending, patientl
 from ft_assets import layout
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.redaction import without_credentials
-from ft_assets.training.checkpoints import Manifest, manifest_digest, read_manifest
+from ft_assets.training.checkpoints import Manifest, manifest_digest, read_manifest, step_name
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class _Lost(Exception):
 class Uploader:
     """A background thread that uploads and commits the checkpoints of one attempt.
 
-    One waits while one is sent: a newer one takes the place of an older one that waits, and of one whose upload fails. Where
-    training may end early and go back to its best checkpoint, older ones wait behind newer ones instead. ``close`` ends the
-    thread; what was not sent stays on this machine.
+    One waits while one is sent: a newer one takes the place of an older one that waits, and of one whose upload fails. Behind it
+    waits the one with the best validation, where an early stop would go back to that. ``close`` ends the thread; what was not
+    sent stays on this machine.
     """
 
     def __init__(self, platform: Platform, held: Claim, work_dir: Path, *, patience: Patience = CHECKPOINT_PATIENCE) -> None:
@@ -63,7 +63,7 @@ class Uploader:
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._waiting: list[_Pinned] = []
-        self._most_waiting = 1 + (early.patience if (early := held.spec.optimization.early_stopping) else 0)
+        self._pinned_steps: set[int] = set()
         self._sending: _Pinned | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -71,12 +71,17 @@ class Uploader:
         self._moved_at = time.monotonic()
 
     def offer(self, directory: Path) -> bool:
-        """Have the committed checkpoint in `directory` uploaded unless it was; False where it cannot or need not be."""
+        """Have the committed checkpoint in `directory` uploaded unless it was; False where it cannot or need not be.
+
+        The one with the best validation is offered with it: it may have come and been followed by others between two looks.
+        """
         pinned = self._pin(directory)
         if pinned is None:
             return False
+        best = _best_step(pinned.manifest)
+        missed = self._pin(directory.with_name(step_name(best))) if best is not None and best not in self._pinned_steps else None
         with self._changed:
-            self._wait(pinned)
+            self._wait(*([missed] if missed else []), pinned)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"upload-{self._held.workload}", daemon=True)
             self._thread.start()
@@ -108,11 +113,14 @@ class Uploader:
             self._thread.join(timeout=5.0)
         shutil.rmtree(self._pins, ignore_errors=True)
 
-    def _wait(self, pinned: _Pinned) -> None:
-        """Have `pinned` sent after all that are newer; too old ones are let go."""
-        self._waiting = sorted([*self._waiting, pinned], key=lambda p: p.manifest.step)
-        while len(self._waiting) > self._most_waiting:
-            shutil.rmtree(self._waiting.pop(0).directory, ignore_errors=True)
+    def _wait(self, *pinned: _Pinned) -> None:
+        """Have the newest of those that wait and of `pinned` sent, then the best one that it names; the others are let go."""
+        waiting = sorted([*self._waiting, *pinned], key=lambda p: p.manifest.step)
+        newest = waiting[-1].manifest
+        self._waiting = [p for p in waiting if p.manifest.step in (newest.step, _best_step(newest))]
+        for passed in waiting:
+            if passed not in self._waiting:
+                shutil.rmtree(passed.directory, ignore_errors=True)
         self._changed.notify_all()
 
     def _pin(self, directory: Path) -> _Pinned | None:
@@ -129,6 +137,7 @@ class Uploader:
         if not self._is_news(manifest, manifest_digest(pin)):
             shutil.rmtree(pin, ignore_errors=True)
             return None
+        self._pinned_steps.add(manifest.step)
         return _Pinned(directory=pin, manifest=manifest)
 
     def _is_news(self, manifest: Manifest, digest: str) -> bool:
@@ -263,6 +272,12 @@ def commit_final(platform: Platform, held: Claim, directory: Path, *, step: int,
 def final_prefix(tenant: str, job_id: str, attempt: int) -> str:
     """Where the finished model of a job lies until it is registered; each attempt has a place of its own."""
     return f"{layout.job_prefix(tenant, job_id)}/final/a{attempt}"
+
+
+def _best_step(manifest: Manifest) -> int | None:
+    """The step to which an early stop at this checkpoint would go back."""
+    best = manifest.metrics.get("best_step")
+    return None if best is None else int(best)
 
 
 def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
