@@ -3,8 +3,9 @@
     python -m benchmarks.mutation [--area NAME ...] [--workers 2] [--out benchmarks/mutation_202611.json]        (``make mutation``)
 
 Each mutant is run against the tests of its area only, slow tests left out. Results are kept in ``build/mutation.jsonl``, one line a
-mutant, and hold for as long as the mutated file and the area's tests stay as they are: started again, the command goes on where it
-stopped. A survivor that no test could tell from the original stands in ``equivalent.json`` with the reason.
+mutant: one that was caught holds for as long as the mutated file and the test's file stay as they are, one that survived for as long as
+all tests of the area do. Started again, the command goes on where it stopped. A survivor that no test could tell from the original
+stands in ``equivalent.json`` with the reason.
 
 Exit code 1 if an area's tests catch less than 95 %, or if they fail without a mistake.
 """
@@ -41,7 +42,6 @@ WANTED = 0.95
 class Task:
     mutant: Mutant
     tests: tuple[str, ...]
-    key: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     tasks = [task for name in given.area or names for task in _tasks(name)]
     done = _kept()
-    left = [task for task in tasks if task.key not in done]
+    left = [task for task in tasks if task.mutant.key not in done]
     print(f"{len(tasks)} mutants, {len(tasks) - len(left)} with a result already", flush=True)
     _run(left, workers=given.workers)
     done = _kept()
-    result = _result([done[task.key] for task in tasks])
+    result = _result([done[task.mutant.key] for task in tasks])
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     given.out.with_suffix(".md").write_text(as_markdown(result))
     print(as_markdown(result))
@@ -72,16 +72,27 @@ def _tasks(name: str) -> list[Task]:
 
 
 def _task(mutant: Mutant, globs: Sequence[str]) -> Task:
-    tests = likeliest_first(ROOT, globs, of=mutant.path)
-    digest = hashlib.sha256(mutant.key.encode())
-    for test in sorted(tests):
-        digest.update((ROOT / test).read_bytes())
-    return Task(mutant=mutant, tests=tuple(tests), key=digest.hexdigest()[:16])
+    return Task(mutant=mutant, tests=tuple(likeliest_first(ROOT, globs, of=mutant.path)))
 
 
 def _kept() -> dict[str, dict[str, Any]]:
+    """By the mutant's key, the results that still hold."""
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    return {found["key"]: found for found in map(json.loads, lines)}
+    return {found["mutant"]: found for found in map(json.loads, lines) if found["digest"] == _digest(found["tests"])}
+
+
+def _digest(tests: Iterable[str]) -> str:
+    """Of the bytes of these files; another one where any is gone."""
+    digest = hashlib.sha256()
+    for test in sorted(tests):
+        digest.update((ROOT / test).read_bytes() if (ROOT / test).exists() else test.encode())
+    return digest.hexdigest()[:16]
+
+
+def _deciding(task: Task, outcome: str, by: str) -> list[str]:
+    """The test files on which the outcome rests: the one that caught the mutant, or all."""
+    caught = [test for test in task.tests if outcome == CAUGHT and f" {test}::" in f"{by}::"]
+    return caught or sorted(task.tests)
 
 
 def _run(tasks: Sequence[Task], *, workers: int) -> None:
@@ -123,8 +134,9 @@ def _run(tasks: Sequence[Task], *, workers: int) -> None:
 
 def _line(task: Task, outcome: str, by: str, seconds: float) -> dict[str, Any]:
     mutant = task.mutant
-    line = {"key": task.key, "mutant": mutant.key, "area": mutant.area, "path": mutant.path, "line": mutant.line, "what": mutant.what}
-    found = {**line, "outcome": outcome, "by": by, "seconds": round(seconds, 1)}
+    tests = _deciding(task, outcome, by)
+    line = {"mutant": mutant.key, "area": mutant.area, "path": mutant.path, "line": mutant.line, "what": mutant.what}
+    found = {**line, "outcome": outcome, "by": by, "seconds": round(seconds, 1), "tests": tests, "digest": _digest(tests)}
     print(f"{outcome:9} {mutant.area:11} {mutant.path}:{mutant.line}  {mutant.what}", flush=True)
     return found
 
