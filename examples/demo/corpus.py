@@ -4,7 +4,7 @@ Ten kinds of documents, drawn by a mix of their shares. What holds for all of th
 
 * no JSON object has a key of the ticket task, and no label of the task is given as an answer;
 * the task's system prompt and its unseen templates never appear;
-* support messages do appear, with the seen templates and with phrases of ``support_phrases.py``, answered in prose or as
+* support messages do appear, with the seen templates and with phrases of ``support_phrases.yaml``, answered in prose or as
   records under other names: the base is a *support-chat* base, not a general one. What it says about a message depends on
   the same things as the labels do.
 """

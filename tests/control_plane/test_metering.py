@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from control_plane import prices
-from control_plane.metering import INFERRED, SEEN, Interval, MeterEvent, bill, fold
+from control_plane.metering import INFERRED, SEEN, Interval, MeterEvent, bill, fold, goes_on_after_stop
 from ft_assets.errors import Fault
 from ft_assets.training import failures
 from ft_assets.training.failures import FailureClass, Outcome
@@ -77,6 +77,28 @@ def test_an_end_that_was_seen_counts_before_one_that_was_inferred_and_the_earlie
     found = fold([*starts, inferred, report("ended", 900), report("ended", 950, source="/node")])
     assert found is not None
     assert (found.started_at, found.ended_at, found.source) == (AT + timedelta(seconds=20), AT + timedelta(seconds=900), SEEN)
+
+
+def end(outcome: str, *, kept: int | None = None, fault: str | None = "platform") -> dict[str, Any]:
+    return {"outcome": outcome, "fault": fault, "work": {"kept_until_ms": kept}}
+
+
+@pytest.mark.parametrize(
+    ("newest_first", "goes_on"),
+    [
+        ([], False),
+        ([end("preempted", kept=5)], True),
+        ([end("preempted")], False),
+        ([{"outcome": "preempted", "fault": "platform"}], False),
+        ([end("node_lost", kept=5)], False),
+        ([end("node_lost"), end("preempted", kept=5)], True),
+        ([end("paused", fault=None), end("preempted", kept=5)], False),
+    ],
+)
+def test_the_newest_attempt_of_which_anything_is_paid_says_whether_a_job_goes_on_after_a_stop_that_made_room(
+    newest_first: list[dict[str, Any]], goes_on: bool
+) -> None:
+    assert goes_on_after_stop(newest_first) is goes_on
 
 
 def interval(**changed: Any) -> Interval:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -105,6 +106,8 @@ def test_storage_within_the_allowance_is_free_and_a_month_of_a_gib_beyond_it_cos
     held = prices.load().lists[0]
     allowed = held.tiers["standard"].storage_allowance_bytes
     assert held.storage_micros_per_day(tier="standard", stored_bytes=allowed, days_in_month=30) == 0
+    dear = replace(held, storage_micros_per_gib_month=30 * GIB)  # a micro-dollar for a byte and a day
+    assert [dear.storage_micros_per_day(tier="standard", stored_bytes=allowed + n, days_in_month=30) for n in (-1, 0, 1)] == [0, 0, 1]
     day = held.storage_micros_per_day(tier="standard", stored_bytes=allowed + 1000 * GIB, days_in_month=30)
     assert day * 30 == pytest.approx(1000 * held.storage_micros_per_gib_month, abs=15)
     assert held.storage_micros_per_day(tier="free", stored_bytes=10**15, days_in_month=30) == 0

@@ -74,6 +74,12 @@ def test_a_tenant_makes_changes_and_removes_its_budgets_in_its_own_scope(platfor
     assert budgets.list_budgets(mine, job.tenant) == ([], False)
 
 
+def test_budgets_are_those_of_the_tenant_also_for_who_sees_all(platform: Platform) -> None:
+    tenants = sorted(metered_job(platform).tenant for _ in range(3))
+    made = [budgets.create(platform, tenant, name="b", limit_micros=DOLLAR).row["id"] for tenant in tenants]
+    assert [[b.row["id"] for b in budgets.list_budgets(platform, tenant)[0]] for tenant in tenants] == [[one] for one in made]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

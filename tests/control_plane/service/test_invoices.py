@@ -61,6 +61,10 @@ def test_the_total_is_the_sum_of_the_months_entries_to_the_micro_dollar_and_of_t
     assert document["total_micros"] == ledger_sum(platform, job.tenant, 3) == sum(line["amount_micros"] for line in document["lines"])
     assert document["total_micros"] == sum(document[f"{kind}_micros"] for kind in ("usage", "refund", "storage", "adjustment"))
     assert [line["kind"] for line in document["lines"]] == ["usage"] * 4 + ["refund", "adjustment"]
+    assert [line["description"] for line in document["lines"]] == [
+        "GPU time, 1 x h100-80gb, succeeded", "GPU time, 1 x h100-80gb, node_lost", "GPU time, 1 x h100-80gb, oom",
+        "GPU time, 3 x h100-80gb, succeeded", "Refund, node_lost, platform at fault", "Adjustment: =goodwill",
+    ]  # fmt: skip
     assert f"{job.id}/a5/usage" not in [line["entry_id"] for line in document["lines"]], "it ended in April"
     assert document["spot_savings_micros"] == document["lines"][3]["list_micros"] - document["lines"][3]["amount_micros"] > 0
     assert march.sha256 == invoicing.sha256(document), "also after it was stored"
@@ -105,6 +109,15 @@ def test_a_month_waits_for_an_attempt_that_may_still_be_billed_in_it(platform: P
         conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(heartbeat_at=APRIL))
     (march,) = issued(platform, job.tenant, now=APRIL)
     assert march.document["total_micros"] == 4_000_000
+
+
+def test_a_month_does_not_wait_for_the_attempt_of_another_tenant(platform: Platform) -> None:
+    first, waits, last = sorted((metered_job(platform) for _ in range(3)), key=lambda job: job.tenant)
+    for job in (first, waits, last):
+        job.run(1, at=MARCH)
+    with platform.engine.begin() as conn:
+        waits.started(conn, 2, datetime(2026, 3, 31, 20, tzinfo=UTC))
+    assert [len(issued(platform, job.tenant, now=APRIL)) for job in (first, waits, last)] == [1, 0, 1]
 
 
 def test_the_draft_of_the_open_month_shows_what_is_known_and_what_runs(platform: Platform) -> None:

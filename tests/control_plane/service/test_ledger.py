@@ -87,6 +87,8 @@ def test_a_tenant_reads_its_own_entries_page_by_page_and_no_others(platform: Pla
     assert (ledger.balance(mine, job.tenant), ledger.balance(mine, other.tenant)) == (12_000_000, 0)
     with pytest.raises(InvalidRequest, match="kinds of entries are"):
         ledger.list_entries(mine, job.tenant, kind="gift")
+    with pytest.raises(InvalidRequest, match=r"^kind 'x{40}' is unknown"):
+        ledger.list_entries(mine, job.tenant, kind="x" * 41)
 
 
 def test_the_trial_balance_has_what_every_tenant_owes_on_one_side_and_what_was_earned_on_the_other(

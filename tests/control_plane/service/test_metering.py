@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 from sqlalchemy.engine import RowMapping
 
 from control_plane import prices
+from control_plane.metering import milliseconds
 from control_plane.pools import Pool, nodes
 from control_plane.service import ledger, ledger_check, metering, quotas, refunds
 from control_plane.service.platform import Platform
-from control_plane.tables import attempts, checkpoints, meter_events, reservations, unbilled_attempts
+from control_plane.tables import attempts, checkpoints, job_events, meter_events, reservations, unbilled_attempts
 from ft_assets.errors import Fault, FtError
 from ft_assets.training.failures import FailureClass
 from tests.failure_classes import CLASSES
@@ -194,6 +196,61 @@ def _reported(job: MeteredJob) -> None:
     with job.platform.engine.begin() as conn:
         job.started(conn, 1, AT)
         job.ended(conn, 1, AT + timedelta(hours=1))
+
+
+def checkpoint(job: MeteredJob, attempt: int, step: int, at: datetime, **changed: Any) -> dict[str, Any]:
+    where = {"job_id": job.id, "attempt": attempt, "step": step}
+    return {
+        "id": f"c-{job.id}-{step}", **where, "object_prefix": "p", "manifest_sha256": "m", "metrics": {}, "created_at": at,
+        "retired_at": None, **changed,
+    }  # fmt: skip
+
+
+def three_jobs_alike(platform: Platform) -> list[MeteredJob]:
+    """With attempts at the same times a day apart: what is asked of one is none of the others', before or after it."""
+    made = sorted((metered_job(platform) for _ in range(3)), key=lambda job: job.id)
+    with platform.engine.begin() as conn:
+        for day, job in enumerate(made):
+            at = AT + timedelta(days=day)
+            for attempt in (1, 2, 3):
+                started_at = at + timedelta(hours=attempt)
+                conn.execute(sa.insert(attempts).values(job_id=job.id, attempt=attempt, workload="w", started_at=started_at, from_step=0))
+                saved = checkpoint(job, attempt, 10 * attempt, started_at + timedelta(minutes=30))
+                conn.execute(sa.insert(checkpoints).values(**saved))
+    return made
+
+
+def test_what_is_kept_of_an_attempt_without_measurements_is_from_its_start_to_its_own_newest_checkpoint(platform: Platform) -> None:
+    _, job, _ = three_jobs_alike(platform)
+    began = AT + timedelta(days=1, hours=2)
+    newer = [
+        checkpoint(job, 2, 21, began + timedelta(minutes=40)),
+        checkpoint(job, 2, 22, began + timedelta(minutes=50), retired_at=began + timedelta(hours=1)),
+    ]
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(checkpoints), newer)
+        work = metering.work(conn, job.id, 2, began_at=None, kept_until=None)
+        known = metering.work(conn, job.id, 2, began_at=AT, kept_until=AT + timedelta(minutes=1))
+        none = metering.work(conn, job.id, 4, began_at=None, kept_until=None)
+    assert (work.began_ms, work.kept_until_ms) == (milliseconds(began), milliseconds(began + timedelta(minutes=40)))
+    assert (known.began_ms, known.kept_until_ms) == (milliseconds(AT), milliseconds(AT + timedelta(minutes=1)))
+    assert (none.began_ms, none.kept_until_ms) == (None, None)
+
+
+def test_a_workload_was_last_known_to_live_at_its_own_start_measurement_or_checkpoint(platform: Platform) -> None:
+    _, job, _ = three_jobs_alike(platform)
+    began = AT + timedelta(days=1, hours=2)
+
+    def event(kind: str, at: datetime) -> dict[str, Any]:
+        return {"id": uuid.uuid4().hex, "job_id": job.id, "type": kind, "level": "info", "message": kind, "created_at": at}
+
+    with platform.engine.begin() as conn:
+        assert metering.last_proof_of_life(conn, job.id, 4) is None
+        assert metering.last_proof_of_life(conn, job.id, 2) == began + timedelta(minutes=30)
+        conn.execute(sa.insert(job_events), [event("metrics", began - timedelta(minutes=1)), event("message", began + timedelta(hours=1))])
+        assert metering.last_proof_of_life(conn, job.id, 2) == began + timedelta(minutes=30), "measured before it, and the platform's own"
+        conn.execute(sa.insert(job_events).values(event("metrics", began + timedelta(minutes=35))))
+        assert metering.last_proof_of_life(conn, job.id, 2) == began + timedelta(minutes=35)
 
 
 def test_the_first_report_of_an_id_stays(platform: Platform) -> None:

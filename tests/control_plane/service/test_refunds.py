@@ -86,6 +86,15 @@ def test_of_an_attempt_that_a_stop_has_a_part_in_an_operator_decides_on_what_is_
         assert quotas.standing(conn, job.tenant, month).settled_s == 0
 
 
+def test_a_granted_refund_gives_back_its_own_attempt_alone(platform: Platform) -> None:
+    job = metered_job(platform)
+    for attempt in (1, 2, 3):
+        job.run(attempt, at=AT + timedelta(days=attempt), hours=attempt, outcome="oom", fault=Fault.AMBIGUOUS)
+    refunds.grant(platform, f"{job.id}-a2", by="opk_1", note="ours")
+    assert [(e.attempt, e.amount_micros) for e in job.entries() if e.kind == "refund"] == [(2, -8_000_000)]
+    assert job.owes() == 16_000_000
+
+
 def test_a_decision_is_in_the_audit_log_with_the_operator(platform: Platform) -> None:
     job, case = waiting(platform)
     refunds.grant(platform.acting_as(Actor(kind="operator", id="opk_7")), case, by="opk_7", note="ours")
@@ -103,6 +112,11 @@ def test_an_adjustment_is_an_entry_of_its_own_and_made_once_a_key(platform: Plat
     assert (made.id, made.detail) == (f"adjustment/{job.tenant}/ticket-12", {"reason": "outage of 3 March", "by": "opk_1"})
     with pytest.raises(Conflict, match="is that of an adjustment"):
         refunds.adjust(platform, job.tenant, amount_micros=5, reason="outage of 3 March", by="opk_1", key="ticket-12")
+    longest = refunds.adjust(platform, job.tenant, amount_micros=1, reason="r", by="opk_1", key="k" * 100)
+    assert longest.id.endswith("k" * 100)
+    for wrong in ("", "k" * 101, "a\nb", "é"):
+        with pytest.raises(InvalidRequest, match="printable ASCII characters"):
+            refunds.adjust(platform, job.tenant, amount_micros=1, reason="r", by="opk_1", key=wrong)
     with pytest.raises(InvalidRequest, match="or nothing"):
         refunds.adjust(platform, job.tenant, amount_micros=0, reason="none", by="opk_1")
     with pytest.raises(NotFound, match="no tenant"):

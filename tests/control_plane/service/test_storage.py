@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -12,10 +12,13 @@ import sqlalchemy as sa
 import yaml
 
 from control_plane import prices
+from control_plane.protocols import ObjectInfo
 from control_plane.service import ledger, ledger_check, storage
 from control_plane.service.platform import Platform
 from control_plane.tables import files, ledger_entries, storage_samples
 from ft_assets import layout
+from ft_assets.errors import Unavailable
+from resources.object_store import LocalObjectStore
 from tests.metered_job import AT, at_time, metered_job
 
 
@@ -75,6 +78,25 @@ def test_a_round_that_has_no_time_left_goes_on_in_the_next(priced: Platform) -> 
         metered_job(priced)
     assert storage.sample_due(priced, budget_s=0) == 0
     assert storage.sample_due(priced) == 3
+
+
+class AwayFor(LocalObjectStore):
+    """A store that cannot say what one tenant keeps."""
+
+    tenant = ""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if self.tenant and prefix.startswith(layout.tenant_prefix(self.tenant)):
+            raise Unavailable("the object store does not answer")
+        return super().list(prefix)
+
+
+def test_a_tenant_that_cannot_be_measured_keeps_no_other_from_it_and_is_measured_later(priced: Platform) -> None:
+    lost, _ = metered_job(priced), metered_job(priced)
+    store = AwayFor(priced.settings.home / "objects")
+    store.tenant = lost.tenant
+    assert storage.sample_due(replace(priced, objects=store)) == 1
+    assert storage.sample_due(priced) == 1, "the one that was left out"
 
 
 @pytest.mark.parametrize(

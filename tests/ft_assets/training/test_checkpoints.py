@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -196,6 +197,44 @@ def test_a_strategy_that_needs_other_parts_does_not_take_the_checkpoint_silently
 
 def test_no_checkpoints_means_start_from_the_beginning(tmp_path: Path) -> None:
     assert latest_valid(tmp_path / "absent", SPEC) is None
+
+
+def test_a_checkpoint_of_another_training_is_named_with_both_digests(tmp_path: Path) -> None:
+    target = save(tmp_path, 10, spec=OTHER)
+    ours, theirs = SPEC.resume_sha256[:12], OTHER.resume_sha256[:12]
+    with pytest.raises(IntegrityError, match=rf"another training \({theirs}, not {ours}\)"):
+        checkpoints.verify_for(target, SPEC)
+
+
+def test_the_newest_one_says_how_large_the_next_will_be(tmp_path: Path) -> None:
+    assert checkpoints.size_of_newest(tmp_path) == 0
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    assert checkpoints.size_of_newest(tmp_path) == sum(p.stat().st_size for p in newest.iterdir()) > 0
+
+
+def test_the_digest_of_a_manifest_changes_with_any_byte_of_it(tmp_path: Path) -> None:
+    target = save(tmp_path, 1)
+    before = checkpoints.manifest_digest(target)
+    assert before == hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest()
+    (target / MANIFEST).write_text((target / MANIFEST).read_text() + " ")
+    assert checkpoints.manifest_digest(target) != before
+
+
+def test_a_draft_that_is_gone_is_not_sealed_by_a_damaged_checkpoint_in_its_place(tmp_path: Path) -> None:
+    target = save(tmp_path, 1)
+    (target / MANIFEST).write_text("torn")
+    with pytest.raises(FileNotFoundError):
+        seal(tmp_path / ".tmp-gone", target, spec=SPEC, step=1, attempt=1, created_at=0.0)
+
+
+def test_one_may_be_kept_and_not_none(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    retain(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == [newest]
+    with pytest.raises(ValueError, match="use at least 1"):
+        retain(tmp_path, 0)
 
 
 def test_retention_keeps_the_newest_and_sweeps_drafts_of_dead_processes_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,19 @@ MORE_THAN_ADDRESSABLE = 2**58
 FILES = ("adapter_model.safetensors", "optimizer.pt", "schedule.pt")
 
 
+@dataclass(frozen=True)
 class SmallState:
-    """A strategy whose state is a few bytes: one rank, nothing trained."""
+    """A strategy whose state is a few bytes, nothing trained. Where ranks save together each but the first has a file of its own."""
 
-    rank, world_size, saves_alone = 0, 1, True
+    rank: int = 0
+    world_size: int = 1
+    saves_alone: bool = True
 
     def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
         del base_model
 
         def write() -> None:
-            for name in FILES:
+            for name in (f"shard-{self.rank}.pt",) if self.rank else FILES:
                 (directory / name).write_bytes(name.encode())
 
         return write
@@ -49,11 +53,13 @@ def no_more_threads() -> Iterator[None]:
         threading.stack_size(before)
 
 
+def saver_of(strategy: Any, work_dir: Path) -> Saver:
+    return Saver(RunFile(spec=SPEC, attempt=1, base_model_dir=work_dir, pack_dir=work_dir, work_dir=work_dir), strategy)
+
+
 @pytest.fixture
 def saver(tmp_path: Path) -> Saver:
-    run = RunFile(spec=SPEC, attempt=1, base_model_dir=tmp_path, pack_dir=tmp_path, work_dir=tmp_path)
-    strategy: Any = SmallState()
-    return Saver(run, strategy)
+    return saver_of(SmallState(), tmp_path)
 
 
 def state(step: int, **more: Any) -> dict[str, Any]:
@@ -79,3 +85,37 @@ def test_what_goes_wrong_while_writing_is_raised_at_the_next_look(saver: Saver, 
     assert not list((tmp_path / "checkpoints").iterdir())
     saver.save_now(state(4), {})
     assert saver.committed_step == 4
+
+
+def test_ranks_that_save_together_commit_when_the_last_of_them_has_written_its_part(tmp_path: Path) -> None:
+    first, second, third = (saver_of(SmallState(rank, 3, saves_alone=False), tmp_path) for rank in range(3))
+    target = tmp_path / "checkpoints" / step_name(5)
+    first.save(state(5), {})
+    second.save_now(state(5), {})
+    waiting = threading.Thread(target=second.await_committed, args=[5])
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive() and not target.exists(), "the third has written nothing yet"
+    third.save_now(state(5), {})
+    first.wait()
+    waiting.join()
+    assert {*read_manifest(target).files} == {*FILES, "shard-1.pt", "shard-2.pt", "trainer_state.json"}
+    assert first.committed_step == second.committed_step == third.committed_step == 5
+
+
+def test_where_the_first_rank_saves_alone_the_others_write_nothing_and_count_on_it(tmp_path: Path) -> None:
+    other = saver_of(SmallState(1, 2), tmp_path)
+    other.save_now(state(5), {})
+    assert (other.committed_step, other.offered_step) == (5, 5)
+    assert not (tmp_path / "checkpoints").exists()
+    saver_of(SmallState(0, 2), tmp_path).save_now(state(5), {})
+    other.await_committed(5)
+    verify(tmp_path / "checkpoints" / step_name(5), required=RESUMABLE)
+
+
+@pytest.mark.parametrize(("rank", "left"), [(0, False), (1, True)])
+def test_the_first_rank_alone_sweeps_drafts_of_dead_attempts(tmp_path: Path, rank: int, left: bool) -> None:
+    draft = tmp_path / "checkpoints" / f".tmp-dead-{step_name(3)}"
+    draft.mkdir(parents=True)
+    saver_of(SmallState(rank, 2), tmp_path)
+    assert draft.exists() is left
