@@ -36,11 +36,13 @@ from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
 from resources.webhook_sender import HttpWebhookSender
+from tests import forked_modules
 
 TEMPLATE = "ft_template"
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 BASE_MODEL = "tiny-base"
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: its models are tiny here, and there are more workers than cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored, and so it would be in children
 
 MEMORY = Path("/dev/shm")
@@ -71,6 +73,8 @@ if TEMPORARY is not None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if any(Path(forked_modules.__file__).name in str(spec) for spec in config.getoption("tx", ())) and not hasattr(config, "workerinput"):
+        forked_modules.address()  # its import begins before the first worker asks
     if TEMPORARY is not None and not config.option.basetemp:
         config.option.basetemp = str(TEMPORARY / "t")
 
@@ -84,7 +88,11 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # it reads all public roots, 30 ms for each HTTP client
 
-LONGEST = ("tests/journey/", "tests/control_plane/cli/test_remote.py")
+LONGEST = (
+    "tests/journey/", "tests/ft_assets/training/runtime/test_exact_resume.py", "tests/resources/test_stack.py",
+    "tests/control_plane/service/test_training_follow.py", "tests/ft_assets/training/runtime/test_parallel.py",
+    "tests/test_house_rules.py", "tests/control_plane/cli/test_remote.py",
+)  # fmt: skip
 """Files that take longest: they are run first, so that no worker is left alone with one at the end."""
 
 

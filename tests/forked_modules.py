@@ -1,57 +1,79 @@
-"""Runs a module as ``python -m`` does, in a process forked from one that has imported torch and its libraries already.
+"""Processes forked from one that has imported the heavy libraries already: the suite's workers, and modules as ``python -m`` runs them.
 
-A fresh interpreter needs five CPU seconds for these imports, a forked one none. The parent is the standard library's fork server:
-one for each process of pytest, started with the first module that is run, and gone with pytest.
+A fresh interpreter needs five to fifteen CPU seconds for these imports, a forked one none. The server that forks is started by the first
+process that needs it, answers whoever knows its address (``FORKS_AT``), and ends with the process that started it. As a script with
+Python's ``-u -c CODE`` this file is an interpreter for pytest-xdist (``make test``).
 
 What differs from a fresh interpreter, so that a test that is about it needs one: imports have happened (with their warnings, and what they
-read of the environment), the hash seed and the command line are the parent's, and so is the parent process.
+read of the environment), the hash seed is the server's, and so is the parent process.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import contextlib
+import gc
+import importlib
+import json
 import os
+import random
 import runpy
+import selectors
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+import warnings
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""Read where libraries are loaded, so by the parent."""
-PRELOADED = "tests.preloaded_training"
+ROOT = Path(__file__).resolve().parent.parent
+FORKS_AT = "FT_TESTS_FORK_AT"
+IMPORTED = (
+    "torch.distributed.tensor", "trl", "datasets", "pandas", "numba", "openai", "hypothesis", "schemathesis", "kubernetes",
+    "fastapi.testclient", "dagster", "dagster_graphql", "mlflow", "ft_assets.definitions", "ft_assets.training.runtime.train",
+    "ft_assets.training.runtime.objectives.dpo", "ft_assets.training.runtime.objectives.kto", "control_plane.api.app",
+    "control_plane.cli.app", "control_plane.service.validate_file", "resources.inference.app", "resources.inference.engine.loop",
+)  # fmt: skip
+"""What the tests and the modules import that takes long."""
+ORDER_BYTES = 1 << 20
+STREAMS = 3
+"""stdin, stdout, stderr."""
 
 
 class Forked:
-    """What tests use of ``subprocess.Popen``, for a process that is a child of the fork server."""
+    """What tests use of ``subprocess.Popen``, for a process that is a child of the server."""
 
-    def __init__(self, process: ForkServerProcess) -> None:
-        self._process = process
-        assert process.pid is not None
-        self.pid: int = process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self.pid = pid
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(timeout=0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (code := self.returncode) is None:
-            assert timeout is not None
-            raise subprocess.TimeoutExpired(self._process.name, timeout)
-        return code
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                said = self._connection.recv(64)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
+            self._connection.close()
+            self.returncode = int(said or -signal.SIGKILL)  # nothing is said by a server that is gone
+        return self.returncode
 
     def send_signal(self, signum: int) -> None:
-        if self.returncode is None:
+        if self.poll() is None:
             os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -59,24 +81,121 @@ class Forked:
 
 def start(module: str, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> Forked:
     """``python -m MODULE ARGUMENTS``; stdout and stderr are written to `log`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOADED])
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ONE_THREAD.items():
-            patch.setenv(name, value)
-        forkserver.ensure_running()
-    process = context.Process(target=_run, name=module, args=(module, list(arguments), dict(env), cwd, log))
-    process.start()
-    return Forked(process)
+    with log.open("wb") as out, open(os.devnull, "rb") as nothing:
+        order = {"module": module, "argv": [module, *arguments], "env": dict(env), "cwd": str(cwd)}
+        return _fork(address(), order, (nothing.fileno(), out.fileno(), out.fileno()))
 
 
-def _run(module: str, arguments: list[str], env: dict[str, str], cwd: Path, log: Path) -> None:
-    """In the child: become what a fresh interpreter would be, then run the module's own code."""
-    with log.open("wb") as out:
-        os.dup2(out.fileno(), 1)
-        os.dup2(out.fileno(), 2)
+def address() -> str:
+    """Where the server listens; it is started if there is none."""
+    if FORKS_AT not in os.environ:
+        where = str(Path(tempfile.mkdtemp(prefix="ft-forks-")) / "s")
+        command = [sys.executable, __file__, "serve", where]
+        server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE)
+        assert server.stdin is not None
+        os.environ[FORKS_AT] = where
+        atexit.register(_end, server, where, os.getpid())
+    return os.environ[FORKS_AT]
+
+
+def _end(server: subprocess.Popen[bytes], where: str, started_by: int) -> None:
+    if os.getpid() == started_by and server.stdin is not None:
+        server.stdin.close()
+        server.wait()
+        with contextlib.suppress(OSError):
+            Path(where).unlink()
+            Path(where).parent.rmdir()
+
+
+def _fork(where: str, order: Mapping[str, Any], streams: Sequence[int]) -> Forked:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    while True:
+        try:
+            connection.connect(where)
+            break
+        except (FileNotFoundError, ConnectionRefusedError):  # it is importing
+            time.sleep(0.05)
+    socket.send_fds(connection, [json.dumps(order).encode()], streams)
+    return Forked(connection, int(connection.recv(64)))
+
+
+def _serve(where: str) -> dict[str, Any]:
+    """Fork for every order until stdin is closed; returns in a child alone, with its order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.disable()
+        for name in IMPORTED:
+            importlib.import_module(name)
+        gc.freeze()
+        gc.enable()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(f"{where}.new")
+    listener.listen(100)
+    Path(f"{where}.new").rename(where)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    children: dict[int, tuple[int, socket.socket]] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(0, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fd == 0:
+                os._exit(0)
+            elif key.fd in children:
+                selector.unregister(key.fd)
+                pid, connection = children.pop(key.fd)
+                os.close(key.fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with contextlib.suppress(OSError):
+                    connection.send(str(code).encode())
+                connection.close()
+            else:
+                connection, _ = listener.accept()
+                message, streams, _, _ = socket.recv_fds(connection, ORDER_BYTES, STREAMS)
+                if pid := os.fork():
+                    for fd in streams:
+                        os.close(fd)
+                    connection.send(str(pid).encode())
+                    ended = os.pidfd_open(pid)
+                    children[ended] = pid, connection
+                    selector.register(ended, selectors.EVENT_READ)
+                else:
+                    for number, fd in enumerate(streams):
+                        os.dup2(fd, number)
+                        os.close(fd)
+                    for fd, (_, other) in children.items():
+                        os.close(fd)
+                        other.close()
+                    for mine in (connection, listener, selector):
+                        mine.close()
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                    return dict(json.loads(message))
+
+
+def _become(order: Mapping[str, Any]) -> None:
+    """What a fresh interpreter would be, and then the code itself."""
     os.environ.clear()
-    os.environ.update(env)
-    os.chdir(cwd)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    tempfile.tempdir = None
+    random.seed()
+    sys.argv = list(order["argv"])
+    sys.path[0] = "" if "code" in order else order["cwd"]
+    if "code" in order:
+        exec(order["code"], {"__name__": "__main__"})
+    else:
+        runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+def _interpret(code: str) -> int:
+    """Have `code` run by a forked process that has this one's streams; its exit code."""
+    order = {"code": code, "argv": ["-c"], "env": dict(os.environ), "cwd": str(Path.cwd())}
+    forked = _fork(os.environ[FORKS_AT], order, (0, 1, 2))
+    return forked.wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        _become(_serve(sys.argv[2]))
+    else:
+        sys.exit(_interpret(sys.argv[-1]))

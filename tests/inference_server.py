@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from tests import forked_modules
+from tests.forked_modules import Forked
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "ft-inference-of-tests"
@@ -28,13 +31,13 @@ def free_port() -> int:
 @contextmanager
 def inference_server(base: Path, *, port: int, name: str = "tiny", options: tuple[str, ...] = ()) -> Iterator[str]:
     """A running server's URL; the process has ended when the block has."""
-    command = [sys.executable, "-m", "resources.inference", "--model-dir", str(base), "--served-name", name, "--port", str(port), *options]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "FT_INFERENCE_TOKEN": TOKEN}
-    )
+    arguments = ["--model-dir", str(base), "--served-name", name, "--port", str(port), *options]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "FT_INFERENCE_TOKEN": TOKEN}
+    log = Path(tempfile.gettempdir()) / f"inference-{port}.log"
+    process = forked_modules.start("resources.inference", arguments, env=env, cwd=ROOT, log=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait(process, url)
+        _wait(process, url, log)
         yield url
     finally:
         process.terminate()
@@ -45,10 +48,10 @@ def inference_server(base: Path, *, port: int, name: str = "tiny", options: tupl
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], url: str) -> None:
+def _wait(process: Forked, url: str, log: Path) -> None:
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
-        assert process.poll() is None, f"the server ended with {process.returncode}"
+        assert process.poll() is None, f"the server ended with {process.returncode}:\n{log.read_text()}"
         try:
             if httpx.get(f"{url}/health", headers=HEADERS, timeout=2).is_success:
                 return
