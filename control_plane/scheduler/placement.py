@@ -19,7 +19,8 @@ class PoolRooms:
     2. A wider one takes whole nodes of one fabric, the largest first; what is left of it goes onto one node more, the fullest that fits.
        Of several fabrics, the one with the fewest empty nodes that do.
     3. Tiers below premium together hold at most what the pool has beside its reserved GPUs, wherever these are.
-    4. In pools of packing ``whole_node`` a node that holds a job holds no other one: all of its GPUs count as held.
+    4. In pools of packing ``whole_node`` a node that holds a job holds no other one: all of its GPUs count as held, so that a node with any
+       GPU free has all of them free.
     """
 
     def __init__(self, pool: Pool, now: float) -> None:
@@ -105,12 +106,9 @@ class PoolRooms:
     def _on_a_node_now(self, num_gpus: int, until: float) -> Placement | None:
         best: tuple[int, int] | None = None
         for room in self._claimed.values():
-            if (not self.whole or room.free == room.size) and room.fits_now(self.takes(room, num_gpus), until):
+            if room.free >= num_gpus and room.fits_now(self.takes(room, num_gpus), until):
                 best = min(best, (room.free, room.index)) if best else (room.free, room.index)
-        if self.whole:
-            other = min(((r.free, i) for i in self._free.with_at_least(num_gpus) if (r := self.rooms[i]).free == r.size), default=None)
-        else:
-            other = self._free.fullest(num_gpus)
+        other = self._free.fullest(num_gpus)
         if other and (best is None or other < best):
             best = other
         return ((self.rooms[best[1]].name, num_gpus),) if best else None
@@ -124,7 +122,7 @@ class PoolRooms:
         found: list[tuple[int, str, Placement]] = []
         for fabric, rooms in fabrics.items():
             empty = [r for r in rooms if r.free == r.size and r.fits_now(r.size, until)]
-            placement = _spread(num_gpus, empty, rooms if not self.whole else empty, lambda r, n: r.fits_now(n, until))
+            placement = _spread(num_gpus, empty, rooms, lambda r, n: r.fits_now(n, until))
             if placement and not (lower and self.whole and not self.shared.fits_now(self.held(placement), until)):
                 found.append((sum(r.size for r in empty), fabric, placement))
         return min(found)[2] if found else None
@@ -147,8 +145,6 @@ class PoolRooms:
 
     def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
         """The first moment and nodes for the gang, of those of which it takes no more than `most` GPUs."""
-        if after == NEVER:
-            return NEVER, ()
         if num_gpus <= self.largest:
             start, _, room = min(
                 (
@@ -184,7 +180,7 @@ class PoolRooms:
 
     def _spread_at(self, num_gpus: int, rooms: Sequence[Room], length: float, moment: float) -> Placement | None:
         empty = [r for r in rooms if r.earliest(r.size, length, moment) == moment]
-        return _spread(num_gpus, empty, empty if self.whole else rooms, lambda r, n: r.earliest(n, length, moment) == moment)
+        return _spread(num_gpus, empty, rooms, lambda r, n: r.earliest(n, length, moment) == moment)
 
     def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
         """The first moment from `after` on at which these very nodes are free for `length`."""
@@ -261,14 +257,11 @@ class PoolRooms:
 
     def _are_together(self, num_gpus: int) -> bool:
         if num_gpus <= self.largest:
-            return any(r.free >= (r.size if self.whole else num_gpus) and r.size >= num_gpus for r in self.rooms)
+            return any(r.free >= num_gpus for r in self.rooms)
         fabrics: dict[str, list[Room]] = {}
         for room in self.rooms:
             fabrics.setdefault(room.fabric, []).append(room)
-        return any(
-            _spread(num_gpus, [r for r in rooms if r.free == r.size], rooms, lambda r, n: r.free >= (r.size if self.whole else n))
-            for rooms in fabrics.values()
-        )
+        return any(_spread(num_gpus, [r for r in rooms if r.free == r.size], rooms, lambda r, n: r.free >= n) for rooms in fabrics.values())
 
 
 def _spread(num_gpus: int, empty: Sequence[Room], rooms: Sequence[Room], fits: Callable[[Room, int], bool]) -> Placement | None:

@@ -167,8 +167,6 @@ class _Round:
             start = self._start(job, pools, before)
             if start is not None:
                 given_back |= self._uncount(job) or (old is not None and (old.pool, old.placement) != (start.pool, start.placement))
-                if old is not None:
-                    self.failed.clear()
                 continue
             if old is not None:
                 self.promises.make(job, old)

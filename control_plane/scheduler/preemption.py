@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from control_plane.pools import RESERVED_FOR
@@ -115,28 +115,20 @@ class _Search:
         self.moment = now + rules.handshake_s
         self.by_id = {v.job_id: v for v in victims}
         self.rank = {v.job_id: i for i, v in enumerate(victims)}
-        self.held: dict[str, int] = {}
-        """GPUs that are free once victims are stopped, by node: in pools of packing ``whole_node`` all of it."""
-        for v in victims:
-            for name, n in v.placement:
-                if (room := pool.by_name.get(name)) is not None:
-                    self.held[name] = self.held.get(name, 0) + pool.takes(room, n)
+        self.nodes = {name for v in victims for name, _ in v.placement}
+        """On which victims run."""
 
     def on_a_node(self) -> list[Stops]:
         need = self.job.num_gpus
         found: list[Stops] = []
-        for room in self._promising((r for r in self.pool.rooms if r.size >= need), need):
+        rooms = [r for r in self.pool.rooms if r.size >= need and r.name in self.nodes]
+        for room in sorted(rooms, key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index)):
             victims = self._emptied(room, need)
             if victims is not None:
                 found.append(self._stops(((room.name, need),), victims))
                 if len(found) >= self.rules.candidates:
                     break
         return found
-
-    def _promising(self, rooms: Iterable[Room], need: int) -> list[Room]:
-        """Rooms that may have `need` GPUs after stops, those first that need the fewest GPUs of others."""
-        can = [r for r in rooms if r.name in self.held and (self.pool.whole or r.available(self.moment) + self.held[r.name] >= need)]
-        return sorted(can, key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index))
 
     def on_nodes(self) -> list[Stops]:
         fabrics: dict[str, list[Room]] = {}
@@ -145,10 +137,7 @@ class _Search:
         return [s for rooms in fabrics.values() if (s := self._on_fabric(rooms)) is not None]
 
     def _on_fabric(self, rooms: Sequence[Room]) -> Stops | None:
-        if sum(r.size for r in rooms) < self.job.num_gpus:
-            return None
-        able = [r for r in rooms if r.available(self.moment) + self.held.get(r.name, 0) >= r.size]
-        emptied = [(r, v) for r in able if (v := self._emptied(r, r.size)) is not None]
+        emptied = [(r, v) for r in rooms if (v := self._emptied(r, r.size)) is not None]
         ranked = sorted(((self._stops(((r.name, r.size),), v), r, v) for r, v in emptied), key=lambda e: (-e[1].size, *e[0].key()))
         left, placement, victims = self.job.num_gpus, [], dict[str, Running]()
         for _, room, needed in ranked:
@@ -168,17 +157,10 @@ class _Search:
     def _emptied(self, room: Room, num_gpus: int) -> list[Running] | None:
         """Whom to stop for `num_gpus` of this node; None where that is not enough."""
         need = self.pool.takes(room, num_gpus)
-        here = {j: n for _, n, j in room.ends if j in self.by_id}
-        if room.available(self.moment) + sum(here.values()) < need:
-            return None
-        chosen: list[str] = []
-        for job_id in sorted(here, key=self.rank.__getitem__):
-            if self._fits(room, chosen, need):
-                break
-            chosen.append(job_id)
+        chosen = sorted((j for _, _, j in room.ends if j in self.by_id), key=self.rank.__getitem__)
         if not self._fits(room, chosen, need):
             return None
-        for job_id in reversed(chosen[:]):  # a later one may have made an earlier one needless
+        for job_id in reversed(chosen[:]):
             if self._fits(room, rest := [c for c in chosen if c != job_id], need):
                 chosen = rest
         return [self.by_id[c] for c in chosen]

@@ -107,8 +107,6 @@ class Room:
 
     def earliest(self, num_gpus: int, length: float, after: float) -> float:
         """The first time from `after` on at which `num_gpus` are free for `length`."""
-        if num_gpus > self.size or after == NEVER:
-            return NEVER
         if not self.claims:
             if self.free >= num_gpus:
                 return after

@@ -49,6 +49,8 @@ def test_jobs_of_a_tenant_that_used_more_than_its_share_count_as_longer() -> Non
     fair = factors(Snapshot(pools=[], waiting=[mine, theirs], running=[], used=used))
     assert fair == {"t": 1.5, "u": 1.0}
     assert [j.job_id for j in order([mine, theirs], now=NOW, fair=fair)] == ["b", "a"]
+    gone = factors(Snapshot(pools=[], waiting=[mine, theirs], running=[], used={**used, "gone": 0.0}))
+    assert gone == fair, "a tenant that neither waits nor used anything has no share"
     assert factors(Snapshot(pools=[], waiting=[mine], running=[], used={"t": 100.0})) == {}, "too little use to say anything"
     assert max(factors(Snapshot(pools=[], waiting=[], running=[], used={"t": 1e9, **{str(i): 1.0 for i in range(9)}})).values()) == 4.0
 

@@ -20,7 +20,9 @@ def long_runner(
 
 
 def test_a_blocked_premium_job_gets_the_gpus_of_the_victim_that_loses_least_work() -> None:
-    held = [long_runner("dear", saved_ago=3000), long_runner("cheap", saved_ago=10)]
+    dear = dataclasses.replace(long_runner("dear", saved_ago=3000), expected_end=NOW + 30 * HOUR)
+    held = [dear, long_runner("cheap", saved_ago=10)]
+    assert stopped([GRAND], held, pool(4), rules=Rules(slicing=False)) == [("cheap", "grand")], "slicing is for the others"
     decisions = schedule(Snapshot(pools=[pool(4)], waiting=[GRAND], running=held), now=NOW)
     stop, wait = decisions
     assert isinstance(stop, Preempt) and isinstance(wait, Wait)
@@ -30,6 +32,19 @@ def test_a_blocked_premium_job_gets_the_gpus_of_the_victim_that_loses_least_work
     assert wait.reason is Reason.WAITING_FOR_PREEMPTED_WORKLOADS
     assert wait.promise is not None and wait.promise.start == NOW + 60
     assert "1 running job(s)" in wait.detail
+
+
+def test_a_victim_that_would_be_due_a_moment_after_its_stop_is_not_due_yet() -> None:
+    cheap, dear = long_runner("cheap", saved_ago=10), long_runner("dear", saved_ago=3000)
+    for left, first in ((0.5, "cheap"), (0.0, "dear")):
+        held = [dataclasses.replace(cheap, due_at=cheap.queued_at + left), dear]
+        assert stopped([GRAND], held, pool(4)) == [(first, "grand")]
+
+
+def test_a_job_that_is_neither_due_nor_much_shorter_stops_nobody_of_a_lower_tier_unless_it_is_premium() -> None:
+    held = [long_runner("a", tier="free")]
+    assert stopped([waiting("j", gpus=2, expected=19 * HOUR)], held, pool(2)) == []
+    assert stopped([waiting("j", gpus=2, expected=19 * HOUR, tier="premium")], held, pool(2)) == [("a", "j")]
 
 
 def test_lower_tiers_give_way_first_and_equal_ones_never_to_premium() -> None:
@@ -67,6 +82,9 @@ def test_nobody_is_stopped_twice_for_one_job_and_nothing_takes_what_they_release
     assert isinstance(first, Wait)
     jobs = [dataclasses.replace(GRAND, promise=first.promise), waiting("small", gpus=4, expected=600)]
     assert stopped(jobs, held, pool(4)) == []
+    meanwhile = decide(jobs, held, pool(4))["grand"]
+    assert isinstance(meanwhile, Wait)
+    assert (meanwhile.reason, meanwhile.detail[:16]) == (Reason.WAITING_FOR_PREEMPTED_WORKLOADS, "1 running job(s)")
     after = decide(jobs, [], pool(4))
     assert not isinstance(after["grand"], Wait)
     assert isinstance(after["small"], Wait)

@@ -70,6 +70,28 @@ def test_a_promise_that_stops_made_leaves_the_one_of_its_pool_and_tier_to_the_ne
     assert promise_of(decide([mine, waiting("next", gpus=4, expected=900)], unasked, pool(8, per_node=4), rules=STILL), "next") is None
 
 
+def test_what_a_job_leaves_that_starts_elsewhere_than_promised_goes_to_one_before_it_in_the_same_round() -> None:
+    old = waiting("old", expected=600, promise=promised(NOW, placement=(("node-0", 1),)))
+    held = [running("r", 3, ends_in=9 * HOUR, node="node-1")]
+    decisions = decide([waiting("first", gpus=4, expected=60), old], held, pool(8, per_node=4), rules=STILL)
+    starts = {j: d.placement for j, d in decisions.items() if isinstance(d, Start)}
+    assert starts == {"first": (("node-0", 4),), "old": (("node-1", 1),)}
+
+
+def test_a_job_for_which_others_are_stopped_leaves_its_promise_to_one_before_it_in_the_same_round() -> None:
+    held = [
+        running("a", 4, ends_in=20 * HOUR, ran=10 * HOUR, node="node-0"),
+        running("b", 4, ends_in=5 * HOUR, ran=HOUR, tier="premium", node="node-1"),
+    ]
+    head = waiting("head", gpus=4, expected=HOUR, promise=promised(NOW + 5 * HOUR, placement=(("node-1", 4),)))
+    jobs = [waiting("first", gpus=8, expected=60), head]
+    assert stopped(jobs, held, pool(8, per_node=4)) == [("a", "head")]
+    decisions = decide(jobs, held, pool(8, per_node=4))
+    first, after = promise_of(decisions, "first"), promise_of(decisions, "head")
+    assert after is not None and after.start == NOW + 60
+    assert first is not None, "the one promise of the pool and tier is free again"
+
+
 def test_promises_that_move_to_another_pool_do_not_pile_up_there() -> None:
     small, large = pool(4, name="small"), pool(4, name="large")
     held = [
@@ -166,8 +188,9 @@ def test_a_promise_that_was_missed_is_not_waited_for() -> None:
     """One whose end is always now: the promise stays where it was, and passes."""
     stuck = running("stuck", 2, ends_in=0.0, ran=HOUR, node="node-0")
     other = running("other", 2, ends_in=9 * HOUR, ran=HOUR, node="node-0")
-    just = replace(GRAND, promise=promised(NOW - 5, placement=(("node-0", 2),)))
-    assert stopped([just], [stuck, other], pool(4)) == [], "it may end any moment"
+    for ago in (5, 61):
+        just = replace(GRAND, promise=promised(NOW - ago, placement=(("node-0", 2),)))
+        assert stopped([just], [stuck, other], pool(4)) == [], "it may end any moment"
     gone = replace(GRAND, promise=promised(NOW - 90, placement=(("node-0", 2),)))
     assert stopped([gone], [stuck, other], pool(4)) == [("other", "grand")]
 
@@ -181,11 +204,12 @@ def test_a_short_job_that_overruns_is_not_waited_for_round_after_round() -> None
 # Who is looked for
 
 
-def test_jobs_for_which_nothing_is_found_leave_the_search_to_others() -> None:
+@pytest.mark.parametrize("apart_s", [1.0, 0.0])
+def test_jobs_for_which_nothing_is_found_leave_the_search_to_others(apart_s: float) -> None:
     """Two dozen premium gangs that no stop helps, all before the one that it does."""
     held = [running(f"p{i}", 3, ends_in=90 * HOUR, ran=HOUR, tier="premium", node=f"node-{i}") for i in range(3)]
     held += [running("low", 1, ends_in=90 * HOUR, ran=HOUR, node="node-2")]
-    hopeless = [waiting(f"h{i:02}", gpus=4, tier="premium", expected=100.0 + i) for i in range(24)]
+    hopeless = [waiting(f"h{i:02}", gpus=4, tier="premium", expected=100.0 + i * apart_s) for i in range(24)]
     mine = waiting("mine", gpus=1, tier="premium", expected=9 * HOUR)
     full = [running(f"f{i}", 1, ends_in=90 * HOUR, ran=HOUR, tier="premium", node=f"node-{i}") for i in range(2)]
     assert stopped([*hopeless, mine], [*held, *full], pool(12, per_node=4)) == [("low", "mine")]
