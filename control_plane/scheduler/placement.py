@@ -104,14 +104,11 @@ class PoolRooms:
         return found
 
     def _on_a_node_now(self, num_gpus: int, until: float) -> Placement | None:
-        best: tuple[int, int] | None = None
-        for room in self._claimed.values():
-            if room.free >= num_gpus and room.fits_now(self.takes(room, num_gpus), until):
-                best = min(best, (room.free, room.index)) if best else (room.free, room.index)
-        other = self._free.fullest(num_gpus)
-        if other and (best is None or other < best):
-            best = other
-        return ((self.rooms[best[1]].name, num_gpus),) if best else None
+        claimed = (r for r in self._claimed.values() if r.free >= num_gpus and r.fits_now(self.takes(r, num_gpus), until))
+        fits = [(r.free, r.index) for r in claimed]
+        if (other := self._free.fullest(num_gpus)) is not None:
+            fits.append(other)
+        return ((self.rooms[min(fits)[1]].name, num_gpus),) if fits else None
 
     def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
         fits = [r for i in self._free.with_at_least(1) if (r := self.rooms[i])]

@@ -79,7 +79,8 @@ class _Round:
         self.promises = Promises(self.rooms, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}
-        self.stopped: set[str] = {r.job_id for r in snapshot.running if r.stopping or not r.stoppable}
+        self.stopped: set[str] = set()
+        """In this round."""
         self.stopping_for: dict[str, int] = {}
         self.served: set[str] = set()
         """Of these jobs, those for which somebody has been stopping for less than the handshake: no others are looked for."""
@@ -333,7 +334,7 @@ class _Round:
         else:
             stopping = stops + self.stopping_for.get(job.job_id, 0)
             reason, detail = explain.why(job, rooms, promise, stopping=stopping)
-            start = explain.expected(job, promise, guess, rooms, self.now)
+            start = guess if promise is None else max(self.now, promise.start)
         return Wait(
             job_id=job.job_id,
             position=position,

@@ -13,8 +13,6 @@ from control_plane.scheduler.promises import TIE_S, length
 from control_plane.scheduler.rooms import Room
 from control_plane.scheduler.rules import Rules
 
-LOWEST = len(TIER_ORDER)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stops:
@@ -27,7 +25,7 @@ class Stops:
 
     def key(self) -> tuple[int, int, float, int, str, Placement]:
         """The cheapest first: no victim of a higher tier than needed, few that are due, little work lost, few of them."""
-        tier = max((LOWEST - TIER_ORDER.get(v.tier, LOWEST) for v in self.victims), default=0)
+        tier = -min((TIER_ORDER[v.tier] for v in self.victims), default=len(TIER_ORDER))
         due = sum(patience(v) <= 0.0 for v in self.victims)
         return tier, due, self.lost_s, len(self.victims), self.pool, self.placement
 
@@ -49,7 +47,7 @@ def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: 
     """
 
     def key(job: Running) -> tuple[int, bool, float, float, str]:
-        tier = -TIER_ORDER.get(job.tier, LOWEST)
+        tier = -TIER_ORDER[job.tier]
         cost = -job.expected_end if longest else lost_s(job, now=now, rules=rules)
         return tier, patience(job) <= 0.0, cost, -job.started_at, job.job_id
 
@@ -59,19 +57,19 @@ def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: 
 def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
     """Whether nobody may stop it.
 
-    1. It is being stopped already, or starts in this very round.
+    1. It is being stopped already, its rows are held by somebody else for now, or it starts in this very round.
     2. Less than a bound is left of it, or it runs past its estimate.
     3. It was stopped before, and this attempt has not run for the cool-down.
     """
     left = job.expected_end - now
-    if job.stopping or job.started_at >= now or left < rules.least_left_s:
+    if job.stopping or not job.stoppable or job.started_at >= now or left < rules.least_left_s:
         return True
     return job.preemptions > 0 and now - job.started_at < rules.cool_down_s
 
 
 def yields_to_premium(job: Running, other: Waiting, *, now: float, rules: Rules) -> bool:
     """Rule 5.1: a job of a lower tier gives way to a premium one, unless it is past a share of its expected time."""
-    if TIER_ORDER.get(job.tier, LOWEST) <= TIER_ORDER.get(other.tier, LOWEST):
+    if TIER_ORDER[job.tier] <= TIER_ORDER[other.tier]:
         return False
     return job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
 
@@ -84,7 +82,7 @@ def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: 
     3. Nobody who has not run for a while in this attempt.
     4. For a job that is not due: nobody who has not many times as long to run.
     """
-    if job.tier == RESERVED_FOR or TIER_ORDER.get(job.tier, LOWEST) < TIER_ORDER.get(other.tier, LOWEST):
+    if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
         return False
     if max(patience(job), least_patience - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
         return False

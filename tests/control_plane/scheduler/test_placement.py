@@ -28,6 +28,13 @@ def test_a_small_gang_goes_onto_the_fullest_node_that_holds_it_whole() -> None:
     )
 
 
+def test_of_nodes_that_are_as_full_the_first_one_is_taken_whatever_its_fabric() -> None:
+    machines = tuple(Node(name=f"node-{i}", num_gpus=4, fabric=fabric) for i, fabric in enumerate("abab"))
+    of = Pool(name="p", nodes=machines, gpu_type="h", max_gpus_per_job=4)
+    start = decide([waiting("j")], [running("r", 4, node="node-0")], of)["j"]
+    assert isinstance(start, Start) and start.placement == (("node-1", 1),)
+
+
 def test_a_wide_gang_takes_whole_nodes_of_one_fabric_and_its_rest_a_part_of_another() -> None:
     held = [running("a", 1, node="node-0"), running("b", 2, node="node-5")]
     start = decide([waiting("j", gpus=12)], held, pool(32, per_node=4, fabrics_of=4))["j"]
@@ -59,6 +66,12 @@ def test_a_wide_gang_whose_rest_would_fit_beside_another_job_waits_behind_the_on
 def test_a_running_gang_whose_nodes_are_not_known_counts_on_as_many_nodes_as_it_needs(num: int, starts: bool) -> None:
     decision = decide([waiting("j", gpus=num)], [running("wide", 6)], pool(8, per_node=4))["j"]
     assert isinstance(decision, Start) is starts
+
+
+def test_a_running_job_whose_node_is_not_known_counts_on_the_fullest_one_that_holds_it() -> None:
+    held = [running("known", 1, node="node-1"), running("unknown", 2)]
+    start = decide([waiting("j", gpus=4)], held, pool(8, per_node=4))["j"]
+    assert isinstance(start, Start) and start.placement == (("node-0", 4),)
 
 
 @pytest.mark.parametrize("tier", ["premium", "standard"])

@@ -17,6 +17,7 @@ from control_plane.scheduler.preemption import Stops, cheapest, lost_s, order_pr
 from control_plane.scheduler.rooms import NEVER
 from tests.control_plane.scheduler.queue_cases import NOW, waiting
 
+TIERS = ("premium", "standard", "free")
 Held = tuple[str, str, int, float, float]
 """Job, node, GPUs, from, to."""
 
@@ -45,7 +46,7 @@ class Cluster:
             rng.choice([self._promise, self._promise, self._void, self._start])(f"{i}")
 
     def _run(self, job_id: str) -> None:
-        name, tier = self.rng.choice(sorted(self.nodes)), self.rng.choice(["premium", "standard", "free"])
+        name, tier = self.rng.choice(sorted(self.nodes)), self.rng.choice(TIERS)
         n, end = self.rng.randint(1, self.nodes[name].num_gpus), NOW + self.rng.randint(1, 40) * 100
         if self.fits(((name, n),), tier, NOW, NEVER):
             self.hold(job_id, tier, ((name, n),), NOW, end)
@@ -59,7 +60,7 @@ class Cluster:
             )  # fmt: skip
 
     def _start(self, number: str) -> None:
-        tier, length = self.rng.choice(["premium", "standard"]), self.rng.randint(1, 20) * 100.0
+        tier, length = self.rng.choice(TIERS), self.rng.randint(1, 20) * 100.0
         placement = self.rooms.fits_now(self.rng.randint(1, self.largest), tier, length)
         if placement is not None:
             self.rooms.start(f"s{number}", tier, placement, length)
@@ -73,7 +74,7 @@ class Cluster:
             self.held = [h for h in self.held if h[0] != job_id]
 
     def _promise(self, number: str) -> None:
-        job_id, tier, length = f"c{number}", self.rng.choice(["premium", "standard"]), self.rng.randint(1, 20) * 100.0
+        job_id, tier, length = f"c{number}", self.rng.choice(TIERS), self.rng.randint(1, 20) * 100.0
         start, placement = self.rooms.earliest(self.rng.randint(1, self.largest + 2), tier, length, NOW + self.rng.choice([0, 0, 700]))
         if start < NEVER:
             self.rooms.claim(job_id, tier, Promise(start=start, pool="p", placement=placement, made_at=NOW), length)
@@ -136,7 +137,7 @@ PACKINGS = pytest.mark.parametrize("whole", [False, True], ids=["dense", "whole 
 def test_a_gang_that_fits_on_a_node_starts_on_the_fullest_one_that_is_free_for_as_long_as_it_runs(whole: bool) -> None:
     seen = set()
     for cluster, rng in clusters(250, whole=whole):
-        for tier in ("premium", "standard"):
+        for tier in TIERS:
             n, length = rng.randint(1, cluster.largest), rng.randint(1, 45) * 100.0
             fits = cluster.on_a_node(n, tier, NOW, length)
             found = cluster.rooms.fits_now(n, tier, length)
@@ -152,7 +153,7 @@ def test_a_gang_that_fits_on_a_node_starts_on_the_fullest_one_that_is_free_for_a
 def test_the_earliest_start_on_a_node_is_the_first_moment_at_which_one_is_free_for_the_whole_length(whole: bool) -> None:
     seen = set()
     for cluster, rng in clusters(250, whole=whole, sizes=(4,) if whole else (2, 4, 8)):
-        for tier in ("premium", "standard"):
+        for tier in TIERS:
             n, length, after = rng.randint(1, cluster.largest), rng.randint(1, 45) * 100.0, NOW + rng.choice([0, 150, 1000])
             first = next((t for t in cluster.moments(after) if cluster.on_a_node(n, tier, t, length)), NEVER)
             start, placement = cluster.rooms.earliest(n, tier, length, after)
@@ -171,7 +172,7 @@ def test_a_wide_gang_gets_whole_nodes_of_one_fabric_that_are_free_for_its_whole_
         total = cluster.pool.num_gpus
         if total <= cluster.largest + 1:
             continue
-        n, length, tier = rng.randint(cluster.largest + 1, total), rng.randint(1, 20) * 100.0, rng.choice(["premium", "standard"])
+        n, length, tier = rng.randint(cluster.largest + 1, total), rng.randint(1, 20) * 100.0, rng.choice(TIERS)
         now = cluster.rooms.fits_now(n, tier, length)
         start, later = cluster.rooms.earliest(n, tier, length, NOW)
         for moment, placement in [(NOW, now)] * (now is not None) + [(start, later)] * (start < NEVER):
@@ -229,9 +230,7 @@ def test_on_one_node_the_cheapest_stops_are_those_of_all_nodes_and_all_sets_of_v
     seen = []
     for cluster, rng in clusters(250, whole=whole):
         victims = order_preemptees([r for r in cluster.running if rng.random() < 0.8], longest=rng.random() < 0.5, now=NOW, rules=RULES)
-        job = waiting(
-            "j", gpus=rng.randint(1, cluster.largest), tier=rng.choice(["premium", "standard"]), expected=rng.randint(1, 20) * 100.0
-        )
+        job = waiting("j", gpus=rng.randint(1, cluster.largest), tier=rng.choice(TIERS), expected=rng.randint(1, 20) * 100.0)
         found = [s for name in cluster.nodes if (s := stops_on(cluster, job, name, victims)) and s.victims]
         allowed = [
             s
@@ -302,7 +301,7 @@ def test_the_forecast_gives_each_job_the_gpus_of_its_pools_that_are_free_first(i
         last = dict.fromkeys(pools, NOW)
         jobs = [
             (
-                waiting(f"j{i}", gpus=rng.randint(1, 12), tier=rng.choice(["premium", "standard"]), expected=rng.randint(1, 20) * 100.0),
+                waiting(f"j{i}", gpus=rng.randint(1, 12), tier=rng.choice(TIERS), expected=rng.randint(1, 20) * 100.0),
                 rng.choice([["p"], ["q"], ["p", "q"], ["q", "p"]]),
             )
             for i in range(12)

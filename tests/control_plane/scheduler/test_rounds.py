@@ -162,6 +162,17 @@ def test_a_stop_that_takes_longer_than_the_handshake_moves_the_promise_by_anothe
     assert isinstance(released["grand"], Start) and isinstance(released["long"], Wait)
 
 
+def test_where_the_time_of_the_request_is_not_known_a_job_that_stops_ends_when_its_gpus_are_promised() -> None:
+    stopping = replace(late_release(0), stopping_since=None)
+    for start, ends in ((NOW + 20, NOW + 20), (NOW + 30, NOW + 30), (NOW - 20, NOW)):
+        grand = replace(GRAND, promise=promised(start, placement=(("node-0", 2),)))
+        wait = decide([grand], [stopping], pool(4), rules=STILL)["grand"]
+        assert isinstance(wait, Wait)
+        assert wait.expected_start == ends
+    unknown = decide([GRAND], [replace(stopping, stopping_for=None)], pool(4), rules=STILL)["grand"]
+    assert isinstance(unknown, Wait) and unknown.expected_start == NOW + 60, "a handshake from now"
+
+
 def test_while_somebody_stops_for_a_job_no_others_are_looked_for_until_the_handshake_is_over() -> None:
     grand = replace(GRAND, num_gpus=4, promise=promised(NOW + 50))
     long = running("a", 2, ends_in=20 * HOUR, ran=HOUR, node="node-0")
@@ -191,6 +202,8 @@ def test_a_promise_that_was_missed_is_not_waited_for() -> None:
     for ago in (5, 61):
         just = replace(GRAND, promise=promised(NOW - ago, placement=(("node-0", 2),)))
         assert stopped([just], [stuck, other], pool(4)) == [], "it may end any moment"
+        wait = decide([just], [stuck, other], pool(4))["grand"]
+        assert isinstance(wait, Wait) and wait.expected_start == NOW, "not in the past, as its reservation is"
     gone = replace(GRAND, promise=promised(NOW - 90, placement=(("node-0", 2),)))
     assert stopped([gone], [stuck, other], pool(4)) == [("other", "grand")]
 
@@ -202,6 +215,17 @@ def test_a_short_job_that_overruns_is_not_waited_for_round_after_round() -> None
 
 
 # Who is looked for
+
+
+def test_jobs_that_only_those_could_help_who_are_stopped_for_another_leave_the_search_to_others() -> None:
+    other = replace(pool(4, name="other"), takes=frozenset({"full"}))
+    victim = running("a", 4, ends_in=20 * HOUR, ran=HOUR, node="node-0")
+    held = [victim, replace(victim, job_id="b", pool="other")]
+    first, second = (waiting(name, gpus=n, tier="premium", expected=s) for name, n, s in (("first", 4, 60.0), ("second", 3, HOUR)))
+    last = replace(waiting("last", gpus=4, tier="premium", expected=2 * HOUR), job_class="full")
+    queue = Snapshot(pools=[replace(pool(4), takes=frozenset({"lora"})), other], waiting=[first, second, last], running=held)
+    stops = [(d.job_id, d.for_job) for d in schedule(queue, now=NOW, rules=Rules(preemptors=2)) if isinstance(d, Preempt)]
+    assert stops == [("a", "first"), ("b", "last")]
 
 
 @pytest.mark.parametrize("apart_s", [1.0, 0.0])
