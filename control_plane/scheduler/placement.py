@@ -31,7 +31,7 @@ class PoolRooms:
         ]
         self.by_name = {r.name: r for r in self.rooms}
         self.largest = max((r.size for r in self.rooms), default=0)
-        self.shared = Room(index=-1, name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
+        self.shared = Room(index=len(self.rooms), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
         self._claimed: dict[int, Room] = {}
         self._free = ByFree(())
         self.idle = 0

@@ -152,7 +152,7 @@ class _Round:
         for job in held:
             self._sooner(job)
         for i in range(PASSES):
-            if not self._offer(again=i > 0):
+            if not self._offer(again=bool(i)):
                 break
 
     def _offer(self, *, again: bool) -> bool:

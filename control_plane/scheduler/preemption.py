@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from control_plane.pools import RESERVED_FOR
 from control_plane.scheduler.model import TIER_ORDER, Placement, Running, Waiting
@@ -118,15 +119,10 @@ class _Search:
 
     def on_a_node(self) -> list[Stops]:
         need = self.job.num_gpus
-        found: list[Stops] = []
         rooms = [r for r in self.pool.rooms if r.size >= need and r.name in self.nodes]
-        for room in sorted(rooms, key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index)):
-            victims = self._emptied(room, need)
-            if victims is not None:
-                found.append(self._stops(((room.name, need),), victims))
-                if len(found) >= self.rules.candidates:
-                    break
-        return found
+        rooms.sort(key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index))
+        found = ((r, v) for r in rooms if (v := self._emptied(r, need)) is not None)
+        return [self._stops(((r.name, need),), v) for r, v in islice(found, self.rules.candidates)]
 
     def on_nodes(self) -> list[Stops]:
         fabrics: dict[str, list[Room]] = {}
@@ -138,9 +134,8 @@ class _Search:
         emptied = [(r, v) for r in rooms if (v := self._emptied(r, r.size)) is not None]
         ranked = sorted(((self._stops(((r.name, r.size),), v), r, v) for r, v in emptied), key=lambda e: (-e[1].size, *e[0].key()))
         left, placement, victims = self.job.num_gpus, [], dict[str, Running]()
-        for _, room, needed in ranked:
-            if left <= 0:
-                break
+        while left > 0 and ranked:
+            _, room, needed = ranked.pop(0)
             if left < room.size:
                 needed = self._emptied(room, left) or []
             placement.append((room.name, min(left, room.size)))

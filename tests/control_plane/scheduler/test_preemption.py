@@ -136,6 +136,13 @@ def test_of_equal_ones_the_one_that_started_later_or_has_the_smaller_name_gives_
         assert stopped([dataclasses.replace(GRAND, num_gpus=4)], [first, later], of) == [("b", "grand")]
 
 
+def test_of_more_nodes_than_are_looked_at_those_come_first_that_need_the_fewest_gpus_of_others() -> None:
+    held = [long_runner("cheap", 4), long_runner("dear", 3, node="node-1", saved_ago=9000)]
+    of, job = pool(8, per_node=4), dataclasses.replace(GRAND, num_gpus=2)
+    assert stopped([job], held, of) == [("cheap", "grand")]
+    assert stopped([job], held, of, rules=Rules(candidates=1)) == [("dear", "grand")]
+
+
 @pytest.mark.parametrize(
     ("saved_at", "unsaved_s"),
     [(None, 10 * HOUR), (NOW - 20 * HOUR, 10 * HOUR), (NOW - HOUR, HOUR), (NOW, 0.0), (NOW + 60, 0.0)],

@@ -208,6 +208,15 @@ def test_a_promise_that_was_missed_is_not_waited_for() -> None:
     assert stopped([gone], [stuck, other], pool(4)) == [("other", "grand")]
 
 
+def test_a_job_that_only_waits_for_a_release_leaves_the_promise_of_its_pool_and_tier_to_the_next() -> None:
+    stuck = running("stuck", 2, ends_in=0.0, ran=HOUR, tier="premium", node="node-0")
+    held = [stuck, running("b", 2, ends_in=HOUR, tier="premium", node="node-0")]
+    mine = waiting("mine", gpus=2, expected=60, promise=promised(NOW, placement=(("node-0", 2),)))
+    decisions = decide([mine, waiting("next", gpus=4)], held, pool(4), rules=STILL)
+    assert promise_of(decisions, "mine") == mine.promise
+    assert promise_of(decisions, "next") is not None
+
+
 def test_a_short_job_that_overruns_is_not_waited_for_round_after_round() -> None:
     over = running("over", 2, ends_in=-10, ran=300, node="node-0")
     other = running("other", 2, ends_in=9 * HOUR, ran=HOUR, node="node-0")
