@@ -162,15 +162,14 @@ class PoolRooms:
         if sum(r.size for r in rooms) < num_gpus:
             return NEVER, ()
         for _ in range(ROUNDS):
-            times = sorted((r.earliest(r.size, length, after), -r.size, r.index) for r in rooms)
-            for last in range(num_gpus // self.largest, len(times) + 1):
-                moment = times[last - 1][0] if last else after
+            times = sorted(r.earliest(r.size, length, after) for r in rooms)
+            for moment in times[num_gpus // self.largest - 1 :]:  # before, too few nodes are free
                 if moment == NEVER:
                     return NEVER, ()
                 placement = self._spread_at(num_gpus, rooms, length, moment)
                 if placement:
                     return moment, placement
-            after = min((t for t, _, _ in times if t > after), default=NEVER)
+            after = min((t for t in times if t > after), default=NEVER)
             if after == NEVER:
                 break
         return NEVER, ()

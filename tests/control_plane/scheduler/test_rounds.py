@@ -205,7 +205,9 @@ def test_a_promise_that_was_missed_is_not_waited_for() -> None:
         wait = decide([just], [stuck, other], pool(4))["grand"]
         assert isinstance(wait, Wait) and wait.expected_start == NOW, "not in the past, as its reservation is"
     gone = replace(GRAND, promise=promised(NOW - 90, placement=(("node-0", 2),)))
-    assert stopped([gone], [stuck, other], pool(4)) == [("other", "grand")]
+    for ends_in in (0.0, 1.0):
+        stuck = replace(stuck, expected_end=NOW + ends_in)
+        assert stopped([gone], [stuck, other], pool(4)) == [("other", "grand")]
 
 
 def test_a_job_that_only_waits_for_a_release_leaves_the_promise_of_its_pool_and_tier_to_the_next() -> None:
@@ -235,6 +237,15 @@ def test_jobs_that_only_those_could_help_who_are_stopped_for_another_leave_the_s
     queue = Snapshot(pools=[replace(pool(4), takes=frozenset({"lora"})), other], waiting=[first, second, last], running=held)
     stops = [(d.job_id, d.for_job) for d in schedule(queue, now=NOW, rules=Rules(preemptors=2)) if isinstance(d, Preempt)]
     assert stops == [("a", "first"), ("b", "last")]
+
+
+def test_in_a_round_gpus_are_looked_for_a_bounded_number_of_times_and_once_for_a_job_by_both_rules() -> None:
+    held = [running("upper", 2, ends_in=90 * HOUR, ran=HOUR, tier="premium", node="node-0")]
+    held += [running("low", 2, ends_in=90 * HOUR, ran=HOUR, node="node-0")]
+    for tier in ("premium", "standard"):
+        jobs = [waiting("hopeless", gpus=3, tier=tier, expected=60), waiting("mine", gpus=2, tier=tier, expected=HOUR)]
+        assert stopped(jobs, held, pool(4), rules=Rules(preemptors=1)) == []
+        assert stopped(jobs, held, pool(4), rules=Rules(preemptors=2)) == [("low", "mine")]
 
 
 @pytest.mark.parametrize("apart_s", [1.0, 0.0])
