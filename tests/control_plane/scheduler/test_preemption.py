@@ -113,8 +113,10 @@ def test_a_stop_says_why_it_is_asked_for() -> None:
 
 
 def test_what_runs_that_cannot_be_asked_is_left_alone() -> None:
-    for left_alone in ({"stoppable": False}, {"stopping": True, "stopping_since": NOW - 9}, {"started_at": NOW}):
-        assert stopped([GRAND], [dataclasses.replace(long_runner("a"), **left_alone)], pool(2)) == []
+    one = long_runner("a")
+    stopping = dataclasses.replace(one, stopping=True, stopping_since=NOW - 9)
+    for left_alone in (dataclasses.replace(one, stoppable=False), stopping, dataclasses.replace(one, started_at=NOW)):
+        assert stopped([GRAND], [left_alone], pool(2)) == []
 
 
 def test_a_job_that_nobody_told_when_it_is_due_gives_way_last_and_to_premium_alone() -> None:
