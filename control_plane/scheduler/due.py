@@ -47,9 +47,9 @@ def due_times(
 
     def due_at(job: Waiting) -> float:
         mine = groups[job.job_id]
-        own = -1.0 if job.due_at is None else job.due_at - job.queued_at
-        inherited = told.get(mine, 0.0) if _came_back(job) else 0.0
-        return job.queued_at + max(own, inherited, fresh.get(mine, 0.0))
+        wait = (job.due_at or job.queued_at) - job.queued_at
+        wait = max(wait, fresh.get(mine, wait))
+        return job.queued_at + (max(wait, told.get(mine, wait)) if _came_back(job) else wait)
 
     return {w.job_id: due_at(w) for w in waiting}
 
@@ -61,7 +61,8 @@ def patience_of(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able
         due_at = due.get(w.job_id, w.due_at)
         if due_at is not None:
             mine = group(w, able)
-            found[mine] = max(found.get(mine, 0.0), due_at - w.queued_at)
+            wait = due_at - w.queued_at
+            found[mine] = max(wait, found.get(mine, wait))
     return found
 
 
@@ -77,10 +78,10 @@ def _fresh(
     news = [w for w in waiting if w.due_at is None]
     if not news:
         return {}
-    turns = sorted(waiting, key=lambda w: (TIER_ORDER.get(w.tier, len(TIER_ORDER)), w.joined_at(), w.job_id))
+    turns = sorted(waiting, key=lambda w: (TIER_ORDER[w.tier], w.joined_at(), w.job_id))
     starts = forecast(((w, able(w)) for w in turns), rooms, {}, now, in_turn=True)
     found: dict[Group, float] = {}
     for w in news:
-        wait = max(rules.due_floor_s.get(w.tier, 0.0), rules.due_stretch * (starts.get(w.job_id, now) - now))
-        found[groups[w.job_id]] = max(found.get(groups[w.job_id], 0.0), wait)
+        wait = max(rules.due_floor_s[w.tier], rules.due_stretch * (starts.get(w.job_id, now) - now))
+        found[groups[w.job_id]] = max(wait, found.get(groups[w.job_id], wait))
     return found

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from control_plane.pools import RESERVED_FOR
 from control_plane.scheduler.model import Promise, Reason, Waiting
 from control_plane.scheduler.placement import PoolRooms
-from control_plane.scheduler.promises import length
-from control_plane.scheduler.rooms import NEVER
 
 
 def never(job: Waiting) -> tuple[Reason, str]:
@@ -42,15 +40,3 @@ def why(job: Waiting, pools: Sequence[PoolRooms], promise: Promise | None, *, st
         where = "on one node" if job.num_gpus <= pool.largest else "as whole nodes of one fabric"
         return Reason.TOPOLOGY_PLACEMENT_FAILED, f"{needs}, but not {where}{kept}"
     return Reason.WAITING_BEHIND_HEAD, f"{needs}, but jobs before it hold a reservation of them and it would end too late{kept}"
-
-
-def expected(job: Waiting, promise: Promise | None, guess: float | None, pools: Sequence[PoolRooms], now: float) -> float | None:
-    """When it is expected to start: as promised, or as late as its promised nodes are really free; else as the forecast says."""
-    if promise is None:
-        return guess
-    pool = next(p for p in pools if p.pool.name == promise.pool)
-    start = max(now, promise.start)
-    if promise.start >= now:
-        return start
-    real = pool.when_free(promise.placement, job.tier, length(job), start)
-    return None if real == NEVER else real

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from control_plane.pools import RESERVED_FOR
@@ -59,19 +60,16 @@ def forecast(
 
 
 def _slots(rooms: Iterable[Room], now: float) -> Slots:
-    slots: dict[float, int] = {}
+    slots: defaultdict[float, int] = defaultdict(int)
     for room in rooms:
-        if room.free > 0:
-            slots[now] = slots.get(now, 0) + room.free
+        slots[now] += max(0, room.free)
         for end, n, _ in room.ends:
-            slots[end] = slots.get(end, 0) + n
+            slots[end] += n
     return sorted(slots.items())
 
 
 def _first(slots: Slots, num_gpus: int) -> float | None:
     """When `num_gpus` are free."""
-    if slots and slots[0][1] >= num_gpus:
-        return slots[0][0]
     popped: Slots = []
     found = None
     while slots and found is None:

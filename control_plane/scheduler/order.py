@@ -29,7 +29,7 @@ def order(
     factor, due_at = fair or {}, due or {}
 
     def key(job: Waiting) -> tuple[int, int, float, float, str]:
-        tier = TIER_ORDER.get(job.tier, len(TIER_ORDER))
+        tier = TIER_ORDER[job.tier]
         waited = job.waited(now)
         late = overdue(job, waited, due_at.get(job.job_id, job.due_at))
         if late >= 0.0:

@@ -19,7 +19,8 @@ class PoolRooms:
     2. A wider one takes whole nodes of one fabric, the largest first; what is left of it goes onto one node more, the fullest that fits.
        Of several fabrics, the one with the fewest empty nodes that do.
     3. Tiers below premium together hold at most what the pool has beside its reserved GPUs, wherever these are.
-    4. In pools of packing ``whole_node`` a node that holds a job holds no other one: all of its GPUs count as held.
+    4. In pools of packing ``whole_node`` a node that holds a job holds no other one: all of its GPUs count as held, so that a node with any
+       GPU free has all of them free.
     """
 
     def __init__(self, pool: Pool, now: float) -> None:
@@ -30,7 +31,7 @@ class PoolRooms:
         ]
         self.by_name = {r.name: r for r in self.rooms}
         self.largest = max((r.size for r in self.rooms), default=0)
-        self.shared = Room(index=-1, name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
+        self.shared = Room(index=len(self.rooms), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
         self._claimed: dict[int, Room] = {}
         self._free = ByFree(())
         self.idle = 0
@@ -103,17 +104,11 @@ class PoolRooms:
         return found
 
     def _on_a_node_now(self, num_gpus: int, until: float) -> Placement | None:
-        best: tuple[int, int] | None = None
-        for room in self._claimed.values():
-            if (not self.whole or room.free == room.size) and room.fits_now(self.takes(room, num_gpus), until):
-                best = min(best, (room.free, room.index)) if best else (room.free, room.index)
-        if self.whole:
-            other = min(((r.free, i) for i in self._free.with_at_least(num_gpus) if (r := self.rooms[i]).free == r.size), default=None)
-        else:
-            other = self._free.fullest(num_gpus)
-        if other and (best is None or other < best):
-            best = other
-        return ((self.rooms[best[1]].name, num_gpus),) if best else None
+        claimed = (r for r in self._claimed.values() if r.free >= num_gpus and r.fits_now(self.takes(r, num_gpus), until))
+        fits = [(r.free, r.index) for r in claimed]
+        if (other := self._free.fullest(num_gpus)) is not None:
+            fits.append(other)
+        return ((self.rooms[min(fits)[1]].name, num_gpus),) if fits else None
 
     def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
         fits = [r for i in self._free.with_at_least(1) if (r := self.rooms[i])]
@@ -124,7 +119,7 @@ class PoolRooms:
         found: list[tuple[int, str, Placement]] = []
         for fabric, rooms in fabrics.items():
             empty = [r for r in rooms if r.free == r.size and r.fits_now(r.size, until)]
-            placement = _spread(num_gpus, empty, rooms if not self.whole else empty, lambda r, n: r.fits_now(n, until))
+            placement = _spread(num_gpus, empty, rooms, lambda r, n: r.fits_now(n, until))
             if placement and not (lower and self.whole and not self.shared.fits_now(self.held(placement), until)):
                 found.append((sum(r.size for r in empty), fabric, placement))
         return min(found)[2] if found else None
@@ -147,8 +142,6 @@ class PoolRooms:
 
     def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
         """The first moment and nodes for the gang, of those of which it takes no more than `most` GPUs."""
-        if after == NEVER:
-            return NEVER, ()
         if num_gpus <= self.largest:
             start, _, room = min(
                 (
@@ -169,22 +162,21 @@ class PoolRooms:
         if sum(r.size for r in rooms) < num_gpus:
             return NEVER, ()
         for _ in range(ROUNDS):
-            times = sorted((r.earliest(r.size, length, after), -r.size, r.index) for r in rooms)
-            for last in range(num_gpus // self.largest, len(times) + 1):
-                moment = times[last - 1][0] if last else after
+            times = sorted(r.earliest(r.size, length, after) for r in rooms)
+            for moment in times[num_gpus // self.largest - 1 :]:  # before, too few nodes are free
                 if moment == NEVER:
                     return NEVER, ()
                 placement = self._spread_at(num_gpus, rooms, length, moment)
                 if placement:
                     return moment, placement
-            after = min((t for t, _, _ in times if t > after), default=NEVER)
+            after = min((t for t in times if t > after), default=NEVER)
             if after == NEVER:
                 break
         return NEVER, ()
 
     def _spread_at(self, num_gpus: int, rooms: Sequence[Room], length: float, moment: float) -> Placement | None:
         empty = [r for r in rooms if r.earliest(r.size, length, moment) == moment]
-        return _spread(num_gpus, empty, empty if self.whole else rooms, lambda r, n: r.earliest(n, length, moment) == moment)
+        return _spread(num_gpus, empty, rooms, lambda r, n: r.earliest(n, length, moment) == moment)
 
     def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
         """The first moment from `after` on at which these very nodes are free for `length`."""
@@ -261,14 +253,11 @@ class PoolRooms:
 
     def _are_together(self, num_gpus: int) -> bool:
         if num_gpus <= self.largest:
-            return any(r.free >= (r.size if self.whole else num_gpus) and r.size >= num_gpus for r in self.rooms)
+            return any(r.free >= num_gpus for r in self.rooms)
         fabrics: dict[str, list[Room]] = {}
         for room in self.rooms:
             fabrics.setdefault(room.fabric, []).append(room)
-        return any(
-            _spread(num_gpus, [r for r in rooms if r.free == r.size], rooms, lambda r, n: r.free >= (r.size if self.whole else n))
-            for rooms in fabrics.values()
-        )
+        return any(_spread(num_gpus, [r for r in rooms if r.free == r.size], rooms, lambda r, n: r.free >= n) for rooms in fabrics.values())
 
 
 def _spread(num_gpus: int, empty: Sequence[Room], rooms: Sequence[Room], fits: Callable[[Room, int], bool]) -> Placement | None:

@@ -79,7 +79,8 @@ class _Round:
         self.promises = Promises(self.rooms, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}
-        self.stopped: set[str] = {r.job_id for r in snapshot.running if r.stopping or not r.stoppable}
+        self.stopped: set[str] = set()
+        """In this round."""
         self.stopping_for: dict[str, int] = {}
         self.served: set[str] = set()
         """Of these jobs, those for which somebody has been stopping for less than the handshake: no others are looked for."""
@@ -151,7 +152,7 @@ class _Round:
         for job in held:
             self._sooner(job)
         for i in range(PASSES):
-            if not self._offer(again=i > 0):
+            if not self._offer(again=bool(i)):
                 break
 
     def _offer(self, *, again: bool) -> bool:
@@ -167,8 +168,6 @@ class _Round:
             start = self._start(job, pools, before)
             if start is not None:
                 given_back |= self._uncount(job) or (old is not None and (old.pool, old.placement) != (start.pool, start.placement))
-                if old is not None:
-                    self.failed.clear()
                 continue
             if old is not None:
                 self.promises.make(job, old)
@@ -335,7 +334,7 @@ class _Round:
         else:
             stopping = stops + self.stopping_for.get(job.job_id, 0)
             reason, detail = explain.why(job, rooms, promise, stopping=stopping)
-            start = explain.expected(job, promise, guess, rooms, self.now)
+            start = guess if promise is None else max(self.now, promise.start)
         return Wait(
             job_id=job.job_id,
             position=position,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from control_plane.pools import RESERVED_FOR
 from control_plane.scheduler.model import TIER_ORDER, Placement, Running, Waiting
@@ -12,8 +13,6 @@ from control_plane.scheduler.placement import PoolRooms
 from control_plane.scheduler.promises import TIE_S, length
 from control_plane.scheduler.rooms import Room
 from control_plane.scheduler.rules import Rules
-
-LOWEST = len(TIER_ORDER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +26,7 @@ class Stops:
 
     def key(self) -> tuple[int, int, float, int, str, Placement]:
         """The cheapest first: no victim of a higher tier than needed, few that are due, little work lost, few of them."""
-        tier = max((LOWEST - TIER_ORDER.get(v.tier, LOWEST) for v in self.victims), default=0)
+        tier = -min((TIER_ORDER[v.tier] for v in self.victims), default=len(TIER_ORDER))
         due = sum(patience(v) <= 0.0 for v in self.victims)
         return tier, due, self.lost_s, len(self.victims), self.pool, self.placement
 
@@ -49,7 +48,7 @@ def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: 
     """
 
     def key(job: Running) -> tuple[int, bool, float, float, str]:
-        tier = -TIER_ORDER.get(job.tier, LOWEST)
+        tier = -TIER_ORDER[job.tier]
         cost = -job.expected_end if longest else lost_s(job, now=now, rules=rules)
         return tier, patience(job) <= 0.0, cost, -job.started_at, job.job_id
 
@@ -59,19 +58,19 @@ def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: 
 def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
     """Whether nobody may stop it.
 
-    1. It is being stopped already, or starts in this very round.
+    1. It is being stopped already, its rows are held by somebody else for now, or it starts in this very round.
     2. Less than a bound is left of it, or it runs past its estimate.
     3. It was stopped before, and this attempt has not run for the cool-down.
     """
     left = job.expected_end - now
-    if job.stopping or job.started_at >= now or left < rules.least_left_s:
+    if job.stopping or not job.stoppable or job.started_at >= now or left < rules.least_left_s:
         return True
     return job.preemptions > 0 and now - job.started_at < rules.cool_down_s
 
 
 def yields_to_premium(job: Running, other: Waiting, *, now: float, rules: Rules) -> bool:
     """Rule 5.1: a job of a lower tier gives way to a premium one, unless it is past a share of its expected time."""
-    if TIER_ORDER.get(job.tier, LOWEST) <= TIER_ORDER.get(other.tier, LOWEST):
+    if TIER_ORDER[job.tier] <= TIER_ORDER[other.tier]:
         return False
     return job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
 
@@ -84,7 +83,7 @@ def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: 
     3. Nobody who has not run for a while in this attempt.
     4. For a job that is not due: nobody who has not many times as long to run.
     """
-    if job.tier == RESERVED_FOR or TIER_ORDER.get(job.tier, LOWEST) < TIER_ORDER.get(other.tier, LOWEST):
+    if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
         return False
     if max(patience(job), least_patience - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
         return False
@@ -115,28 +114,15 @@ class _Search:
         self.moment = now + rules.handshake_s
         self.by_id = {v.job_id: v for v in victims}
         self.rank = {v.job_id: i for i, v in enumerate(victims)}
-        self.held: dict[str, int] = {}
-        """GPUs that are free once victims are stopped, by node: in pools of packing ``whole_node`` all of it."""
-        for v in victims:
-            for name, n in v.placement:
-                if (room := pool.by_name.get(name)) is not None:
-                    self.held[name] = self.held.get(name, 0) + pool.takes(room, n)
+        self.nodes = {name for v in victims for name, _ in v.placement}
+        """On which victims run."""
 
     def on_a_node(self) -> list[Stops]:
         need = self.job.num_gpus
-        found: list[Stops] = []
-        for room in self._promising((r for r in self.pool.rooms if r.size >= need), need):
-            victims = self._emptied(room, need)
-            if victims is not None:
-                found.append(self._stops(((room.name, need),), victims))
-                if len(found) >= self.rules.candidates:
-                    break
-        return found
-
-    def _promising(self, rooms: Iterable[Room], need: int) -> list[Room]:
-        """Rooms that may have `need` GPUs after stops, those first that need the fewest GPUs of others."""
-        can = [r for r in rooms if r.name in self.held and (self.pool.whole or r.available(self.moment) + self.held[r.name] >= need)]
-        return sorted(can, key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index))
+        rooms = [r for r in self.pool.rooms if r.size >= need and r.name in self.nodes]
+        rooms.sort(key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index))
+        found = ((r, v) for r in rooms if (v := self._emptied(r, need)) is not None)
+        return [self._stops(((r.name, need),), v) for r, v in islice(found, self.rules.candidates)]
 
     def on_nodes(self) -> list[Stops]:
         fabrics: dict[str, list[Room]] = {}
@@ -145,15 +131,11 @@ class _Search:
         return [s for rooms in fabrics.values() if (s := self._on_fabric(rooms)) is not None]
 
     def _on_fabric(self, rooms: Sequence[Room]) -> Stops | None:
-        if sum(r.size for r in rooms) < self.job.num_gpus:
-            return None
-        able = [r for r in rooms if r.available(self.moment) + self.held.get(r.name, 0) >= r.size]
-        emptied = [(r, v) for r in able if (v := self._emptied(r, r.size)) is not None]
+        emptied = [(r, v) for r in rooms if (v := self._emptied(r, r.size)) is not None]
         ranked = sorted(((self._stops(((r.name, r.size),), v), r, v) for r, v in emptied), key=lambda e: (-e[1].size, *e[0].key()))
         left, placement, victims = self.job.num_gpus, [], dict[str, Running]()
-        for _, room, needed in ranked:
-            if left <= 0:
-                break
+        while left > 0 and ranked:
+            _, room, needed = ranked.pop(0)
             if left < room.size:
                 needed = self._emptied(room, left) or []
             placement.append((room.name, min(left, room.size)))
@@ -168,17 +150,10 @@ class _Search:
     def _emptied(self, room: Room, num_gpus: int) -> list[Running] | None:
         """Whom to stop for `num_gpus` of this node; None where that is not enough."""
         need = self.pool.takes(room, num_gpus)
-        here = {j: n for _, n, j in room.ends if j in self.by_id}
-        if room.available(self.moment) + sum(here.values()) < need:
-            return None
-        chosen: list[str] = []
-        for job_id in sorted(here, key=self.rank.__getitem__):
-            if self._fits(room, chosen, need):
-                break
-            chosen.append(job_id)
+        chosen = sorted((j for _, _, j in room.ends if j in self.by_id), key=self.rank.__getitem__)
         if not self._fits(room, chosen, need):
             return None
-        for job_id in reversed(chosen[:]):  # a later one may have made an earlier one needless
+        for job_id in reversed(chosen[:]):
             if self._fits(room, rest := [c for c in chosen if c != job_id], need):
                 chosen = rest
         return [self.by_id[c] for c in chosen]

@@ -67,7 +67,7 @@ class Promises:
         best: Promise | None = None
         for name in pools:
             start, placement = self.rooms[name].earliest(job.num_gpus, job.tier, length(job), self.now)
-            if start < NEVER and (best is None or start < best.start):
+            if placement and (best is None or start < best.start):
                 best = Promise(start=start, pool=name, placement=placement, made_at=self.now)
         return best
 

@@ -6,7 +6,8 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from heapq import merge
+from itertools import accumulate, islice
 
 NEVER = math.inf
 ROUNDING_S = 0.5
@@ -107,8 +108,6 @@ class Room:
 
     def earliest(self, num_gpus: int, length: float, after: float) -> float:
         """The first time from `after` on at which `num_gpus` are free for `length`."""
-        if num_gpus > self.size or after == NEVER:
-            return NEVER
         if not self.claims:
             if self.free >= num_gpus:
                 return after
@@ -118,23 +117,15 @@ class Room:
         return self._earliest(num_gpus, length, after)
 
     def _earliest(self, num_gpus: int, length: float, after: float) -> float:
-        taken = [(c.start, -c.num_gpus) for c in self.claims if c.start > after] + [
-            (c.end, c.num_gpus) for c in self.claims if c.end > after
-        ]
-        taken.sort(key=lambda c: (c[0], -c[1]), reverse=True)
         level = self.available(after)
         found = after if level >= num_gpus else NEVER
-        times = self._timeline()
-        i = bisect_right(times, after)
-        while i < len(times) or taken:
-            if i < len(times) and (not taken or times[i] <= taken[-1][0]):  # what is given at a moment can be taken at it
-                time, change = times[i], self.ends[i][1]
-                i += 1
-            else:
-                time, change = taken.pop()
+        given = ((t, -n) for t, n, _ in islice(self.ends, bisect_right(self._timeline(), after), None))
+        starts = [(c.start, c.num_gpus) for c in self.claims if c.start > after]
+        ends = [(c.end, -c.num_gpus) for c in self.claims if c.end > after]
+        for time, taken in merge(given, sorted(starts + ends)):  # what is given at a moment comes first: it can be taken at it
             if found + length <= time:
                 return found
-            level += change
+            level -= taken
             if level < num_gpus:
                 found = NEVER
             elif found == NEVER:

@@ -9,8 +9,9 @@ from control_plane.tenants import TIERS
 
 
 def _promised() -> dict[str, float]:
-    """What each tier promises to start within; free promises nothing, and is due no sooner than standard."""
-    return {name: tier.starts_within_s or TIERS["standard"].starts_within_s or 0.0 for name, tier in TIERS.items()}
+    """What each tier promises to start within; free promises nothing, and is due no sooner than any other."""
+    slowest = max(tier.starts_within_s for tier in TIERS.values() if tier.starts_within_s)
+    return {name: tier.starts_within_s or slowest for name, tier in TIERS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

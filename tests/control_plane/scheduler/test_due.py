@@ -94,6 +94,7 @@ def test_the_time_in_which_a_tenant_was_not_let_in_is_no_waiting() -> None:
     assert [j.job_id for j in order([patient, back], now=NOW)] == ["back", "patient"]
     let_in = dataclasses.replace(back, barred_until=NOW - 60)
     assert (let_in.waited(NOW), dataclasses.replace(let_in, waited_s=HOUR).waited(NOW)) == (60.0, HOUR + 60.0)
+    assert dataclasses.replace(let_in, barred_until=NOW + 5).waited(NOW) == 0.0, "another clock may run ahead"
     assert [j.job_id for j in order([let_in, patient], now=NOW)] == ["patient", "back"]
     fresh = dataclasses.replace(let_in, due_at=None)
     (start, wait) = schedule(Snapshot(pools=[pool(2)], waiting=[fresh, patient], running=held), now=NOW, rules=CALM)

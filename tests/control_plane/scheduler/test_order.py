@@ -24,6 +24,13 @@ def due(job: Waiting, *, ago: float) -> Waiting:
         pytest.param(waiting("b", expected=600), waiting("a", expected=400, gpus=4), id="a wide job counts as longer"),
         pytest.param(waiting("b", expected=600, waited=48 * HOUR), waiting("a", expected=300), id="waiting makes a job shorter"),
         pytest.param(due(waiting("b", expected=9e9), ago=1), waiting("a", expected=1), id="one that is due before a shorter one"),
+        pytest.param(due(waiting("b", expected=9e9), ago=0), waiting("a", expected=1), id="one that is due at this moment"),
+        pytest.param(
+            waiting("b", waited=2, expected=0), waiting("a", waited=1, expected=0), id="of equal lengths the earlier queued first"
+        ),
+        pytest.param(
+            due(waiting("b", waited=2), ago=1), due(waiting("a", waited=1), ago=1), id="of two as long overdue the earlier queued"
+        ),
         pytest.param(due(waiting("b"), ago=9), due(waiting("a"), ago=8), id="the longest overdue first"),
         pytest.param(waiting("b", tier="standard"), due(waiting("a", tier="free"), ago=9e5), id="being due does not change the tier"),
         pytest.param(waiting("a"), waiting("b"), id="equal jobs by id"),
@@ -49,7 +56,10 @@ def test_jobs_of_a_tenant_that_used_more_than_its_share_count_as_longer() -> Non
     fair = factors(Snapshot(pools=[], waiting=[mine, theirs], running=[], used=used))
     assert fair == {"t": 1.5, "u": 1.0}
     assert [j.job_id for j in order([mine, theirs], now=NOW, fair=fair)] == ["b", "a"]
+    gone = factors(Snapshot(pools=[], waiting=[mine, theirs], running=[], used={**used, "gone": 0.0}))
+    assert gone == fair, "a tenant that neither waits nor used anything has no share"
     assert factors(Snapshot(pools=[], waiting=[mine], running=[], used={"t": 100.0})) == {}, "too little use to say anything"
+    assert factors(Snapshot(pools=[], waiting=[mine], running=[], used={"t": 24 * HOUR})) == {"t": 1.0}, "a day of one GPU is enough"
     assert max(factors(Snapshot(pools=[], waiting=[], running=[], used={"t": 1e9, **{str(i): 1.0 for i in range(9)}})).values()) == 4.0
 
 

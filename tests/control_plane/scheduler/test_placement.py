@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.pools import Node, Pool, local_pool, nodes
-from control_plane.scheduler import Reason, Snapshot, Start, Wait, schedule
+from control_plane.scheduler import Reason, Rules, Snapshot, Start, Wait, schedule
 from control_plane.scheduler.placement import PoolRooms
 from tests.control_plane.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
 
@@ -26,6 +26,13 @@ def test_a_small_gang_goes_onto_the_fullest_node_that_holds_it_whole() -> None:
     assert decide([waiting("j", gpus=2)], held, pool(24, per_node=8))["j"] == Start(
         job_id="j", pool="p", num_gpus=2, placement=(("node-0", 2),)
     )
+
+
+def test_of_nodes_that_are_as_full_the_first_one_is_taken_whatever_its_fabric() -> None:
+    machines = tuple(Node(name=f"node-{i}", num_gpus=4, fabric=fabric) for i, fabric in enumerate("abab"))
+    of = Pool(name="p", nodes=machines, gpu_type="h", max_gpus_per_job=4)
+    start = decide([waiting("j")], [running("r", 4, node="node-0")], of)["j"]
+    assert isinstance(start, Start) and start.placement == (("node-1", 1),)
 
 
 def test_a_wide_gang_takes_whole_nodes_of_one_fabric_and_its_rest_a_part_of_another() -> None:
@@ -48,11 +55,51 @@ def test_enough_gpus_that_are_not_together_fail_the_topology_and_say_so() -> Non
         assert where in decision.detail
 
 
+def test_a_wide_gang_whose_rest_would_fit_beside_another_job_waits_behind_the_one_that_is_promised_the_nodes() -> None:
+    jobs = [waiting("head", gpus=8, expected=60), waiting("wide", gpus=6, expected=HOUR)]
+    wait = decide(jobs, [running("r", 2, ends_in=100, node="node-1")], pool(8, per_node=4), rules=Rules(slicing=False))["wide"]
+    assert isinstance(wait, Wait)
+    assert wait.reason is Reason.WAITING_BEHIND_HEAD
+
+
+@pytest.mark.parametrize(("num", "starts"), [(2, True), (3, False)])
+def test_a_running_gang_whose_nodes_are_not_known_counts_on_as_many_nodes_as_it_needs(num: int, starts: bool) -> None:
+    decision = decide([waiting("j", gpus=num)], [running("wide", 6)], pool(8, per_node=4))["j"]
+    assert isinstance(decision, Start) is starts
+
+
+def test_a_running_job_whose_node_is_not_known_counts_on_the_fullest_one_that_holds_it() -> None:
+    held = [running("known", 1, node="node-1"), running("unknown", 2)]
+    start = decide([waiting("j", gpus=4)], held, pool(8, per_node=4))["j"]
+    assert isinstance(start, Start) and start.placement == (("node-0", 4),)
+
+
+@pytest.mark.parametrize("tier", ["premium", "standard"])
+def test_a_job_whose_pools_are_all_down_waits_without_a_reservation_or_an_expected_start(tier: str) -> None:
+    down = dataclasses.replace(pool(4), nodes=tuple(dataclasses.replace(n, ready=False) for n in pool(4).nodes))
+    wait = decide([waiting("j", tier=tier)], [], down)["j"]
+    assert isinstance(wait, Wait)
+    assert (wait.reason, wait.promise, wait.expected_start) == (Reason.WAITING_FOR_QUOTA, None, None)
+
+
 def test_in_a_pool_of_whole_nodes_nobody_shares_one() -> None:
     of = dataclasses.replace(pool(8, per_node=4), packing="whole_node")
     decisions = decide([waiting("a", gpus=1), waiting("b", gpus=2), waiting("c", gpus=1, expected=9000)], [], of)
     assert [d.placement for d in decisions.values() if isinstance(d, Start)] == [(("node-0", 1),), (("node-1", 2),)]
     assert isinstance(decisions["c"], Wait)
+
+
+def test_in_a_pool_of_whole_nodes_a_gang_never_starts_on_a_promised_node_that_is_too_small_for_it() -> None:
+    of = Pool(
+        name="p", nodes=nodes(2, prefix="small") + nodes(8, prefix="big"), gpu_type="h", max_gpus_per_job=10, packing="whole_node"
+    )  # fmt: skip
+    held = [running("r", 8, ends_in=1000, node="big-0")]
+    decisions = decide([waiting("wide", gpus=10, expected=10), waiting("j", gpus=4, expected=60)], held, of, rules=Rules(slicing=False))
+    wide, small = decisions["wide"], decisions["j"]
+    assert isinstance(wide, Wait) and wide.promise is not None
+    assert wide.promise.placement == (("big-0", 8), ("small-0", 2))
+    assert isinstance(small, Wait), "until then 2 GPUs of small-0 are free, not 4"
+    assert isinstance(decide([waiting("wide", gpus=10, expected=10), waiting("j", gpus=2, expected=60)], held, of)["j"], Start)
 
 
 @pytest.mark.parametrize(("gpus", "wide"), [(8, 1), (16, 12)])

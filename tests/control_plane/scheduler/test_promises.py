@@ -21,6 +21,16 @@ def test_the_first_blocked_job_is_promised_the_first_moment_at_which_its_gang_fi
     assert wait.expected_start == NOW + 100
 
 
+@pytest.mark.parametrize("names", [("soon", "late"), ("late", "soon")])
+def test_a_promise_is_of_the_pool_that_is_free_first_whichever_is_written_down_first(names: tuple[str, str]) -> None:
+    ends = {"soon": 100.0, "late": 900.0}
+    held = [dataclasses.replace(running(name, 4, ends_in=ends[name], node="node-0"), pool=name) for name in names]
+    queue = Snapshot(pools=[pool(4, name=name) for name in names], waiting=[waiting("j", gpus=4)], running=held)
+    (wait,) = schedule(queue, now=NOW, rules=STILL)
+    assert isinstance(wait, Wait)
+    assert wait.promise == Promise(start=NOW + 100, pool="soon", placement=(("node-0", 4),), made_at=NOW)
+
+
 def test_what_ends_before_a_promise_or_uses_other_gpus_overtakes_it_and_nothing_else_does() -> None:
     held = [running("r", 2, ends_in=100, node="node-0")]
     jobs = [
@@ -82,6 +92,21 @@ def test_a_promise_on_a_node_that_is_lost_or_of_an_earlier_stay_is_void() -> Non
     assert isinstance(again, Wait) and again.promise is not None and again.promise.start == NOW + 900
 
 
+@pytest.mark.parametrize("what", ["of an earlier stay", "for another width", "of a lost node", "of a pool that is gone"])
+def test_a_void_promise_does_not_void_a_later_one(what: str) -> None:
+    kept = Promise(start=NOW + 900, pool="p", placement=(("node-0", 4),), made_at=NOW)
+    void = {
+        "of an earlier stay": dataclasses.replace(kept, start=NOW, made_at=NOW - 1),
+        "for another width": dataclasses.replace(kept, start=NOW, placement=(("node-0", 3),)),
+        "of a lost node": dataclasses.replace(kept, start=NOW, placement=(("node-9", 4),)),
+        "of a pool that is gone": dataclasses.replace(kept, start=NOW, pool="gone"),
+    }[what]
+    jobs = [waiting("void", gpus=4, expected=60, promise=void), waiting("kept", gpus=4, promise=kept)]
+    decisions = decide(jobs, [running("a", 4, ends_in=900, node="node-0")], pool(4), rules=STILL)
+    found = {j: d.promise for j, d in decisions.items() if isinstance(d, Wait)}
+    assert found == {"void": None, "kept": kept}, "which holds the only one of the pool and tier"
+
+
 def test_promises_that_overlap_after_a_day_of_standstill_are_kept_one_after_the_other() -> None:
     past = [Promise(start=NOW - 9000 + i, pool="p", placement=(("node-0", n),), made_at=NOW) for i, n in enumerate((4, 2, 3))]
     jobs = [waiting(f"j{i}", gpus=n, expected=100, promise=p) for i, (n, p) in enumerate(zip((4, 2, 3), past, strict=True))]
@@ -115,6 +140,15 @@ def test_jobs_of_a_suspended_tenant_wait_behind_all_others_and_say_why() -> None
 def test_a_start_is_projected_over_the_whole_queue(ahead: list[Waiting], held: list[Running], starts_in: float) -> None:
     queue = Snapshot(pools=[pool(2)], waiting=[*ahead, waiting("mine", gpus=2, expected=300)], running=held)
     assert projected_start(queue, "mine", now=NOW) == NOW + starts_in
+
+
+def test_a_start_is_projected_in_the_pool_that_is_up_although_the_first_one_is_down() -> None:
+    down = dataclasses.replace(pool(4, name="down"), nodes=tuple(dataclasses.replace(n, ready=False) for n in pool(4).nodes))
+    jobs = [waiting("a", gpus=2, expected=100), waiting("mine", gpus=2, expected=300)]
+    queue = Snapshot(pools=[down, pool(2)], waiting=jobs, running=[running("r", 2, ends_in=60)])
+    assert projected_start(queue, "mine", now=NOW) == NOW + 160
+    wait = schedule(queue, now=NOW)[-1]
+    assert isinstance(wait, Wait) and "pool down, 0 of 0 are free" in wait.detail, "the pool that it would rather have"
 
 
 def test_no_start_is_projected_for_what_no_pool_can_hold_and_reserved_gpus_are_left_out() -> None:

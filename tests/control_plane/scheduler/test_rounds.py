@@ -70,6 +70,28 @@ def test_a_promise_that_stops_made_leaves_the_one_of_its_pool_and_tier_to_the_ne
     assert promise_of(decide([mine, waiting("next", gpus=4, expected=900)], unasked, pool(8, per_node=4), rules=STILL), "next") is None
 
 
+def test_what_a_job_leaves_that_starts_elsewhere_than_promised_goes_to_one_before_it_in_the_same_round() -> None:
+    old = waiting("old", expected=600, promise=promised(NOW, placement=(("node-0", 1),)))
+    held = [running("r", 3, ends_in=9 * HOUR, node="node-1")]
+    decisions = decide([waiting("first", gpus=4, expected=60), old], held, pool(8, per_node=4), rules=STILL)
+    starts = {j: d.placement for j, d in decisions.items() if isinstance(d, Start)}
+    assert starts == {"first": (("node-0", 4),), "old": (("node-1", 1),)}
+
+
+def test_a_job_for_which_others_are_stopped_leaves_its_promise_to_one_before_it_in_the_same_round() -> None:
+    held = [
+        running("a", 4, ends_in=20 * HOUR, ran=10 * HOUR, node="node-0"),
+        running("b", 4, ends_in=5 * HOUR, ran=HOUR, tier="premium", node="node-1"),
+    ]
+    head = waiting("head", gpus=4, expected=HOUR, promise=promised(NOW + 5 * HOUR, placement=(("node-1", 4),)))
+    jobs = [waiting("first", gpus=8, expected=60), head]
+    assert stopped(jobs, held, pool(8, per_node=4)) == [("a", "head")]
+    decisions = decide(jobs, held, pool(8, per_node=4))
+    first, after = promise_of(decisions, "first"), promise_of(decisions, "head")
+    assert after is not None and after.start == NOW + 60
+    assert first is not None, "the one promise of the pool and tier is free again"
+
+
 def test_promises_that_move_to_another_pool_do_not_pile_up_there() -> None:
     small, large = pool(4, name="small"), pool(4, name="large")
     held = [
@@ -140,6 +162,17 @@ def test_a_stop_that_takes_longer_than_the_handshake_moves_the_promise_by_anothe
     assert isinstance(released["grand"], Start) and isinstance(released["long"], Wait)
 
 
+def test_where_the_time_of_the_request_is_not_known_a_job_that_stops_ends_when_its_gpus_are_promised() -> None:
+    stopping = replace(late_release(0), stopping_since=None)
+    for start, ends in ((NOW + 20, NOW + 20), (NOW + 30, NOW + 30), (NOW - 20, NOW)):
+        grand = replace(GRAND, promise=promised(start, placement=(("node-0", 2),)))
+        wait = decide([grand], [stopping], pool(4), rules=STILL)["grand"]
+        assert isinstance(wait, Wait)
+        assert wait.expected_start == ends
+    unknown = decide([GRAND], [replace(stopping, stopping_for=None)], pool(4), rules=STILL)["grand"]
+    assert isinstance(unknown, Wait) and unknown.expected_start == NOW + 60, "a handshake from now"
+
+
 def test_while_somebody_stops_for_a_job_no_others_are_looked_for_until_the_handshake_is_over() -> None:
     grand = replace(GRAND, num_gpus=4, promise=promised(NOW + 50))
     long = running("a", 2, ends_in=20 * HOUR, ran=HOUR, node="node-0")
@@ -166,10 +199,24 @@ def test_a_promise_that_was_missed_is_not_waited_for() -> None:
     """One whose end is always now: the promise stays where it was, and passes."""
     stuck = running("stuck", 2, ends_in=0.0, ran=HOUR, node="node-0")
     other = running("other", 2, ends_in=9 * HOUR, ran=HOUR, node="node-0")
-    just = replace(GRAND, promise=promised(NOW - 5, placement=(("node-0", 2),)))
-    assert stopped([just], [stuck, other], pool(4)) == [], "it may end any moment"
+    for ago in (5, 61):
+        just = replace(GRAND, promise=promised(NOW - ago, placement=(("node-0", 2),)))
+        assert stopped([just], [stuck, other], pool(4)) == [], "it may end any moment"
+        wait = decide([just], [stuck, other], pool(4))["grand"]
+        assert isinstance(wait, Wait) and wait.expected_start == NOW, "not in the past, as its reservation is"
     gone = replace(GRAND, promise=promised(NOW - 90, placement=(("node-0", 2),)))
-    assert stopped([gone], [stuck, other], pool(4)) == [("other", "grand")]
+    for ends_in in (0.0, 1.0):
+        stuck = replace(stuck, expected_end=NOW + ends_in)
+        assert stopped([gone], [stuck, other], pool(4)) == [("other", "grand")]
+
+
+def test_a_job_that_only_waits_for_a_release_leaves_the_promise_of_its_pool_and_tier_to_the_next() -> None:
+    stuck = running("stuck", 2, ends_in=0.0, ran=HOUR, tier="premium", node="node-0")
+    held = [stuck, running("b", 2, ends_in=HOUR, tier="premium", node="node-0")]
+    mine = waiting("mine", gpus=2, expected=60, promise=promised(NOW, placement=(("node-0", 2),)))
+    decisions = decide([mine, waiting("next", gpus=4)], held, pool(4), rules=STILL)
+    assert promise_of(decisions, "mine") == mine.promise
+    assert promise_of(decisions, "next") is not None
 
 
 def test_a_short_job_that_overruns_is_not_waited_for_round_after_round() -> None:
@@ -181,11 +228,32 @@ def test_a_short_job_that_overruns_is_not_waited_for_round_after_round() -> None
 # Who is looked for
 
 
-def test_jobs_for_which_nothing_is_found_leave_the_search_to_others() -> None:
+def test_jobs_that_only_those_could_help_who_are_stopped_for_another_leave_the_search_to_others() -> None:
+    other = replace(pool(4, name="other"), takes=frozenset({"full"}))
+    victim = running("a", 4, ends_in=20 * HOUR, ran=HOUR, node="node-0")
+    held = [victim, replace(victim, job_id="b", pool="other")]
+    first, second = (waiting(name, gpus=n, tier="premium", expected=s) for name, n, s in (("first", 4, 60.0), ("second", 3, HOUR)))
+    last = replace(waiting("last", gpus=4, tier="premium", expected=2 * HOUR), job_class="full")
+    queue = Snapshot(pools=[replace(pool(4), takes=frozenset({"lora"})), other], waiting=[first, second, last], running=held)
+    stops = [(d.job_id, d.for_job) for d in schedule(queue, now=NOW, rules=Rules(preemptors=2)) if isinstance(d, Preempt)]
+    assert stops == [("a", "first"), ("b", "last")]
+
+
+def test_in_a_round_gpus_are_looked_for_a_bounded_number_of_times_and_once_for_a_job_by_both_rules() -> None:
+    held = [running("upper", 2, ends_in=90 * HOUR, ran=HOUR, tier="premium", node="node-0")]
+    held += [running("low", 2, ends_in=90 * HOUR, ran=HOUR, node="node-0")]
+    for tier in ("premium", "standard"):
+        jobs = [waiting("hopeless", gpus=3, tier=tier, expected=60), waiting("mine", gpus=2, tier=tier, expected=HOUR)]
+        assert stopped(jobs, held, pool(4), rules=Rules(preemptors=1)) == []
+        assert stopped(jobs, held, pool(4), rules=Rules(preemptors=2)) == [("low", "mine")]
+
+
+@pytest.mark.parametrize("apart_s", [1.0, 0.0])
+def test_jobs_for_which_nothing_is_found_leave_the_search_to_others(apart_s: float) -> None:
     """Two dozen premium gangs that no stop helps, all before the one that it does."""
     held = [running(f"p{i}", 3, ends_in=90 * HOUR, ran=HOUR, tier="premium", node=f"node-{i}") for i in range(3)]
     held += [running("low", 1, ends_in=90 * HOUR, ran=HOUR, node="node-2")]
-    hopeless = [waiting(f"h{i:02}", gpus=4, tier="premium", expected=100.0 + i) for i in range(24)]
+    hopeless = [waiting(f"h{i:02}", gpus=4, tier="premium", expected=100.0 + i * apart_s) for i in range(24)]
     mine = waiting("mine", gpus=1, tier="premium", expected=9 * HOUR)
     full = [running(f"f{i}", 1, ends_in=90 * HOUR, ran=HOUR, tier="premium", node=f"node-{i}") for i in range(2)]
     assert stopped([*hopeless, mine], [*held, *full], pool(12, per_node=4)) == [("low", "mine")]

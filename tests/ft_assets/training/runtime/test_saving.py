@@ -92,7 +92,7 @@ def test_ranks_that_save_together_commit_when_the_last_of_them_has_written_its_p
     target = tmp_path / "checkpoints" / step_name(5)
     first.save(state(5), {})
     second.save_now(state(5), {})
-    waiting = threading.Thread(target=second.await_committed, args=[5])
+    waiting = threading.Thread(target=second.await_committed, args=[5], daemon=True)
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive() and not target.exists(), "the third has written nothing yet"
