@@ -33,8 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FORKS_AT = "FT_TESTS_FORK_AT"
 IMPORTED = (
-    "torch.distributed.tensor", "trl", "datasets", "pandas", "numba", "openai", "hypothesis", "schemathesis", "kubernetes",
-    "fastapi.testclient", "dagster", "dagster_graphql", "mlflow", "ft_assets.definitions", "ft_assets.training.runtime.train",
+    "torch.distributed.tensor", "trl", "datasets", "pandas", "numba", "openai", "hypothesis", "schemathesis", "kubernetes", "mlflow",
+    "fastapi.testclient", "dagster", "dagster_graphql", "dagster_k8s", "ft_assets.datasets.assets", "ft_assets.training.runtime.train",
     "ft_assets.training.runtime.objectives.dpo", "ft_assets.training.runtime.objectives.kto", "control_plane.api.app",
     "control_plane.cli.app", "control_plane.service.validate_file", "resources.inference.app", "resources.inference.engine.loop",
 )  # fmt: skip

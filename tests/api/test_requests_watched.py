@@ -32,10 +32,11 @@ def lines() -> Iterator[Callable[..., list[dict[str, Any]]]]:
     stream, root = io.StringIO(), logging.getLogger()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.JsonLines("ft-api"))
-    before = {name: logging.getLogger(name).level for name in ("", *logs.QUIET)}
+    before = {name: logging.getLogger(name).level for name in ("", *logs.QUIET, *logs.PACKAGES)}
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
-    for name, level in logs.QUIET.items():  # as in the API's own process; here the caller's client would log its URLs
+    as_in_its_own_process = {**logs.QUIET, **dict.fromkeys(logs.PACKAGES, logging.NOTSET)}  # the caller's client would log its URLs
+    for name, level in as_in_its_own_process.items():
         logging.getLogger(name).setLevel(level)
 
     def read(logger: str = "") -> list[dict[str, Any]]:
