@@ -39,7 +39,7 @@ from resources.webhook_sender import HttpWebhookSender
 from tests import forked_modules
 
 TEMPLATE = "ft_template"
-NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "autovacuum": "off"}
 BASE_MODEL = "tiny-base"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: its models are tiny here, and there are more workers than cores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,40 +30,42 @@ def unapplied() -> EvalReport:
 @pytest.mark.parametrize(
     ("made", "config", "reasons"),
     [
-        pytest.param(report(), {}, [], id="a clear gain passes"),
-        pytest.param(unapplied(), {}, ["adapter_not_applied"], id="an adapter that is not applied is judged by nothing else"),
-        pytest.param(report(adapter=20), {}, ["task_not_better"], id="as good as the base is not enough"),
-        pytest.param(report(base=100, adapter=100), {}, [], id="a perfect base needs no more than perfection"),
-        pytest.param(report(base=98, adapter=99), {}, ["task_not_better"], id="near the ceiling perfection is needed"),
-        pytest.param(report(base=0, adapter=1), {}, ["task_gain_within_noise"], id="one right of a hundred is noise"),
-        pytest.param(report(base=0, adapter=3, n=3), {}, ["task_gain_within_noise"], id="with three items nothing can be told"),
-        pytest.param(report(base=50, adapter=52), {}, ["task_not_better"], id="four percent are not five"),
-        pytest.param(report(base=50, adapter=52), {"min_relative_gain": 0.04}, ["task_gain_within_noise"], id="a low bar leaves noise"),
-        pytest.param(report(), {"task_metric": "token_f1"}, [], id="another metric of the holdout"),
-        pytest.param(report(adapter=20), {"task_metric": "field_accuracy"}, ["task_not_better"], id="and another"),
-        pytest.param(report(golden_ok=6), {}, ["golden_incoherent"], id="an adapter that fell silent is caught"),
-        pytest.param(report(golden_ok=18), {}, [], id="nine of ten golden prompts are fine"),
-        pytest.param(report(golden_ok=17), {}, [], id="a little less may be noise"),
-        pytest.param(report(golden_ok=6), {"skip": ["golden"]}, [], id="a skipped rule does not block"),
-        pytest.param(report(nll=2.1), {}, [], id="where answers gained, perplexity may rise"),
-        pytest.param(report(nll=2.1), {"max_perplexity_ratio": 1}, ["perplexity_worse"], id="unless the job sets a limit"),
-        pytest.param(report(nll=2.1), {"max_perplexity_ratio": 1.2}, [], id="and keeps it"),
-        pytest.param(report(nll=1.9), {"max_perplexity_ratio": 0.5}, ["perplexity_worse"], id="a job may ask for a fall"),
+        pytest.param(lambda: report(), {}, [], id="a clear gain passes"),
+        pytest.param(lambda: unapplied(), {}, ["adapter_not_applied"], id="an adapter that is not applied is judged by nothing else"),
+        pytest.param(lambda: report(adapter=20), {}, ["task_not_better"], id="as good as the base is not enough"),
+        pytest.param(lambda: report(base=100, adapter=100), {}, [], id="a perfect base needs no more than perfection"),
+        pytest.param(lambda: report(base=98, adapter=99), {}, ["task_not_better"], id="near the ceiling perfection is needed"),
+        pytest.param(lambda: report(base=0, adapter=1), {}, ["task_gain_within_noise"], id="one right of a hundred is noise"),
+        pytest.param(lambda: report(base=0, adapter=3, n=3), {}, ["task_gain_within_noise"], id="with three items nothing can be told"),
+        pytest.param(lambda: report(base=50, adapter=52), {}, ["task_not_better"], id="four percent are not five"),
         pytest.param(
-            report(adapter=10, golden_ok=0, nll=3.0),
+            lambda: report(base=50, adapter=52), {"min_relative_gain": 0.04}, ["task_gain_within_noise"], id="a low bar leaves noise"
+        ),
+        pytest.param(lambda: report(), {"task_metric": "token_f1"}, [], id="another metric of the holdout"),
+        pytest.param(lambda: report(adapter=20), {"task_metric": "field_accuracy"}, ["task_not_better"], id="and another"),
+        pytest.param(lambda: report(golden_ok=6), {}, ["golden_incoherent"], id="an adapter that fell silent is caught"),
+        pytest.param(lambda: report(golden_ok=18), {}, [], id="nine of ten golden prompts are fine"),
+        pytest.param(lambda: report(golden_ok=17), {}, [], id="a little less may be noise"),
+        pytest.param(lambda: report(golden_ok=6), {"skip": ["golden"]}, [], id="a skipped rule does not block"),
+        pytest.param(lambda: report(nll=2.1), {}, [], id="where answers gained, perplexity may rise"),
+        pytest.param(lambda: report(nll=2.1), {"max_perplexity_ratio": 1}, ["perplexity_worse"], id="unless the job sets a limit"),
+        pytest.param(lambda: report(nll=2.1), {"max_perplexity_ratio": 1.2}, [], id="and keeps it"),
+        pytest.param(lambda: report(nll=1.9), {"max_perplexity_ratio": 0.5}, ["perplexity_worse"], id="a job may ask for a fall"),
+        pytest.param(
+            lambda: report(adapter=10, golden_ok=0, nll=3.0),
             {"max_perplexity_ratio": 1},
             ["golden_incoherent", "task_not_better", "perplexity_worse"],
             id="all at once",
         ),
-        pytest.param(report(0, 80, expected=LONG), {}, [], id="free text is measured by its answers"),
-        pytest.param(report(0, 0, expected=LONG), {}, ["task_not_better"], id="a fall of perplexity alone is no gain"),
-        pytest.param(report(0, 0, expected=LONG), {"task_metric": "perplexity"}, [], id="unless the job chooses perplexity"),
-        pytest.param(report(0, 0, expected=LONG), {"task_metric": "exact_match"}, ["task_not_better"], id="or exact match"),
-        pytest.param(report(n=0), {}, [], id="without a holdout perplexity decides"),
+        pytest.param(lambda: report(0, 80, expected=LONG), {}, [], id="free text is measured by its answers"),
+        pytest.param(lambda: report(0, 0, expected=LONG), {}, ["task_not_better"], id="a fall of perplexity alone is no gain"),
+        pytest.param(lambda: report(0, 0, expected=LONG), {"task_metric": "perplexity"}, [], id="unless the job chooses perplexity"),
+        pytest.param(lambda: report(0, 0, expected=LONG), {"task_metric": "exact_match"}, ["task_not_better"], id="or exact match"),
+        pytest.param(lambda: report(n=0), {}, [], id="without a holdout perplexity decides"),
     ],
 )
-def test_verdicts(made: EvalReport, config: dict[str, object], reasons: list[str]) -> None:
-    verdict = judge(made, parse(config))
+def test_verdicts(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str]) -> None:
+    verdict = judge(made(), parse(config))
     assert list(verdict.reasons) == reasons
     assert verdict.passed is (not reasons)
     assert verdict.outcome == ("quarantined" if reasons else "passed")
@@ -71,18 +74,18 @@ def test_verdicts(made: EvalReport, config: dict[str, object], reasons: list[str
 @pytest.mark.parametrize(
     ("made", "config", "basis", "warns"),
     [
-        pytest.param(report(), {}, "answers", False, id="labels"),
-        pytest.param(report(expected=LONG), {}, "answers", False, id="free text"),
-        pytest.param(report(expected=LONG), {"task_metric": "perplexity"}, "perplexity", True, id="a chosen perplexity"),
-        pytest.param(report(n=0), {}, "perplexity", True, id="no expected answers"),
-        pytest.param(report(n=0), {"mode": "monitor"}, "perplexity", True, id="a monitor too"),
-        pytest.param(unapplied(), {}, "nothing", False, id="an adapter that changes nothing"),
+        pytest.param(lambda: report(), {}, "answers", False, id="labels"),
+        pytest.param(lambda: report(expected=LONG), {}, "answers", False, id="free text"),
+        pytest.param(lambda: report(expected=LONG), {"task_metric": "perplexity"}, "perplexity", True, id="a chosen perplexity"),
+        pytest.param(lambda: report(n=0), {}, "perplexity", True, id="no expected answers"),
+        pytest.param(lambda: report(n=0), {"mode": "monitor"}, "perplexity", True, id="a monitor too"),
+        pytest.param(lambda: unapplied(), {}, "nothing", False, id="an adapter that changes nothing"),
     ],
 )
 def test_a_verdict_names_what_it_rests_on_and_warns_of_perplexity_alone(
-    made: EvalReport, config: dict[str, object], basis: str, warns: bool
+    made: Callable[[], EvalReport], config: dict[str, object], basis: str, warns: bool
 ) -> None:
-    verdict = judge(made, parse(config))
+    verdict = judge(made(), parse(config))
     assert (verdict.basis, "answers_not_compared" in verdict.warnings) == (basis, warns)
     assert verdict.to_dict()["rests_on"] == gates.BASES[verdict.basis or "nothing"]
 
@@ -162,16 +165,16 @@ def test_a_drop_that_noise_explains_is_a_warning_that_says_how_many_items_would_
 @pytest.mark.parametrize(
     ("made", "config", "reasons"),
     [
-        pytest.param(capable((120, 117, 0)), {}, [], id="a fall of less than two points is allowed"),
-        pytest.param(capable((120, 100, 0)), {"max_capability_drop": 0.1}, [], id="a job may allow more"),
-        pytest.param(capable((120, 100, 0)), {}, ["capability_dropped"], id="ten points are not noise"),
-        pytest.param(capable((120, 100, 0)), {"capability": []}, [], id="nothing asked, nothing judged"),
-        pytest.param(capable((5, 0, 0), n=6), {}, [], id="six items can tell nothing"),
-        pytest.param(capable((120, 140, 0)), {}, [], id="a gain is no drop"),
+        pytest.param(lambda: capable((120, 117, 0)), {}, [], id="a fall of less than two points is allowed"),
+        pytest.param(lambda: capable((120, 100, 0)), {"max_capability_drop": 0.1}, [], id="a job may allow more"),
+        pytest.param(lambda: capable((120, 100, 0)), {}, ["capability_dropped"], id="ten points are not noise"),
+        pytest.param(lambda: capable((120, 100, 0)), {"capability": []}, [], id="nothing asked, nothing judged"),
+        pytest.param(lambda: capable((5, 0, 0), n=6), {}, [], id="six items can tell nothing"),
+        pytest.param(lambda: capable((120, 140, 0)), {}, [], id="a gain is no drop"),
     ],
 )
-def test_verdicts_on_capability(made: EvalReport, config: dict[str, object], reasons: list[str]) -> None:
-    assert list(judge(made, parse(config)).reasons) == reasons
+def test_verdicts_on_capability(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str]) -> None:
+    assert list(judge(made(), parse(config)).reasons) == reasons
 
 
 def test_a_suite_that_was_asked_for_and_not_answered_is_not_passed_over() -> None:
@@ -205,18 +208,18 @@ def safe(base: int, adapter: int, **more: Any) -> EvalReport:
 @pytest.mark.parametrize(
     ("made", "config", "reasons", "warns"),
     [
-        pytest.param(safe(ALL, ALL), {}, [], False, id="a base that refuses everything and an adapter that does, too"),
-        pytest.param(safe(ALL, ALL // 2), {}, ["refusals_too_few"], False, id="half of the refusals are lost"),
-        pytest.param(safe(ALL, ALL // 2), {"min_refusal_share": 0.4}, [], False, id="a job may want fewer"),
-        pytest.param(safe(ALL, ALL // 2), {"skip": ["safety"]}, [], True, id="or none"),
-        pytest.param(safe(ALL // 10, ALL // 10), {}, [], False, id="a base that does not refuse is the bar"),
-        pytest.param(safe(ALL // 10, ALL // 10 - 1), {}, [], True, id="and one refusal less than it is noise"),
-        pytest.param(safe(ALL // 2, 0), {}, ["refusals_too_few"], False, id="but below it beyond noise is too few"),
-        pytest.param(safe(ALL, ALL, over=10), {}, [], False, id="harmless requests that are refused do not block"),
+        pytest.param(lambda: safe(ALL, ALL), {}, [], False, id="a base that refuses everything and an adapter that does, too"),
+        pytest.param(lambda: safe(ALL, ALL // 2), {}, ["refusals_too_few"], False, id="half of the refusals are lost"),
+        pytest.param(lambda: safe(ALL, ALL // 2), {"min_refusal_share": 0.4}, [], False, id="a job may want fewer"),
+        pytest.param(lambda: safe(ALL, ALL // 2), {"skip": ["safety"]}, [], True, id="or none"),
+        pytest.param(lambda: safe(ALL // 10, ALL // 10), {}, [], False, id="a base that does not refuse is the bar"),
+        pytest.param(lambda: safe(ALL // 10, ALL // 10 - 1), {}, [], True, id="and one refusal less than it is noise"),
+        pytest.param(lambda: safe(ALL // 2, 0), {}, ["refusals_too_few"], False, id="but below it beyond noise is too few"),
+        pytest.param(lambda: safe(ALL, ALL, over=10), {}, [], False, id="harmless requests that are refused do not block"),
     ],
 )
-def test_verdicts_on_safety(made: EvalReport, config: dict[str, object], reasons: list[str], warns: bool) -> None:
-    verdict = judge(made, parse(config))
+def test_verdicts_on_safety(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str], warns: bool) -> None:
+    verdict = judge(made(), parse(config))
     assert list(verdict.reasons) == reasons
     assert any(code.startswith("refusals") for code in verdict.warnings) is warns
 
@@ -292,20 +295,20 @@ def preferred(right: int, n: int, *, method: str = "dpo", nll: float = 2.0, held
 @pytest.mark.parametrize(
     ("made", "config", "reasons"),
     [
-        pytest.param(preferred(15, 20), {}, [], id="three quarters of twenty are more than chance"),
-        pytest.param(preferred(14, 20), {}, ["task_gain_within_noise"], id="fourteen of twenty are not"),
-        pytest.param(preferred(4, 4), {}, ["task_gain_within_noise"], id="with four pairs nothing can be told"),
-        pytest.param(preferred(100, 200), {}, ["task_not_better"], id="half is what the base has"),
-        pytest.param(preferred(104, 200), {}, ["task_not_better"], id="five percent more than the base at least"),
-        pytest.param(preferred(18, 20, nll=2.6), {}, [], id="wanted answers may become less likely"),
-        pytest.param(preferred(18, 20, nll=2.7), {}, ["perplexity_worse"], id="but not twice as surprising"),
-        pytest.param(preferred(18, 20, nll=2.7), {"max_perplexity_ratio": 3}, [], id="unless the job allows it"),
-        pytest.param(preferred(18, 20, held_out=False), {}, ["nothing_measured"], id="likelihood alone does not show a preference"),
-        pytest.param(preferred(10, 20), {"skip": ["task"]}, [], id="a job may skip it"),
+        pytest.param(lambda: preferred(15, 20), {}, [], id="three quarters of twenty are more than chance"),
+        pytest.param(lambda: preferred(14, 20), {}, ["task_gain_within_noise"], id="fourteen of twenty are not"),
+        pytest.param(lambda: preferred(4, 4), {}, ["task_gain_within_noise"], id="with four pairs nothing can be told"),
+        pytest.param(lambda: preferred(100, 200), {}, ["task_not_better"], id="half is what the base has"),
+        pytest.param(lambda: preferred(104, 200), {}, ["task_not_better"], id="five percent more than the base at least"),
+        pytest.param(lambda: preferred(18, 20, nll=2.6), {}, [], id="wanted answers may become less likely"),
+        pytest.param(lambda: preferred(18, 20, nll=2.7), {}, ["perplexity_worse"], id="but not twice as surprising"),
+        pytest.param(lambda: preferred(18, 20, nll=2.7), {"max_perplexity_ratio": 3}, [], id="unless the job allows it"),
+        pytest.param(lambda: preferred(18, 20, held_out=False), {}, ["nothing_measured"], id="likelihood alone does not show a preference"),
+        pytest.param(lambda: preferred(10, 20), {"skip": ["task"]}, [], id="a job may skip it"),
     ],
 )
-def test_verdicts_on_preferences(made: EvalReport, config: dict[str, object], reasons: list[str]) -> None:
-    assert list(judge(made, parse(config)).reasons) == reasons
+def test_verdicts_on_preferences(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str]) -> None:
+    assert list(judge(made(), parse(config)).reasons) == reasons
 
 
 def test_preferences_are_scored_beside_the_base() -> None:
