@@ -39,7 +39,10 @@ from resources.webhook_sender import HttpWebhookSender
 from tests import forked_modules
 
 TEMPLATE = "ft_template"
-NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "autovacuum": "off"}
+NOT_DURABLE = {
+    "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "autovacuum": "off",
+    "wal_level": "minimal", "max_wal_senders": "0", "max_wal_size": "128MB",  # its files lie in memory
+}  # fmt: skip
 BASE_MODEL = "tiny-base"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: its models are tiny here, and there are more workers than cores
