@@ -180,6 +180,23 @@ def test_spot_pools_are_for(spot: bool, tier: str, hours: float, where: str) -> 
     assert start.pool == where
 
 
+def test_who_says_nothing_of_spot_runs_on_demand() -> None:
+    cheap = Pool(name="spot", nodes=nodes(4, prefix="s"), gpu_type="h", max_gpus_per_job=4, pricing="spot")
+    (start,) = schedule(Snapshot(pools=[cheap, pool(4)], waiting=[waiting("j", expected=5 * HOUR)], running=[]), now=NOW)
+    assert isinstance(start, Start)
+    assert start.pool == "p"
+
+
+def test_the_gpus_of_a_job_that_is_being_stopped_are_expected_when_it_has_handed_them_over() -> None:
+    rooms = PoolRooms(pool(8), NOW)
+    (node,) = rooms.by_name
+    rooms.run("long", "standard", 8, ((node, 8),), NOW + HOUR)
+    rooms.ready()
+    assert rooms.earliest(8, "standard", 60.0, NOW)[0] == NOW + HOUR
+    rooms.end_sooner(frozenset({"long"}), NOW + 90)
+    assert rooms.earliest(8, "standard", 60.0, NOW)[0] == NOW + 90
+
+
 def test_a_pool_takes_the_classes_that_it_is_for_and_spot_falls_back_to_demand() -> None:
     large = dataclasses.replace(pool(4), name="large", takes=frozenset({"large"}))
     other = dataclasses.replace(pool(4), takes=frozenset({"lora"}))
