@@ -23,7 +23,7 @@ setup: $(STAMP) ## create .venv with everything, at the locked versions
 # torch is the CPU wheel of find-links where there is one, else the index's build, which needs the CUDA libraries.
 TORCH_LOCK := $(if $(wildcard $(UV_FIND_LINKS)/torch-*+cpu-*.whl),--constraint requirements-cpu.lock,--requirement requirements-cuda.lock)
 
-# Imported once, so that Python keeps them compiled: otherwise the first start of the stack, or the first tests, would take a minute longer.
+# Imported once, so that Python keeps them compiled: otherwise each process of the first start would compile them for itself.
 SERVICES := control_plane.api.app, dagster_graphql, dagster_webserver.app, ft_assets.definitions, ft_assets.training.runtime.train, resources.inference.app
 
 $(STAMP): requirements.lock requirements-cuda.lock requirements-cpu.lock pyproject.toml

@@ -39,6 +39,8 @@ IMPORTED = (
     "control_plane.cli.app", "control_plane.service.validate_file", "resources.inference.app", "resources.inference.engine.loop", "nltk",
 )  # fmt: skip
 """What the tests and the modules import that takes long."""
+READY_S = 150
+"""Ten times what the imports take where nothing else runs, and less than a test may."""
 ORDER_BYTES = 1 << 20
 STREAMS = 3
 """stdin, stdout, stderr."""
@@ -109,11 +111,14 @@ def _end(server: subprocess.Popen[bytes], where: str, started_by: int) -> None:
 
 def _fork(where: str, order: Mapping[str, Any], streams: Sequence[int]) -> Forked:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    deadline = time.monotonic() + READY_S
     while True:
         try:
             connection.connect(where)
             break
         except (FileNotFoundError, ConnectionRefusedError):  # it is importing
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no server that forks at {where} in {READY_S} s") from None
             time.sleep(0.05)
     socket.send_fds(connection, [json.dumps(order).encode()], streams)
     return Forked(connection, int(connection.recv(64)))
@@ -125,7 +130,8 @@ def _serve(where: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         gc.disable()
         for name in IMPORTED:
-            importlib.import_module(name)
+            with contextlib.suppress(Exception):  # what cannot be imported fails in the tests that need it, by its name
+                importlib.import_module(name)
         gc.freeze()
         gc.enable()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -155,7 +161,8 @@ def _serve(where: str) -> dict[str, Any]:
                 if pid := os.fork():
                     for fd in streams:
                         os.close(fd)
-                    connection.send(str(pid).encode())
+                    with contextlib.suppress(OSError):  # who asked is gone
+                        connection.send(str(pid).encode())
                     ended = os.pidfd_open(pid)
                     children[ended] = pid, connection
                     selector.register(ended, selectors.EVENT_READ)

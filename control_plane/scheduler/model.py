@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from control_plane.pools import Pool
 
-TIER_ORDER = {tier: i for i, tier in enumerate(("premium", "standard", "free"))}
+TIER_ORDER = {"premium": 0, "standard": 1, "free": 2}
 Placement = tuple[tuple[str, int], ...]
 """Nodes of one pool with the GPUs of each: ``(("node-3", 8), ("node-4", 8))``."""
 
