@@ -126,8 +126,9 @@ def test_a_lead_over_other_items_within_noise_says_so_and_does_not_say_that_prom
     rare = [k for k, item in enumerate(wanted) if item.expected == "access"]
     verdict = judge(answered(wanted, ["access" if k in rare[:1] else "billing" for k in range(12)]), parse({}))
     assert verdict.reasons == ("task_gain_within_noise",)
-    assert "other items score" in verdict.findings[2].detail
     assert "the lead is within noise" in verdict.findings[2].detail
+    says = controls.MEANING["other_items"]
+    assert f" {says[0].lower()}{says[1:]} score 0." in verdict.findings[2].detail
 
 
 @pytest.mark.parametrize("n", [30, 5])

@@ -144,11 +144,13 @@ def test_task_three_points_up_and_capability_four_points_down_is_blocked_and_say
     verdict = judge(falls, parse({"min_relative_gain": 0.05, "task_metric": "exact_match", "skip": ["task"]}))
     assert verdict.reasons == ("capability_dropped",)
     (found,) = [f for f in verdict.findings if f.rule == "capability"]
+    mean = next(s for s in found.values["suites"] if s["suite"] == "capability")
     assert "capability (mean) 0.600 to 0.560, -4.0 points" in found.detail
     assert "n 600" in found.detail
+    low, high = (f"{100 * mean[end]:+.1f}" for end in ("ci_low", "ci_high"))
+    assert f"(95 % {low} to {high}, " in found.detail
     assert "at most 2 points down" in found.detail
     assert "learning rate" in found.next_step
-    mean = next(s for s in found.values["suites"] if s["suite"] == "capability")
     assert mean["ci_high"] < 0
     assert mean["beyond_noise"]
 
@@ -318,6 +320,24 @@ def test_preferences_are_scored_beside_the_base() -> None:
     assert made.metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20)
     assert preferred(15, 20, method="simpo").metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20 / 10)
     assert "chance of that at random over 20" in judge(made, EvalConfig()).findings[2].detail
+
+
+@pytest.mark.parametrize("kind", ["pairs", "judged"])
+def test_preferences_of_pairs_are_compared_with_the_adapter_before_pair_by_pair(kind: str) -> None:
+    """Of 20 pairs the adapter has 15 right and the one before it 10; answers that were judged one by one form no pairs."""
+    base = subject(examples=20, unwanted=[20.0 + 0.1 * (k % 3) for k in range(20)])
+    adapter, earlier = (
+        subject(examples=20, unwanted=[20.0 + 0.1 * (k % 3) + (1 if k < right else -1) for k in range(20)]) for right in (15, 10)
+    )
+    found = built(result(base, adapter, earlier, preferences=kind), method="dpo").score("validation", "preference_accuracy")
+    assert found is not None and found.previous is not None and found.previous < found.adapter
+    if kind == "judged":
+        assert (found.previous_ci_low, found.previous_ci_high, found.previous_p_worse) == (None, None, None)
+        return
+    assert (found.previous, found.adapter) == (0.5, 0.75)
+    assert found.previous_ci_low is not None and found.previous_ci_high is not None
+    assert 0.0 < found.previous_ci_low < 0.25 < found.previous_ci_high < 0.5
+    assert found.previous_p_worse == 1.0
 
 
 @pytest.mark.parametrize(

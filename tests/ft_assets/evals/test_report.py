@@ -8,6 +8,7 @@ import pytest
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import scores
+from ft_assets.evals.pairwise import pair_outcome
 from ft_assets.evals.report import EvalReport, markdown_table, sample_rows
 from ft_assets.evals.samples import most_telling
 from tests.eval_results import UNSAFE, built, items, judged, report, result, section, subject, suite_scores
@@ -95,6 +96,31 @@ def test_a_judge_is_summed_up_with_its_taste_for_places() -> None:
     assert (found.n, found.wins, found.draws, found.losses, found.failed) == (10, 6, 3, 1, 2)
     assert (found.win_rate, found.order_bias) == (0.75, 0.1)
     assert 0.4 < found.ci_low < 0.75 < found.ci_high <= 1.0
+
+
+def test_a_judge_without_a_verdict_won_nothing_and_anything_is_possible() -> None:
+    found = report(judge=judged(0, 0, 0, failed=3)).judge
+    assert found is not None
+    assert (found.n, found.wins, found.draws, found.losses, found.failed, found.error) == (0, 0, 0, 0, 3, "judge_failed")
+    assert (found.win_rate, found.ci_low, found.ci_high, found.order_bias) == (0.5, 0.0, 1.0, 0.0)
+
+
+def test_two_verdicts_that_are_not_the_same_are_a_draw() -> None:
+    verdicts = ("candidate", "draw", "base")
+    outcomes = {(a, b): pair_outcome({"forward": a, "swapped": b}) for a in verdicts for b in verdicts}
+    assert {pair: outcome for pair, outcome in outcomes.items() if outcome != "draw"} == {
+        ("candidate", "candidate"): "win", ("base", "base"): "loss",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("silent", ["base", "adapter"])
+def test_a_suite_that_only_one_of_both_answered_gives_no_score(silent: str) -> None:
+    holdout = items(10)
+    parts = {"base": subject(holdout, 2), "adapter": subject(holdout, 8)}
+    del parts[silent]["golden"]
+    answered = built(result(**parts), holdout)
+    assert answered.score("golden", scores.COHERENT) is None
+    assert answered.score("holdout", "exact_match") is not None
 
 
 def test_what_an_evaluation_took_is_told_suite_by_suite() -> None:

@@ -77,6 +77,15 @@ def test_binomial_tails() -> None:
     assert binomial_at_least(3, 5, 0.0) == 0.0
     assert 0 < binomial_at_least(2600, 5000) < 0.003
 
+    assert binomial_at_least(7, 7, 0.3) == pytest.approx(0.3**7)
+    assert binomial_at_least(5, 7, 0.3) == pytest.approx(21 * 0.3**5 * 0.7**2 + 7 * 0.3**6 * 0.7 + 0.3**7)
+
+
+def test_the_tail_of_a_fair_coin_is_exact_to_the_last_digit() -> None:
+    for n in (10, 41, 300):
+        for k in range(1, n + 1):
+            assert binomial_at_least(k, n) == sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+
 
 def test_holm_steps_down_and_stops() -> None:
     assert holm({"a": 0.001, "b": 0.004, "c": 0.02}, alpha=0.01) == {"a": True, "b": True, "c": False}
