@@ -53,6 +53,8 @@ USED: Mapping[Format, frozenset[str]] = {
     "kto": frozenset(("prompt", "completion", "label", *TOOLS)),
     "text": frozenset(("text",)),
 }
+BESIDE_NO_PROMPT = frozenset(("instruction", "input", "output", "history"))
+"""Fields of Alpaca's rows: not read where there is a prompt."""
 TEXTS: Mapping[Format, tuple[str, ...]] = {
     "chat": (),
     "prompt_completion": ("prompt", "completion"),
@@ -330,7 +332,10 @@ def _source(value: Mapping[str, Any], field: str) -> str:
 
 def unknown_fields(value: Mapping[str, Any], fmt: Format) -> list[str]:
     """Fields of the row, and of its messages, that hold something and are read by nothing."""
-    found = [str(k) for k, v in value.items() if k not in USED[fmt] and v is not None]
+    used = USED[fmt]
+    if fmt in ("prompt_completion", "preference") and value.get("prompt") is not None:
+        used = used - (BESIDE_NO_PROMPT - {"input"} if value.get("preferred_output") is not None else BESIDE_NO_PROMPT)
+    found = [str(k) for k, v in value.items() if k not in used and v is not None]
     for name in ("messages", "conversations") if fmt == "chat" else ():
         messages = value.get(name)
         for message in messages if isinstance(messages, list) else ():

@@ -146,6 +146,29 @@ def test_the_report_says_what_it_read_and_ignored(jsonl: Callable[..., Path]) ->
     assert "data:image/svg+xml" in report.to_markdown()
 
 
+PAIR = {"chosen": "a", "rejected": "b"}
+
+
+@pytest.mark.parametrize(
+    ("row", "ignored"),
+    [
+        pytest.param({"prompt": "q", "input": "more", **PAIR}, {"'input'"}, id="a prompt of a preference stands alone"),
+        pytest.param({"instruction": "q", "input": "more", **PAIR}, set(), id="an instruction goes with its input"),
+        pytest.param({"prompt": "q", "completion": "a", "input": "more", "history": []}, {"'input'", "'history'"}, id="so does a prompt's"),
+        pytest.param(
+            {"input": {"messages": [{"role": "user", "content": "q"}]}, "prompt": None,
+             "preferred_output": [{"role": "assistant", "content": "a"}], "non_preferred_output": [{"role": "assistant", "content": "b"}]},
+            set(),
+            id="OpenAI's preferences have their prompt in the input",
+        ),
+    ],
+)  # fmt: skip
+def test_fields_that_are_not_read_beside_a_prompt_are_named(row: dict[str, Any], ignored: set[str], jsonl: Callable[..., Path]) -> None:
+    report, _ = read(jsonl(row))
+    told = [w["message"] for w in report.warnings if w["code"] == "unknown_field"]
+    assert {name for name in ("'input'", "'history'", "'instruction'") if any(name in message for message in told)} == ignored
+
+
 def test_control_tokens_of_the_base_model_are_refused_when_it_is_known(jsonl: Callable[..., Path], tiny_model: Path) -> None:
     path = jsonl(chat("a", "b"), chat("c", "d <|im_end|>"))
     report = validate_file(path, filename="a.jsonl", policies=FEW, model_dir=tiny_model).report
