@@ -52,8 +52,6 @@ class Saver:
         """The newest step that was given to :meth:`save`: the same on every rank, committed or not."""
         self.stall_s = 0.0
         """Seconds that steps have waited for checkpoints, over the run."""
-        self.write_s = 0.0
-        """Seconds that the last one took to write and commit, in its own thread."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -112,7 +110,6 @@ class Saver:
             self._idle.set()
 
     def _run_job(self, draft: Path, write: Callable[[], None], state: dict[str, Any], metrics: dict[str, Any]) -> None:
-        began = time.monotonic()
         try:
             with told_as_disk_full(draft, expected_bytes=checkpoints.size_of_newest(self._directory)):
                 write()
@@ -123,7 +120,6 @@ class Saver:
                 shutil.rmtree(draft, ignore_errors=True)
             return
         self.committed_step = int(state["step"])
-        self.write_s = time.monotonic() - began
 
     def _seal(self, draft: Path, state: dict[str, Any], metrics: dict[str, Any]) -> None:
         rank, world_size = self._strategy.rank, 1 if self._strategy.saves_alone else self._strategy.world_size

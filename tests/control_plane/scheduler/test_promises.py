@@ -80,6 +80,13 @@ def test_a_promise_gets_later_only_when_a_job_on_its_nodes_overruns() -> None:
     assert isinstance(decide([job], [], pool(4))["mine"], Start)
 
 
+@pytest.mark.parametrize(("ends_in", "after_s"), [(-0.5, 0.0), (-1.0, 0.0), (-1.5, 200.0), (0.5, 0.5)])
+def test_a_job_overruns_a_second_after_it_was_to_end(ends_in: float, after_s: float) -> None:
+    wait = decide([waiting("mine", gpus=4)], [running("a", 4, ends_in=ends_in, node="node-0", ran=2000 - ends_in)], pool(4))["mine"]
+    assert isinstance(wait, Wait) and wait.promise is not None
+    assert wait.promise.start == NOW + after_s
+
+
 def test_a_promise_on_a_node_that_is_lost_or_of_an_earlier_stay_is_void() -> None:
     gone = Promise(start=NOW + 10, pool="p", placement=(("node-9", 4),), made_at=NOW)
     held = [running("a", 4, ends_in=900, node="node-0")]

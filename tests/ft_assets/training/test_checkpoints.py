@@ -346,6 +346,31 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path: Path, lost: s
     assert [p.name for p in tmp_path.iterdir()] == [step_name(10)]
 
 
+def test_where_names_cannot_be_exchanged_the_replaced_checkpoint_goes_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 10, attempt=1)
+    monkeypatch.setattr(checkpoints.ctypes, "CDLL", lambda *_, **__: object())
+    assert verify(save(tmp_path, 10, attempt=2), required=RESUMABLE).attempt == 2
+    assert [p.name for p in tmp_path.iterdir()] == [step_name(10)]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "strategy", "parts"),
+    [
+        ("lora", "single", "adapter_model.safetensors optimizer.pt"),
+        ("qlora", "ddp", "adapter_model.safetensors optimizer.pt"),
+        ("lora", "fsdp2", "adapter_model.safetensors optimizer.pt"),
+        ("full", "single", "*model*.safetensors optimizer.pt"),
+        ("full", "ddp", "*model*.safetensors optimizer.pt"),
+        ("full", "fsdp2", "distributed/.metadata distributed/*.distcp"),
+        ("full", "zero1", "zero/*optim_states.pt zero/*model_states.pt"),
+        ("full", "zero3", "zero/*optim_states.pt zero/*model_states.pt"),
+    ],
+)
+def test_the_parts_that_a_resume_needs_are_those_of_the_strategy(adapter: Any, strategy: Any, parts: str) -> None:
+    found = checkpoints.checkpoint_parts(replace(SPEC, adapter=adapter, strategy=strategy))
+    assert found == (*parts.split(), "schedule.pt", "trainer_state.json")
+
+
 def test_what_was_given_up_is_not_recovered(tmp_path: Path) -> None:
     save(tmp_path, 10).rename(tmp_path / f".tmp-1-gone-{step_name(10)}")
     checkpoints.sweep(tmp_path)
