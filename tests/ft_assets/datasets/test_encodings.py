@@ -151,6 +151,13 @@ def test_rows_below_the_separator_line_are_named_by_their_lines_and_bytes(tmp_pa
     assert "line 4" in error["message"]
 
 
+@pytest.mark.parametrize("encoding", ["windows-1252", "utf-8"])
+def test_a_separator_beyond_ascii_is_a_header_without_the_columns(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "faq.csv"
+    path.write_bytes(("sep=§\r\nprompt§completion\r\n" + "".join(f"wie {i}§so {i}\r\n" for i in range(12))).encode(encoding))
+    assert not read(path).valid
+
+
 def test_a_separator_inside_the_quotes_of_a_header_is_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('"Frage, kurz, klar";Antwort\n' + "".join(f"wie {i};so {i}\n" for i in range(12)))
@@ -173,6 +180,12 @@ def test_a_workbook_is_refused_with_the_way_to_export_it(tmp_path: Path, name: s
     assert problem["code"] == "unsupported_container"
     assert "File > Save As" in problem["message"]
     assert f"`ft check {name.rsplit('.', 1)[0]}.csv`" in problem["message"]
+
+
+@pytest.mark.parametrize(("name", "exported"), [("my book.xlsx", "'my book.csv'"), (".", "rows.csv")])
+def test_the_exported_file_is_named_as_a_shell_takes_it(tmp_path: Path, name: str, exported: str) -> None:
+    (tmp_path / "stored").write_bytes(WORKBOOKS["old.xls"])
+    assert f"`ft check {exported}`" in validate_file(tmp_path / "stored", filename=name).report.verdict
 
 
 def test_rows_beside_bytes_that_are_not_utf8_are_kept(jsonl: Callable[..., Path]) -> None:
