@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal
 
 import zstandard
 
-from ft_assets.datasets.readers.encodings import UTF8, as_utf8
+from ft_assets.datasets.readers.encodings import UTF8, as_utf8, is_partly_utf8
 from ft_assets.errors import InvalidDataset
 
 DataFormat = Literal["jsonl", "json_array", "json_object", "csv", "parquet"]
@@ -75,6 +75,8 @@ class Sniffed:
     """That object is written over several lines."""
     is_utf8: bool = False
     """The text has characters beyond ASCII, and reads as UTF-8 before anything is decoded."""
+    is_partly_utf8: bool = False
+    """Parts of the text are UTF-8 and parts are not, before anything is decoded."""
 
     @property
     def extension_agrees(self) -> bool:
@@ -163,6 +165,7 @@ def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES, encoding: st
         begins_object=fmt == "jsonl" and start == b"{",
         is_spread=fmt == "jsonl" and text.split(None, 2)[:1] == [b"{"],
         is_utf8=_is_utf8(stored),
+        is_partly_utf8=is_partly_utf8(stored),
     )
 
 

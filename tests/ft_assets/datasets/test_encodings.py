@@ -127,6 +127,20 @@ def test_utf8_read_as_something_else_is_warned_of(tmp_path: Path) -> None:
     assert "already_utf8" not in {w["code"] for w in read(plain, encoding="windows-1252").warnings}
 
 
+@pytest.mark.parametrize("every", [2, 12], ids=["half of it", "one row"])
+def test_a_file_of_two_encodings_is_read_in_none_of_them(tmp_path: Path, every: int) -> None:
+    path = tmp_path / "joined.csv"
+    rows = (f"Gebühr {i};jährlich {i * 7} €\r\n".encode("windows-1252" if i % every == 0 else "utf-8") for i in range(12))
+    path.write_bytes(b"prompt;completion\r\n" + b"".join(rows))
+    report = read(path)
+    (problem,) = report.problems
+    assert (problem["code"], problem["command"]) == ("invalid_utf8", None)
+    assert "parts of it are, parts are not" in problem["fix"] and "--encoding" not in problem["fix"]
+    assert all("--encoding" not in error["fix"] for error in report.errors)
+    (warning,) = (w for w in read(path, encoding="windows-1252").warnings if w["code"] == "already_utf8")
+    assert "parts of joined.csv read as UTF-8" in warning["message"]
+
+
 def test_parquet_has_no_encoding_to_choose(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "rows.parquet")
     assert read(tmp_path / "rows.parquet", encoding="windows-1252").error_counts == {"wrong_encoding": 1}
