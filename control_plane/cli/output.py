@@ -67,7 +67,7 @@ def fields(pairs: Mapping[str, Any]) -> None:
 
 def number(value: float) -> str:
     """Four digits that count: ``0.1235``, ``2e-05``, ``12,346``; ``--json`` has all of them."""
-    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,.0f}" if 9_999.5 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def ago(unix_s: float | None) -> str:

@@ -65,7 +65,9 @@ def verdict(found: Mapping[str, Any]) -> str:
     unread = [link["link"] for link in links if link["holds"] is None]
     held = f"{len(links) - len(broken) - len(unread)} of {len(links)} links hold"
     rest = f"; not there to be read: {', '.join(unread)}" if unread else ""
-    return f"BROKEN at {', '.join(broken)}: {held}{rest}" if broken else f"VERIFIED: {held}{rest}"
+    if broken:
+        return f"BROKEN at {', '.join(broken)}: {held}{rest}"
+    return f"{'VERIFIED' if len(unread) < len(links) else 'NOT VERIFIED'}: {held}{rest}"
 
 
 def _show(one: dict[str, Any]) -> None:

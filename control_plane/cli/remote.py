@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from control_plane.cli import session
-from ft_assets.errors import Unauthenticated, Unavailable
+from ft_assets.errors import InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -34,6 +34,8 @@ def connect(credentials: session.Credentials | None = None) -> Iterator[FtClient
             yield client
     except httpx.TransportError as e:
         raise _unreachable(found.url, e) from e
+    except httpx.InvalidURL as e:
+        raise _invalid(found.url, e) from e
 
 
 def require_answer(url: str) -> None:
@@ -43,6 +45,12 @@ def require_answer(url: str) -> None:
         httpx.get(url, timeout=PROBE_S)
     except httpx.TransportError as e:
         raise _unreachable(url, e) from e
+    except httpx.InvalidURL as e:
+        raise _invalid(url, e) from e
+
+
+def _invalid(url: str, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"{url!r} ({session.url_origin()}) is not a valid address: {error}", param="url")
 
 
 def _unreachable(url: str, error: Exception) -> Unavailable:

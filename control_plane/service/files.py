@@ -263,7 +263,8 @@ def content(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, 
 
 
 def delete(platform: Platform, tenant: str, file_id: str) -> None:
-    """Delete the bytes; the dataset version made from them stays, for what was trained on it must stay explainable.
+    """Delete the bytes, and the report that quotes them; the dataset version made from them stays, for what was trained on it must stay
+    explainable.
 
     Refused while a job that is not final names the file. Bytes that the store does not remove now are removed later.
     """
@@ -272,7 +273,7 @@ def delete(platform: Platform, tenant: str, file_id: str) -> None:
         user = conn.execute(sa.select(jobs.c.id).where(_lives_on(file_id), jobs.c.tenant_id == tenant).limit(1)).scalar()
         if user is not None:
             raise Conflict(f"file {file_id} is used by job {user}, which has not ended; cancel the job first", code="file_in_use")
-        conn.execute(sa.update(files).where(files.c.id == file_id).values(deleted_at=platform.clock()))
+        conn.execute(sa.update(files).where(files.c.id == file_id).values(deleted_at=platform.clock(), report=sa.null()))
         loose_objects.release(conn, tenant, [file["object_key"]], now=platform.clock())
     loose_objects.try_to_remove(platform, [file["object_key"]])
 

@@ -44,7 +44,7 @@ def _goes_on(directory: Path) -> str:
     saved = checkpoints.committed(Path(command["cwd"]) / "checkpoints")
     if saved:
         return "stopped training, which goes on from its last checkpoint when the stack is up again"
-    return "stopped training before its first checkpoint; it starts again when the stack is up again"
+    return "stopped training before its first checkpoint, which starts again when the stack is up again"
 
 
 def stop_all(settings: Settings) -> list[str]:

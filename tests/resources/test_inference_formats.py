@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -167,6 +168,13 @@ def test_a_complete_answer_stops_also_on_the_last_token_it_may_have(client: open
     assert create(client, response_format=schema_format({"const": "abc"}), max_tokens=num - 1).finish_reason == "length"
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "no schema": ({"type": "json_schema"}, "json_schema must be an object with name and schema, not missing"),
     "no name": ({"type": "json_schema", "json_schema": {"schema": CATEGORY}}, "json_schema.name must be a text, not missing"),
@@ -182,8 +190,35 @@ BAD: dict[str, tuple[Any, str]] = {
     "a reference to another host": (schema_format({"$ref": "http://127.0.0.1:9/x"}), "does not fetch"),
     "a pattern that does not end": (schema_format({"type": "string", "pattern": "("}), "unclosed group"),
     "what no answer can follow": (schema_format({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable schema"),
+    "a divisor with too many remainders": (schema_format({"type": "integer", "multipleOf": 1_000_003}), "multipleOf is above 10000"),
+    "a divisor of many digits": (schema_format({"type": "integer", "multipleOf": 10**400}), "multipleOf is above 10000"),
+    "a divisor of nothing": (schema_format({"type": "integer", "multipleOf": 0}), "cannot be enforced"),
+    "divisors with too many remainders together": (
+        schema_format({"type": "integer", "allOf": [{"multipleOf": 97}, {"multipleOf": 89}, {"multipleOf": 83}]}),
+        "multipleOf is above 10000",
+    ),
+    "a divisor of many decimal places": (
+        schema_format({"type": "number", "allOf": [{"multipleOf": 0.00001}, {"multipleOf": 7}]}),
+        "multipleOf is above 10000",
+    ),
+    "nesting without end": (schema_format(nested(200)), "recursion limit exceeded"),
     "too many bytes": (schema_format({"enum": [f"{i:0200}" for i in range(400)]}), "more than the 65536 that are compiled"),
 }
+
+
+def test_a_schema_with_half_of_a_surrogate_pair_is_refused(client: openai.OpenAI) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], "response_format": schema_format({"const": "\ud800"})}
+    answer = httpx.post(
+        f"{client.base_url}chat/completions", content=json.dumps(body), headers={**HEADERS, "content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert "half of a surrogate pair" in answer.json()["error"]["message"]
+
+
+def test_usual_multiples_are_enforced(client: openai.OpenAI) -> None:
+    prices = {"type": "array", "items": {"type": "number", "multipleOf": 0.05, "minimum": 0, "maximum": 9}, "minItems": 2, "maxItems": 2}
+    answer = json.loads(create(client, response_format=schema_format(prices)).message.content)
+    assert [round(price * 100) % 5 for price in answer] == [0, 0]
 
 
 @pytest.mark.parametrize("case", BAD)

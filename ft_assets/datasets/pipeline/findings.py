@@ -15,7 +15,7 @@ from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.pass_one import Reading
 from ft_assets.datasets.policies import FEW_EXAMPLES, Policies, too_few_to_train
 from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers.encodings import UTF8
+from ft_assets.datasets.readers.encodings import MIXED_FIX, UTF8
 from ft_assets.datasets.readers.opening import Opened
 from ft_assets.datasets.report import MAX_STORED_ERRORS, DatasetReport
 from ft_assets.datasets.split import automatic_fraction, part_counts
@@ -106,6 +106,12 @@ class Findings:
         for problem in file_problems:
             of_file.add(problem, row=None, byte_offset=None)
         given = self._given(column_map)
+        problems = [p for causes in (of_file, reading.causes) for p in causes.to_list(called=called, given=given)]
+        errors = [e.to_dict() for e in (*file_errors, *reading.errors)][:MAX_STORED_ERRORS]
+        if sniffed is not None and sniffed.is_partly_utf8:
+            for found in (*problems, *errors):
+                if found["code"] == "invalid_utf8":  # an encoding for the one part would garble the other
+                    found |= {"fix": MIXED_FIX} | ({"command": None} if "command" in found else {})
         return DatasetReport(
             valid=valid,
             dataset_id=dataset_id,
@@ -114,9 +120,9 @@ class Findings:
             container={"format": sniffed.format, "compression": sniffed.compression} if sniffed else None,
             rows=reading.totals["rows"],
             examples=self.num_kept,
-            problems=[p for causes in (of_file, reading.causes) for p in causes.to_list(called=called, given=given)],
+            problems=problems,
             first_rows=reading.first_rows,
-            errors=[e.to_dict() for e in (*file_errors, *reading.errors)][:MAX_STORED_ERRORS],
+            errors=errors,
             error_counts=counts,
             warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings(opened, filename)],
             flagged=sorted(self.decision.flagged, key=lambda f: int(f["row"])),
@@ -137,8 +143,11 @@ class Findings:
             yield "bom_skipped", "a UTF-8 byte order mark at the start was skipped"
         if opened is not None and not opened.sniffed.extension_agrees:
             yield "wrong_extension", f"{filename} was read as {opened.sniffed.format}, by its content"
-        if opened is not None and opened.sniffed.is_utf8 and self.policies.encoding != UTF8:
-            yield "already_utf8", f"{filename} reads as UTF-8; leave the encoding out, or its letters beyond ASCII come out wrong"
+        if opened is not None and self.policies.encoding != UTF8:
+            if opened.sniffed.is_utf8:
+                yield "already_utf8", f"{filename} reads as UTF-8; leave the encoding out, or its letters beyond ASCII come out wrong"
+            elif opened.sniffed.is_partly_utf8:
+                yield "already_utf8", f"parts of {filename} read as UTF-8, and their letters beyond ASCII come out wrong; {MIXED_FIX}"
         yield from self._size_warnings()
         yield from self.reading.advice.items()
         for name, count in self.reading.ignored.most_common(MAX_IGNORED_FIELDS):

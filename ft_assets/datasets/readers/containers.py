@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import re
+import shlex
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import BinaryIO, Literal
 
 import zstandard
 
-from ft_assets.datasets.readers.encodings import UTF8, as_utf8
+from ft_assets.datasets.readers.encodings import UTF8, as_utf8, is_partly_utf8
 from ft_assets.errors import InvalidDataset
 
 DataFormat = Literal["jsonl", "json_array", "json_object", "csv", "parquet"]
@@ -33,8 +34,8 @@ GZIP, ZSTD, PARQUET, UTF8_BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xe
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """First bytes of Office files before 2007."""
 OPEN_DOCUMENT = b"application/vnd.oasis.opendocument.spreadsheet"
-SEPARATOR_LINE = re.compile(rb"\"?sep=([^\w\s\"]|\t)\"?\r?\n", re.IGNORECASE)
-"""First line of a CSV file, which tells Excel its separator."""
+SEPARATOR_LINE = re.compile(rb"\"?sep=([^\w\s\"\x00-\x1f\x7f-\xff]|\t)\"?\r?\n", re.IGNORECASE)
+"""First line of a CSV file, which tells Excel its separator: a mark of ASCII, or a tab."""
 QUOTED = re.compile(rb'"[^"]*"')
 ARCHIVES = {b"PK\x03\x04": "a zip archive (or an Office file)", b"7z\xbc\xaf": "a 7z archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 KINDS = {
@@ -74,6 +75,8 @@ class Sniffed:
     """That object is written over several lines."""
     is_utf8: bool = False
     """The text has characters beyond ASCII, and reads as UTF-8 before anything is decoded."""
+    is_partly_utf8: bool = False
+    """Parts of the text are UTF-8 and parts are not, before anything is decoded."""
 
     @property
     def extension_agrees(self) -> bool:
@@ -162,6 +165,7 @@ def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES, encoding: st
         begins_object=fmt == "jsonl" and start == b"{",
         is_spread=fmt == "jsonl" and text.split(None, 2)[:1] == [b"{"],
         is_utf8=_is_utf8(stored),
+        is_partly_utf8=is_partly_utf8(stored),
     )
 
 
@@ -288,7 +292,10 @@ def _refuse_spreadsheet(head: bytes, filename: str) -> None:
         how = "in LibreOffice choose File > Save As > 'Text CSV' with the character set 'Unicode (UTF-8)'"
     else:
         return
-    kind, target = "an Excel workbook" if is_excel else "an OpenDocument spreadsheet", PurePath(filename).with_suffix(".csv")
+    kind, target = (
+        "an Excel workbook" if is_excel else "an OpenDocument spreadsheet",
+        shlex.quote(f"{PurePath(filename).stem or 'rows'}.csv"),
+    )
     raise refuse("unsupported_container", f"{filename} is {kind}; {how}, one sheet at a time, then run `ft check {target}`")
 
 

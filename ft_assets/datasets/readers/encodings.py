@@ -23,6 +23,9 @@ letters of Western Europe in Mac OS Roman."""
 MIN_CYRILLIC = 4
 """Letters beyond ASCII that stand side by side, from which a text is taken for Cyrillic: Western words have one or two."""
 BY_CODEC: Mapping[str, str] = {**{codecs.lookup(e).name: e for e in ENCODINGS}, "iso8859-1": "windows-1252", "ascii": UTF8}
+MIN_UTF8_SHARE = 0.05
+"""Of the runs of bytes beyond ASCII, above which those that are UTF-8 are no accident: two letters of Windows-1252 seldom look like it."""
+MIXED_FIX = "save the whole file as UTF-8: parts of it are, parts are not"
 SHOWN_BYTES = 20
 """Of a word, on either side of its first byte that is not UTF-8."""
 WORD, WORD_END = re.compile(rb"[\w\x80-\xff]+"), re.compile(rb"[\w\x80-\xff]*\Z")
@@ -76,13 +79,20 @@ def likely_encoding(raw: bytes) -> Encoding | None:
     return "windows-1251" if side_by_side >= MIN_CYRILLIC and 2 * side_by_side > len(high) else "windows-1252"
 
 
+def is_partly_utf8(head: bytes) -> bool:
+    """Whether `head` has text that is UTF-8 beside text that is not, as files of two programs that were joined: no encoding reads both."""
+    runs = HIGH.findall(head.rstrip(bytes(range(0x80, 0x100))))  # the last one may be cut
+    num_utf8 = sum(map(_is_utf8, runs))
+    return MIN_UTF8_SHARE * len(runs) < num_utf8 < len(runs)
+
+
 def not_utf8(raw: bytes, *, path: str = "", place: str = "") -> Problem:
     """The problem of a text whose bytes `raw` are not UTF-8, with the encoding that would read it."""
     at = next(m.start() for m in HIGH.finditer(raw) if not _is_utf8(m.group()))
     message = f"byte 0x{raw[at]:02x}{place.format(at=at)} is not UTF-8"
     likely = likely_encoding(raw)
     if likely is None:
-        return Problem(path=path, code="invalid_utf8", message=message, fix="save the whole file as UTF-8: parts of it are, parts are not")
+        return Problem(path=path, code="invalid_utf8", message=message, fix=MIXED_FIX)
     before, after = WORD_END.search(raw[max(0, at - SHOWN_BYTES) : at]), WORD.match(raw[at : at + SHOWN_BYTES])
     read = b"".join(found.group() for found in (before, after) if found).decode(likely, "replace")
     options = f"--encoding {likely}"

@@ -82,6 +82,13 @@ def test_an_address_without_a_scheme_is_refused_with_one_that_has_it(offline: Ft
     assert "write http://127.0.0.1:9" in done.err
 
 
+@pytest.mark.parametrize("key", [(), ("--api-key", "x")])
+def test_an_address_that_is_none_is_refused(offline: Ft, key: tuple[str, ...]) -> None:
+    done = offline("--url", "http://[::1", *key, "jobs", "--json")
+    assert (done.code, done.json["error"]["param"]) == (1, "url")
+    assert "'http://[::1' (given by --url) is not a valid address" in done.err
+
+
 def test_nothing_running_is_said_and_is_no_error_to_end(offline: Ft) -> None:
     done = offline("down")
     assert done.code == 0

@@ -93,7 +93,8 @@ def test_errors_sentences_and_fields_show_commands_and_json_keeps_routes(capsys:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(0.123456789, "0.1235"), (2e-05, "2e-05"), (12345.678, "12,346"), (3.0, "3"), (1234.5678, "1235"), (0.0, "0")]
+    ("value", "shown"),
+    [(0.123456789, "0.1235"), (2e-05, "2e-05"), (12345.678, "12,346"), (3.0, "3"), (1234.5678, "1235"), (9999.6, "10,000"), (0.0, "0")],
 )
 def test_a_number_has_four_digits_that_count(value: float, shown: str) -> None:
     assert number(value) == shown
@@ -110,6 +111,7 @@ def lineage(*holds: bool | None) -> dict[str, Any]:
         (lineage(True, True, True), "VERIFIED: 3 of 3 links hold"),
         (lineage(True, None, True), "VERIFIED: 2 of 3 links hold; not there to be read: base model"),
         (lineage(False, None, True), "BROKEN at files: 1 of 3 links hold; not there to be read: base model"),
+        (lineage(None, None, None), "NOT VERIFIED: 0 of 3 links hold; not there to be read: files, base model, dataset"),
         (lineage(), "NOTHING TO VERIFY"),
     ],
 )

@@ -154,6 +154,17 @@ def test_a_registered_dataset_is_not_written_again(platform: Platform, tenant: T
     assert b"marked" not in [platform.objects.get_bytes(stored.key) for stored in objects], "what was lost is made whole"
 
 
+def test_a_deleted_file_leaves_no_quotes_of_its_rows(platform: Platform, tenant: Tenant, tmp_path: Path) -> None:
+    (tmp_path / "faq.jsonl").write_text('{"anfrage_text": "Kundin Ann", "erledigt": 1}\n' * 12)
+    made = upload(platform, tenant, tmp_path / "faq.jsonl")
+    assert made["status"] == "error" and "Kundin Ann" in str(made["report"]["problems"])
+    files.delete(platform, tenant.id, made["id"])
+    with platform.engine.connect() as conn:
+        left = conn.execute(sa.select(files_table).where(files_table.c.id == made["id"])).mappings().one()
+    assert left["deleted_at"] is not None
+    assert "Kundin Ann" not in str(dict(left))
+
+
 def test_a_file_deleted_under_its_validation_leaves_no_dataset(
     platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:

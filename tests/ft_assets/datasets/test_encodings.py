@@ -127,6 +127,20 @@ def test_utf8_read_as_something_else_is_warned_of(tmp_path: Path) -> None:
     assert "already_utf8" not in {w["code"] for w in read(plain, encoding="windows-1252").warnings}
 
 
+@pytest.mark.parametrize("every", [2, 12], ids=["half of it", "one row"])
+def test_a_file_of_two_encodings_is_read_in_none_of_them(tmp_path: Path, every: int) -> None:
+    path = tmp_path / "joined.csv"
+    rows = (f"Gebühr {i};jährlich {i * 7} €\r\n".encode("windows-1252" if i % every == 0 else "utf-8") for i in range(12))
+    path.write_bytes(b"prompt;completion\r\n" + b"".join(rows))
+    report = read(path)
+    (problem,) = report.problems
+    assert (problem["code"], problem["command"]) == ("invalid_utf8", None)
+    assert "parts of it are, parts are not" in problem["fix"] and "--encoding" not in problem["fix"]
+    assert all("--encoding" not in error["fix"] for error in report.errors)
+    (warning,) = (w for w in read(path, encoding="windows-1252").warnings if w["code"] == "already_utf8")
+    assert "parts of joined.csv read as UTF-8" in warning["message"]
+
+
 def test_parquet_has_no_encoding_to_choose(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "rows.parquet")
     assert read(tmp_path / "rows.parquet", encoding="windows-1252").error_counts == {"wrong_encoding": 1}
@@ -151,6 +165,13 @@ def test_rows_below_the_separator_line_are_named_by_their_lines_and_bytes(tmp_pa
     assert "line 4" in error["message"]
 
 
+@pytest.mark.parametrize("encoding", ["windows-1252", "utf-8"])
+def test_a_separator_beyond_ascii_is_a_header_without_the_columns(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "faq.csv"
+    path.write_bytes(("sep=§\r\nprompt§completion\r\n" + "".join(f"wie {i}§so {i}\r\n" for i in range(12))).encode(encoding))
+    assert not read(path).valid
+
+
 def test_a_separator_inside_the_quotes_of_a_header_is_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('"Frage, kurz, klar";Antwort\n' + "".join(f"wie {i};so {i}\n" for i in range(12)))
@@ -173,6 +194,12 @@ def test_a_workbook_is_refused_with_the_way_to_export_it(tmp_path: Path, name: s
     assert problem["code"] == "unsupported_container"
     assert "File > Save As" in problem["message"]
     assert f"`ft check {name.rsplit('.', 1)[0]}.csv`" in problem["message"]
+
+
+@pytest.mark.parametrize(("name", "exported"), [("my book.xlsx", "'my book.csv'"), (".", "rows.csv")])
+def test_the_exported_file_is_named_as_a_shell_takes_it(tmp_path: Path, name: str, exported: str) -> None:
+    (tmp_path / "stored").write_bytes(WORKBOOKS["old.xls"])
+    assert f"`ft check {exported}`" in validate_file(tmp_path / "stored", filename=name).report.verdict
 
 
 def test_rows_beside_bytes_that_are_not_utf8_are_kept(jsonl: Callable[..., Path]) -> None:
