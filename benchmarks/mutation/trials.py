@@ -22,6 +22,8 @@ WALL_S = 900.0
 CAUGHT, SURVIVED, TIMEOUT = "caught", "survived", "timeout"
 NO_FAILURE, FAILURES = 0, (1, 2, 3)
 """Exit codes of pytest: all passed; tests failed, the run was broken off (a file cannot be imported), an internal error."""
+CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
+"""And those of a process that a compiled kernel with the mistake in it has ended."""
 
 
 class Copy:
@@ -80,6 +82,8 @@ class Copy:
         took = time.monotonic() - began
         if process.returncode == NO_FAILURE:
             return SURVIVED, lines[0], took
+        if process.returncode in CRASHES:
+            return CAUGHT, signal.Signals(-process.returncode).name, took
         if process.returncode not in FAILURES:
             raise RuntimeError(f"pytest ended with {process.returncode}:\n{output[-4000:]}")
         return CAUGHT, lines[0], took
