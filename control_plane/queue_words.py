@@ -1,4 +1,4 @@
-"""What a user is told of a job that waits, in a line: where it stands, what it waits for, when it starts, who is ahead.
+"""One line about a waiting job: where it stands, what it waits for, when it starts, who is ahead.
 
 The scheduler is imported when a waiting job is described: the command line imports this module at every start.
 """

@@ -15,7 +15,7 @@ POOL_TAG, GPUS_TAG, ATTEMPT_TAG = "dagster/ft_pool", "dagster/ft_gpus", "dagster
 """Of the reservation."""
 RUN_KEY_TAG, ASKED_BY_TAG = "dagster/ft_run_key", "dagster/ft_asked_by"
 REFUSED_KEY_TAG = "dagster/ft_refused_run_key"
-"""What a run that was turned away had asked for."""
+"""The run key of a request that was refused."""
 PREPARE_SLOT, EVALUATE_SLOT = "dagster/ft_prepare_slot", "dagster/ft_evaluate_slot"
 """Their value is the tenant."""
 TRACE_TAG = "dagster/ft_traceparent"

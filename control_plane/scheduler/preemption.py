@@ -58,7 +58,7 @@ def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: 
 def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
     """Whether nobody may stop it.
 
-    1. It is being stopped already, its rows are held by somebody else for now, or it starts in this very round.
+    1. It is being stopped already, another process has locked its rows, or it starts in this very round.
     2. Less than a bound is left of it, or it runs past its estimate.
     3. It was stopped before, and this attempt has not run for the cool-down.
     """

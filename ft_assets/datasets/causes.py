@@ -106,7 +106,7 @@ def _command(called: str, given: Mapping[str, str], options: str) -> str:
 
 
 def _rest(code: str) -> Cause:
-    return Cause(path="", message=f"further rows: {CODES.get(code, code)}", fix="see the entries above", options="")
+    return Cause(path="", message=f"further rows: {CODES.get(code, code)}", fix="see the other entries of this kind", options="")
 
 
 def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -261,6 +261,10 @@ def _preference_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Mess
 
 
 def _report_no_prompt(reading: Reading, value: Mapping[str, Any]) -> None:
+    if (name := next((n for n in ("conversations", "messages") if value.get(n)), None)) is not None:
+        message = f"{name!r} ends with an answer, and chosen and rejected are answers too"
+        reading.add(name, "missing_field", message, f"end {name!r} with the user's message")
+        return
     asking = next((name for name in ASKING if isinstance(value.get(name), str)), None)
     options = f"--map {asking}=prompt,chosen=chosen,rejected=rejected" if asking else ""
     fix = f"map it: {options}" if options else "add 'prompt'"

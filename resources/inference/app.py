@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Server:
             engine, base_name=served_name, base_shapes=base_shapes, max_resident=max_resident, max_rank=max_rank, base_digest=base_digest
         )
         self.created = int(time.time())
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schemas")
 
     def models(self) -> dict[str, Any]:
         """Cards as vLLM's; the base's bytes are told by a field, and by a second name as vLLM can be given one."""
@@ -87,7 +89,7 @@ class Server:
             max_tokens=wanted,
             sampling=Sampling(temperature=body.temperature, top_p=body.top_p, seed=body.seed),
             stops=body.stops,
-            constraint=None if schema is None else await asyncio.to_thread(self._constraint, schema),
+            constraint=None if schema is None else await self._constraint(schema),
             chat=chat,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
@@ -101,9 +103,13 @@ class Server:
         except (TemplateError, TypeError, ValueError) as e:
             raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
 
-    def _constraint(self, schema: answer_format.Schema) -> Constraint:
+    async def _constraint(self, schema: answer_format.Schema) -> Constraint:
+        """New schemas are compiled one after another, in a thread of their own: whoever sends many of them holds up no other request."""
+        grammars = self.engine.grammars
         try:
-            return self.engine.grammars.constraint(schema)
+            if (kept := grammars.kept(schema)) is not None:
+                return kept
+            return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, schema)
         except SchemaError as e:
             raise answer_format.invalid(str(e)) from e
 

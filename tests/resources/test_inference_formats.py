@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import jsonschema
@@ -18,6 +18,9 @@ from tokenizers import Tokenizer
 from tests.inference_server import HEADERS, TOKEN, free_port, inference_server
 from tests.tiny_adapter import build_tiny_adapter
 from tests.tiny_model import build_tiny_model
+
+if TYPE_CHECKING:
+    from resources.inference.engine.grammar import Grammars
 
 MODELS = ("tiny", "ft:acme", "ft:globex")
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -262,16 +265,22 @@ SPACE, ENDS = 220, (256, 259)
 """Tokens of the tiny model: a space; ``<|endoftext|>`` and ``<|im_end|>``."""
 
 
-def allowed_after(place: Path, schema: Any, text: str) -> set[int]:
-    """Tokens that may follow `text`, by the masks of one answer."""
-    import torch
+def grammars_of(place: Path) -> Grammars:
     from transformers import AutoTokenizer
 
     from resources.inference.engine.grammar import Grammars
 
     tokenizer: Any = AutoTokenizer.from_pretrained(place / "base")
-    constraint = Grammars(tokenizer, ends=ENDS, vocabulary=len(tokenizer) + 4).constraint(schema)
-    logits = torch.zeros(len(tokenizer) + 4)
+    return Grammars(tokenizer, ends=ENDS, vocabulary=len(tokenizer) + 4)
+
+
+def allowed_after(place: Path, schema: Any, text: str) -> set[int]:
+    """Tokens that may follow `text`, by the masks of one answer."""
+    import torch
+
+    grammars = grammars_of(place)
+    constraint = grammars.constraint(schema)
+    logits = torch.zeros(grammars.vocabulary)
     for token in Tokenizer.from_file(str(place / "base/tokenizer.json")).encode(text).ids:
         assert constraint.mask(logits)[token] == 0, f"{text} follows the schema"
         constraint.take(token)
@@ -295,3 +304,15 @@ def test_no_special_token_and_no_place_beyond_the_vocabulary_is_part_of_a_string
     inside = allowed_after(place, {"type": "string"}, '"a')
     assert len(inside) > 90
     assert max(inside) < 256
+
+
+def test_compiled_schemas_are_kept_and_the_least_used_goes_first(place: Path) -> None:
+    grammars = grammars_of(place)
+    assert grammars.kept(CATEGORY) is None
+    answers = [grammars.constraint(CATEGORY), grammars.kept(CATEGORY), grammars.kept(CATEGORY)]
+    assert None not in answers and len({id(answer) for answer in answers}) == 3, "each answer has its own place in the grammar"
+    for bound in range(63):
+        grammars.constraint({"type": "integer", "maximum": bound})
+    assert grammars.kept(CATEGORY) is not None, "64 are kept, and this one was used last"
+    grammars.constraint({"type": "boolean"})
+    assert grammars.kept({"type": "integer", "maximum": 0}) is None and grammars.kept(CATEGORY) is not None

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -73,23 +74,35 @@ class Grammars:
     """Compiled schemas for one tokenizer. Thread-safe; the tokenizer is analyzed when the first schema comes."""
 
     def __init__(self, tokenizer: Any, *, ends: Collection[int], vocabulary: int) -> None:
-        self._hf, self._ends, self._vocabulary = tokenizer, sorted(ends), vocabulary
+        self._hf, self._ends, self.vocabulary = tokenizer, sorted(ends), vocabulary
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        return from_tokenizer(self._hf, n_vocab=max(self._vocabulary, len(self._hf)), eos_token=list(self._ends))
+        return from_tokenizer(self._hf, n_vocab=max(self.vocabulary, len(self._hf)), eos_token=list(self._ends))
 
     def constraint(self, schema: Mapping[str, Any]) -> Constraint:
         """A new answer's constraint; ``SchemaError`` if `schema` is malformed, too large or uses what cannot be enforced."""
         key = _checked_text(schema)
+        if (kept := self._copy(key)) is not None:
+            return kept
+        matcher = self._compile(key)
         with self._lock:
-            matcher = self._compiled.get(key) or self._compile(key)
             self._compiled[key] = matcher
-            self._compiled.move_to_end(key)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
+            return Constraint(matcher.deep_copy())
+
+    def kept(self, schema: Mapping[str, Any]) -> Constraint | None:
+        """As :meth:`constraint`, of a schema that is compiled already; None for others. Waits for no compilation."""
+        return self._copy(_checked_text(schema))
+
+    def _copy(self, key: str) -> Constraint | None:
+        with self._lock:
+            if (matcher := self._compiled.get(key)) is None:
+                return None
+            self._compiled.move_to_end(key)
             return Constraint(matcher.deep_copy())
 
     def _compile(self, schema: str) -> LLMatcher:
@@ -114,18 +127,19 @@ def _checked_text(schema: Mapping[str, Any]) -> str:
         raise SchemaError("the schema is nested too deeply; simplify it") from error
     if size > MAX_SCHEMA_BYTES:
         raise SchemaError(f"the schema has {size} bytes, more than the {MAX_SCHEMA_BYTES} that are compiled; simplify it")
-    if _common_multiple(schema) > MAX_MULTIPLE:
+    if _has_large_multiple(schema):
         raise SchemaError(
             f"the least common multiple of its multipleOf is above {MAX_MULTIPLE}, counted in their last decimal place; use smaller ones"
         )
     return text
 
 
-def _common_multiple(schema: Mapping[str, Any]) -> int:
-    """Of every ``multipleOf`` in `schema`, whether or not they meet in one number; 1 without any."""
+def _has_large_multiple(schema: Mapping[str, Any]) -> bool:
+    """Of every ``multipleOf`` in `schema`, whether or not they meet in one number."""
     divisors = [Decimal(str(abs(number))) for number in _multiples(schema)]
     places = max((-int(divisor.as_tuple().exponent) for divisor in divisors), default=0)
-    return math.lcm(*(int(divisor.scaleb(max(0, places))) for divisor in divisors))
+    common = accumulate((int(divisor.scaleb(max(0, places))) for divisor in divisors), math.lcm)
+    return any(multiple > MAX_MULTIPLE for multiple in common)
 
 
 def _multiples(schema: Mapping[str, Any]) -> Iterator[int | float]:

@@ -169,6 +169,14 @@ def test_fields_that_are_not_read_beside_a_prompt_are_named(row: dict[str, Any],
     assert {name for name in ("'input'", "'history'", "'instruction'") if any(name in message for message in told)} == ignored
 
 
+def test_a_preference_whose_conversation_has_its_answer_already_says_so(jsonl: Callable[..., Path]) -> None:
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    path = jsonl({"conversations": turns, "chosen": {"from": "gpt", "value": "x"}, "rejected": {"from": "gpt", "value": "y"}})
+    (found,) = validate_file(path, filename="a.jsonl", policies=FEW).report.errors
+    assert (found["path"], found["code"]) == ("conversations", "missing_field")
+    assert "ends with an answer" in found["message"] and "user's message" in found["fix"]
+
+
 def test_control_tokens_of_the_base_model_are_refused_when_it_is_known(jsonl: Callable[..., Path], tiny_model: Path) -> None:
     path = jsonl(chat("a", "b"), chat("c", "d <|im_end|>"))
     report = validate_file(path, filename="a.jsonl", policies=FEW, model_dir=tiny_model).report
