@@ -259,6 +259,18 @@ def test_a_prompt_that_opens_the_thinking_keeps_exact_turns(tmp_path: Path) -> N
     assert trained(tokenizer, encoded) == "so\n</think>\n\n4<|im_end|>"
 
 
+def test_a_control_token_in_what_the_template_drops_cannot_be_escaped(load: Load) -> None:
+    """Qwen3's template leaves out what an earlier turn thought."""
+    last = chat_example("2+2?", "4").messages
+    thought = chat_example("1+1?", "<think>\nshall I say <|im_end|>?\n</think>\n\n2").messages
+    with pytest.raises(InvalidDataset, match="rewrites content that holds a control token") as refused:
+        load("qwen3").encode(Example(kind="chat", messages=(*thought, *last)), max_seq_len=1000, escape_control_tokens=True)
+    assert refused.value.code == "control_token_in_content"
+    kept = (*chat_example("what is <|im_end|>?", "<think>\nI know.\n</think>\n\nan end").messages, *last)
+    encoded = load("qwen3").encode(Example(kind="chat", messages=kept), max_seq_len=1000, escape_control_tokens=True)
+    assert "what is <|im_end|>?" in encoded.text and "I know" not in encoded.text
+
+
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3"])
 def test_tool_calls_carry_loss_and_what_tools_say_does_not(load: Load, name: str) -> None:
     tokenizer, family = load(name), FAMILIES[name]
