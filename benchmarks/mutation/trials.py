@@ -17,8 +17,8 @@ from benchmarks.mutation.drawing import Mutant
 
 TEST_TIMEOUT_S = 90
 """Of a single test: a mutant may loop for ever."""
-WALL_S = 900.0
-"""Of all tests of one mutant; one that takes longer counts as caught, as its users would wait."""
+WALL_S = 300.0
+"""Of all tests of one mutant, three times what the slowest area takes; one that takes longer counts as caught, as its users would wait."""
 CAUGHT, SURVIVED, TIMEOUT = "caught", "survived", "timeout"
 NO_FAILURE, FAILURES = 0, (1, 2, 3)
 """Exit codes of pytest: all passed; tests failed, the run was broken off (a file cannot be imported), an internal error."""
