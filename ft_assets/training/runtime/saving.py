@@ -29,6 +29,8 @@ PARTS_TIMEOUT_S = 600.0
 """How long rank 0 waits for the parts of the others: they write at the same time as it does."""
 MAX_WRITE_S = 1800.0
 """Longer than any checkpoint takes: waiting for one that hangs is no progress after this."""
+TOUCH_S = 5.0
+"""Between two signs of life of a step that waits for a checkpoint."""
 STATE = "trainer_state.json"
 
 
@@ -76,7 +78,7 @@ class Saver:
     def wait(self) -> None:
         """Until nothing is being written; raises what went wrong with it."""
         deadline = time.monotonic() + MAX_WRITE_S
-        while not self._idle.wait(5.0):
+        while not self._idle.wait(TOUCH_S):
             if time.monotonic() < deadline:
                 self._touch()  # a large checkpoint on a slow disk is progress
         self.raise_failure()

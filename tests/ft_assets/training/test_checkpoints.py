@@ -304,13 +304,13 @@ def test_checkpoints_newer_than_where_a_run_goes_on_never_crowd_out_what_it_writ
         save(tmp_path, step, spec=OTHER)
     assert latest_valid(tmp_path, SPEC) is None
     assert [p.name for p in checkpoints.set_aside_newer(tmp_path, 0)] == [step_name(n) for n in (300, 400, 500)]
-    for step in (100, 200):
+    for step in (50, 100, 200):
         save(tmp_path, step, attempt=2)
         assert retain(tmp_path, 3) == []
     assert latest_valid(tmp_path, SPEC) == tmp_path / step_name(200)
     assert checkpoints.set_aside_newer(tmp_path, 100) == [tmp_path / step_name(200)]
     assert checkpoints.set_aside_newer(tmp_path, 100) == []
-    assert [p.name for p in tmp_path.iterdir()] == [step_name(100)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [step_name(50), step_name(100)]
     assert checkpoints.set_aside_newer(tmp_path / "absent", 0) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.training.checkpoints import RESUMABLE, read_manifest, step_name, verify
+from ft_assets.training.runtime import saving
 from ft_assets.training.runtime.saving import Saver
 from ft_assets.training.spec import RunFile
 from tests.ft_assets.training.attempts import SPEC
@@ -53,8 +54,27 @@ def no_more_threads() -> Iterator[None]:
         threading.stack_size(before)
 
 
-def saver_of(strategy: Any, work_dir: Path) -> Saver:
-    return Saver(RunFile(spec=SPEC, attempt=1, base_model_dir=work_dir, pack_dir=work_dir, work_dir=work_dir), strategy)
+@dataclass(frozen=True)
+class Held(SmallState):
+    """Writes once `may_write`, and fails then if it `fails`."""
+
+    may_write: threading.Event = field(default_factory=threading.Event)
+    fails: bool = False
+
+    def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
+        ready = super().save(directory, base_model=base_model)
+
+        def write() -> None:
+            self.may_write.wait()
+            if self.fails:
+                raise OSError("no such device")
+            ready()
+
+        return write
+
+
+def saver_of(strategy: Any, work_dir: Path, **more: Any) -> Saver:
+    return Saver(RunFile(spec=SPEC, attempt=1, base_model_dir=work_dir, pack_dir=work_dir, work_dir=work_dir), strategy, **more)
 
 
 @pytest.fixture
@@ -119,3 +139,50 @@ def test_the_first_rank_alone_sweeps_drafts_of_dead_attempts(tmp_path: Path, ran
     draft.mkdir(parents=True)
     saver_of(SmallState(rank, 2), tmp_path)
     assert draft.exists() is left
+
+
+def test_waiting_for_a_slow_disk_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "TOUCH_S", 0.01)
+    held, touches = Held(), list[int]()
+
+    def touch() -> None:
+        touches.append(1)
+        if len(touches) == 3:
+            held.may_write.set()
+
+    saver = saver_of(held, tmp_path, touch=touch)
+    saver.save_now(state(5), {})
+    assert len(touches) >= 3 and saver.committed_step == 5
+
+
+def test_waiting_for_a_disk_that_hangs_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "TOUCH_S", 0.01)
+    monkeypatch.setattr(saving, "MAX_WRITE_S", 0.0)
+    held, touches = Held(), list[int]()
+    threading.Timer(0.2, held.may_write.set).start()
+    saver_of(held, tmp_path, touch=lambda: touches.append(1)).save_now(state(5), {})
+    assert not touches
+
+
+def test_a_newer_checkpoint_is_written_although_the_one_before_was_not(saver: Saver) -> None:
+    assert saver.stall_s == 0.0
+    saver.save(state(3, last=object()), {})
+    saver.save_now(state(4), {})
+    assert (saver.committed_step, saver.stall_s > 0.0) == (4, True)
+
+
+def test_the_first_rank_says_which_parts_did_not_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "PARTS_TIMEOUT_S", 0.05)
+    first, second = (saver_of(SmallState(rank, 3, saves_alone=False), tmp_path) for rank in range(2))
+    second.save_now(state(5), {})
+    with pytest.raises(TimeoutError, match=r"\['\.part-2'\] of the other ranks did not appear within 0 s"):
+        first.save_now(state(5), {})
+
+
+def test_a_rank_that_fails_takes_no_other_ranks_part_away(tmp_path: Path) -> None:
+    second, third = saver_of(SmallState(1, 3, saves_alone=False), tmp_path), Held(2, 3, saves_alone=False, fails=True)
+    third.may_write.set()
+    second.save_now(state(5), {})
+    with pytest.raises(OSError, match="no such device"):
+        saver_of(third, tmp_path).save_now(state(5), {})
+    assert [p.name for p in tmp_path.rglob("shard-*")] == ["shard-1.pt"]
