@@ -95,6 +95,13 @@ def test_the_characters_that_are_tokenized_are_bounded_by_the_limit_and_the_leng
     assert seen == [exact_chars(LIMIT) * 4**i for i in range(tried)] and len(part) == seen[-1]
 
 
+def test_a_prefix_ends_at_the_last_space_that_is_near_enough() -> None:
+    text = "some words " * 100_000
+    part = encode_prefix(text, LIMIT, len)
+    assert exact_chars(LIMIT) - len(" words") <= len(part) <= exact_chars(LIMIT)
+    assert part.endswith(("some", "words")) and text.startswith(part)
+
+
 @pytest.mark.parametrize("policy", ["truncate", "drop", "reject"])
 def test_a_row_of_megabytes_is_counted_up_to_the_limit_whatever_the_policy(
     jsonl: Callable[..., Path], tiny_model: Path, policy: Any

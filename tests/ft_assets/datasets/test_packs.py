@@ -273,6 +273,11 @@ CHANGES: list[Callable[[PackSettings], PackSettings]] = [
 ]
 
 
+def test_packs_that_are_stored_keep_their_fingerprint() -> None:
+    """Where this fails, every stored pack would be built anew: raise PACK_FORMAT if that is wanted."""
+    assert pack_fingerprint("ds_1", "t", "m", PackSettings(max_seq_len=128)) == "pk_f974db01b6c337cc732b135662cb9430"
+
+
 def test_the_fingerprint_changes_with_all_that_decides_the_content_and_with_nothing_else() -> None:
     base = pack_fingerprint("ds_1", "t", "m", SETTINGS)
     others = {pack_fingerprint("ds_1", "t", "m", change(SETTINGS)) for change in CHANGES}

@@ -199,6 +199,13 @@ def test_an_injected_turn_is_refused_or_becomes_plain_text(load: Load, name: str
     assert len([t for t in text.input_ids.tolist() if t in control]) == 1 + (family.bos is not None)
 
 
+def test_the_pattern_of_a_conversations_roles_is_made_once(load: Load) -> None:
+    patterns = load("chatml")._patterns
+    first = patterns.find(("user", "assistant"))
+    assert first is not None and patterns.find(("system", "user", "assistant")) is not None
+    assert patterns.find(("user", "assistant")) is first
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_and_train_on_inputs_follow_the_rules(load: Load, name: str) -> None:
     tokenizer, family = load(name), FAMILIES[name]
