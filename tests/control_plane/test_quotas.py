@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.quotas import Ask, Standing, Usage, admit, at_cap, may_go_on, month_of, overage_s, promised_start, reached
+from control_plane.quotas import Ask, Standing, Usage, admit, at_cap, left_s, may_go_on, month_of, overage_s, promised_start, reached
 from control_plane.tenants import Tenant
 from ft_assets.errors import InvalidRequest
 from tests.a_tenant import a_tenant
@@ -64,6 +64,13 @@ def test_an_unknown_tier_is_refused_with_those_there_are() -> None:
 def at(*, settled: float = 0.0, running: float = 0.0, held: float = 0.0) -> Standing:
     """A standing, in hours."""
     return Standing(settled_s=settled * HOUR, running_s=running * HOUR, held_s=held * HOUR)
+
+
+@pytest.mark.parametrize(("hard", "committed", "left"), [(10.0, 4.0, 6.0), (10.0, 9.9999, 0.0001), (10.0, 10.0, 0.0), (10.0, 11.0, 0.0)])
+def test_what_the_hard_cap_leaves_is_never_below_nothing(hard: float, committed: float, left: float) -> None:
+    found = left_s(a_tenant(hard_gpu_hours=hard), at(settled=committed))
+    assert found == pytest.approx(left * HOUR)
+    assert left_s(a_tenant(hard_gpu_hours=None), at(settled=committed)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from control_plane.tenants import TIERS, Principal, Role, Scope, role_named, within
@@ -9,6 +11,7 @@ from ft_assets.errors import Forbidden, InvalidRequest
 from tests.a_tenant import a_tenant
 
 ACME = a_tenant()
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_a_higher_tier_never_allows_less() -> None:
@@ -17,6 +20,20 @@ def test_a_higher_tier_never_allows_less() -> None:
         assert lower.max_jobs_in_flight <= higher.max_jobs_in_flight
         assert lower.max_file_bytes <= higher.max_file_bytes
         assert lower.may_train_full <= higher.may_train_full
+
+
+def test_the_documented_limits_are_those_of_the_tiers() -> None:
+    def shown(number: float | None, none: str) -> str:
+        return none if number is None else f"{number:,.0f}"
+
+    quotas, tenancy = ((DOCS / name).read_text() for name in ("quotas.md", "tenancy.md"))
+    for row, none, numbers in (
+        ("jobs in flight", "", [t.max_jobs_in_flight for t in TIERS.values()]),
+        ("soft limit, GPU-hours a month", "none", [t.soft_gpu_hours for t in TIERS.values()]),
+        ("hard cap, GPU-hours a month", "none", [t.hard_gpu_hours for t in TIERS.values()]),
+    ):
+        assert f"| {row} | {' | '.join(shown(n, none) for n in numbers)} |" in quotas
+    assert f"({', '.join(f'{t.name} {t.requests_per_minute:,}' for t in TIERS.values())};" in tenancy
 
 
 @pytest.mark.parametrize("held", list(Scope))

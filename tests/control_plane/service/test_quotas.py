@@ -255,7 +255,13 @@ def test_each_share_of_each_limit_is_told_once_a_month_and_a_new_limit_anew(acco
     account.wait(hours=2)
     assert capping.enforce(account.platform).told == 1
     assert account.told() == [("quota.threshold_reached", "soft", 80), ("quota.threshold_reached", "soft", 100)]
-    assert [e.data["percent"] for e in account.events(held.job_id, "quota_threshold_reached")] == [80, 100]
+    at_80, at_100 = account.events(held.job_id, "quota_threshold_reached")
+    assert (at_80.data["percent"], at_100.data["percent"]) == (80, 100)
+    billed = "% of the soft limit of 10 is reached. What exceeds it is billed as overage."
+    assert (at_80.message, at_100.message) == (
+        f"8 GPU-hours are used this month: 80 {billed}",
+        f"10 GPU-hours are used this month: 100 {billed}",
+    )
     account.limit(soft_gpu_hours=12)
     assert capping.enforce(account.platform).told == 1, "80 % of another limit"
 
