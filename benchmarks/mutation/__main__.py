@@ -110,9 +110,8 @@ def _run(tasks: Sequence[Task], *, workers: int) -> None:
                 while not failures:
                     task = waiting.get_nowait()
                     if frozenset(task.tests) not in green:
-                        outcome, line, _ = copy.run(task.tests)
-                        if outcome != SURVIVED:
-                            raise RuntimeError(f"the tests of {task.mutant.area} fail without a mistake: {line}")
+                        if copy.run(task.tests)[0] != SURVIVED:
+                            raise RuntimeError(f"the tests of {task.mutant.area} fail without a mistake:\n{copy.said}")
                         green.add(frozenset(task.tests))
                     with copy.with_mistake(task.mutant):
                         outcome, line, seconds = copy.run(task.tests)

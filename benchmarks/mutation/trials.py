@@ -38,6 +38,8 @@ class Copy:
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.path / name)
         self._times = itertools.count(1_000_000_000)
+        self.said = ""
+        """The end of what the last run said."""
         with contextlib.suppress(FileExistsError):
             (directory / "shared").symlink_to(root.parent / "shared")
 
@@ -80,6 +82,7 @@ class Copy:
         except subprocess.TimeoutExpired:
             _end(process)
             return TIMEOUT, f"over {WALL_S:.0f} s", time.monotonic() - began
+        self.said = output[-4000:]
         lines = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))] or output.splitlines()[-1:]
         took = time.monotonic() - began
         if process.returncode == NO_FAILURE:
@@ -87,7 +90,7 @@ class Copy:
         if process.returncode in CRASHES:
             return CAUGHT, signal.Signals(-process.returncode).name, took
         if process.returncode not in FAILURES and NO_CONFTEST not in output:
-            raise RuntimeError(f"pytest ended with {process.returncode}:\n{output[-4000:]}")
+            raise RuntimeError(f"pytest ended with {process.returncode}:\n{self.said}")
         return CAUGHT, lines[0], took
 
 
