@@ -25,6 +25,7 @@ from control_plane.tables import files as files_table
 from control_plane.tables import tenants as tenants_table
 from ft_assets.errors import Fault, QuotaExceeded
 from ft_assets.training.failures import FailureClass, Retry
+from tests.database_roles import as_owner
 from tests.followed_jobs import Job, until
 from tests.ledger import enter
 from tests.scripted_training import Scenario
@@ -208,6 +209,63 @@ def test_an_attempt_counts_in_the_months_in_which_it_ran(account: Account) -> No
     assert account.hours() == (1, 0, 0), "the two hours of May are not used again in June"
 
 
+def _ended_without_a_bill(account: Account, held: attempts.Claim, *, is_final: bool = False) -> None:
+    """What a loop leaves that dies between the end of an attempt and its entry in the ledger."""
+    of_job, at = {"job": held.job_id, "attempt": held.attempt}, account.now[0]
+    with account.platform.engine.begin() as conn:
+        conn.execute(sa.text("UPDATE attempts SET ended_at = :at WHERE job_id = :job AND attempt = :attempt"), {**of_job, "at": at})
+        conn.execute(sa.text("UPDATE reservations SET released_at = :at WHERE job_id = :job AND attempt = :attempt"), {**of_job, "at": at})
+        if is_final:
+            conn.execute(sa.text("UPDATE jobs SET state = 'succeeded', finished_at = :at WHERE id = :job"), {**of_job, "at": at})
+
+
+def test_an_attempt_that_has_ended_counts_until_it_is_in_the_ledger(account: Account) -> None:
+    held = account.running(hours=4)
+    account.wait(hours=1)
+    assert account.end(held, LOST) is JobState.QUEUED
+    again = account.run(held.job_id)
+    account.wait(hours=2)
+    _ended_without_a_bill(account, again)
+    account.wait(minutes=59)
+    assert account.hours()[:2] == (0, 2), "that the first attempt is in the ledger says nothing of the second"
+
+
+def test_a_job_that_has_ended_counts_until_it_is_in_the_ledger(account: Account) -> None:
+    held = account.running(hours=4)
+    account.wait(hours=1)
+    _ended_without_a_bill(account, held, is_final=True)
+    account.wait(minutes=59)
+    assert account.hours()[:2] == (0, 1)
+    account.wait(minutes=2)
+    assert account.hours()[:2] == (0, 0), "after an hour the ledger alone counts"
+
+
+def test_what_ended_before_the_month_began_is_nothing_and_not_less(account: Account) -> None:
+    account.now[0] = datetime(2026, 5, 31, 23, 50, tzinfo=UTC)
+    held = account.running(hours=1)
+    account.wait(minutes=5)
+    _ended_without_a_bill(account, held)
+    account.wait(minutes=6)
+    with account.platform.engine.connect() as conn:
+        assert quotas.standing(conn, account.tenant, account.now[0]).running_s == 0.0
+
+
+def test_a_standing_without_a_job_is_that_of_the_others(account: Account) -> None:
+    mine, other = account.running(hours=2), account.running(hours=2, suffix="other")
+    account.wait(hours=1)
+    account.end(mine, None)
+    account.wait(hours=1)
+    account.end(other, None)
+    with account.platform.engine.connect() as conn:
+        at = quotas.standing(conn, account.tenant, account.now[0], without=mine.job_id)
+    assert (at.settled_s, at.running_s, at.held_s) == (7200.0, 0.0, 0.0)
+    assert account.hours()[0] == 3
+
+
+def test_hours_are_told_to_a_millionth() -> None:
+    assert [quotas.in_hours(s) for s in (0.0, 1.0, 3600.0)] == [0.0, 0.000278, 1.0]
+
+
 def test_entries_of_before_count_by_their_seconds_or_as_a_whole(account: Account) -> None:
     account.now[0] = datetime(2026, 6, 2, tzinfo=UTC)
     june, ended = datetime(2026, 6, 1, tzinfo=UTC).timestamp(), datetime(2026, 6, 1, 1, tzinfo=UTC)
@@ -361,6 +419,17 @@ def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -
     assert account.hours()[2] > 0, "the rest of it is held again"
 
 
+def test_a_cap_that_was_reached_last_month_keeps_nobody_waiting(account: Account) -> None:
+    account.limit(hard_gpu_hours=1)
+    account.now[0] = datetime(2026, 5, 31, 22, tzinfo=UTC)
+    account.running(hours=0.5)
+    account.pack(account.submit(suffix="waiting"), hours=0.1)
+    account.wait(hours=1, minutes=59, seconds=59)
+    assert queue_reading.queue_snapshot(account.platform).capped
+    account.wait(seconds=2)
+    assert not queue_reading.queue_snapshot(account.platform).capped
+
+
 def test_a_suspended_tenants_capped_and_queued_jobs_wait_until_it_is_let_in_again(account: Account) -> None:
     account.limit(hard_gpu_hours=10)
     held = account.running(hours=6)
@@ -403,11 +472,84 @@ def test_a_capped_job_that_its_tenant_pauses_stays_paused_until_the_tenant_resum
     assert account.hours()[2] > 0
 
 
-def test_one_tenants_cap_is_nobody_elses(account: Account, write_chat_rows: Callable[..., Path]) -> None:
-    owner, _ = tenants.create(account.platform, "other", tier="free")
+@pytest.fixture
+def other(account: Account, write_chat_rows: Callable[..., Path]) -> Account:
+    """Another tenant of the same platform, behind the first one in the order of ids."""
+    owner, _ = tenants.create(account.platform, f"u-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
     with write_chat_rows().open("rb") as rows:
         file = files.create(account.platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    other = Account(account.platform, account.now, owner.id, str(file["id"]))
+    return Account(account.platform, account.now, owner.id, str(file["id"]))
+
+
+def test_a_tenant_with_room_lets_no_other_tenants_jobs_go_on(account: Account, other: Account) -> None:
+    held = []
+    for one in (account, other):
+        one.limit(hard_gpu_hours=10)
+        held.append(one.running(hours=6))
+    account.wait(hours=11)
+    assert sorted(capping.enforce(account.platform).paused) == sorted(h.job_id for h in held)
+    for one, claim in zip((account, other), held, strict=True):
+        one.end(claim, PAUSED)
+    assert account.tenant < other.tenant
+    other.limit(hard_gpu_hours=100)
+    assert capping.enforce(account.platform).resumed == [held[1].job_id]
+    assert account.row(held[0].job_id)["state"] == "paused"
+
+
+def test_a_tenant_whose_cap_cannot_be_enforced_holds_up_no_other(account: Account, other: Account) -> None:
+    held = []
+    for one in (account, other):
+        one.limit(hard_gpu_hours=1)
+        held.append(one.running(hours=1))
+    account.wait(hours=2)
+    with as_owner(account.platform).begin() as conn:
+        conn.execute(sa.text("CREATE FUNCTION refuse() RETURNS trigger AS $$BEGIN RAISE EXCEPTION 'a full disk'; END$$ LANGUAGE plpgsql"))
+        this = f"FOR EACH ROW WHEN (NEW.tenant_id = '{account.tenant}')"
+        conn.execute(sa.text(f"CREATE TRIGGER refuse BEFORE UPDATE ON jobs {this} EXECUTE FUNCTION refuse()"))
+    assert capping.enforce(account.platform).paused == [held[1].job_id]
+    with as_owner(account.platform).begin() as conn:
+        conn.execute(sa.text("DROP TRIGGER refuse ON jobs"))
+    assert capping.enforce(account.platform).paused == [held[0].job_id]
+
+
+def _num_blocked(platform: Platform) -> int:
+    """Connections that wait for a lock. Each look is a transaction of its own: within one, PostgreSQL answers the same again."""
+    with platform.engine.connect() as conn:
+        waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+        return int(conn.execute(waiting).scalar_one())
+
+
+def test_a_job_that_was_cancelled_meanwhile_keeps_no_other_from_going_on(account: Account) -> None:
+    account.limit(hard_gpu_hours=10)
+    first, second = account.running(hours=4), account.running(hours=4, suffix="second")
+    account.wait(hours=11)
+    capping.enforce(account.platform)
+    for claim in (first, second):
+        account.end(claim, PAUSED)
+    account.limit(hard_gpu_hours=100)
+    with ThreadPoolExecutor(1) as pool, account.platform.engine.begin() as conn:
+        conn.execute(sa.text("SELECT 1 FROM jobs WHERE id = :job FOR UPDATE"), {"job": first.job_id})
+        enforced = pool.submit(capping.enforce, account.platform)
+        until(lambda: _num_blocked(account.platform) == 1)
+        conn.execute(sa.text("UPDATE jobs SET state = 'cancelled' WHERE id = :job"), {"job": first.job_id})
+        conn.commit()
+        enforced.result()
+    assert [account.row(claim.job_id)["state"] for claim in (first, second)] == ["cancelled", "queued"]
+
+
+def test_of_two_loops_that_pause_a_job_at_once_one_has_paused_it(account: Account) -> None:
+    account.limit(hard_gpu_hours=1)
+    held = account.running(hours=1)
+    account.wait(hours=2)
+    with ThreadPoolExecutor(2) as pool, account.platform.engine.begin() as conn:
+        conn.execute(sa.text("SELECT 1 FROM jobs WHERE id = :job FOR UPDATE"), {"job": held.job_id})
+        rounds = [pool.submit(capping.enforce, account.platform) for _ in range(2)]
+        until(lambda: _num_blocked(account.platform) == 2)
+        conn.commit()
+        assert [job for done in rounds for job in done.result().paused] == [held.job_id]
+
+
+def test_one_tenants_cap_is_nobody_elses(account: Account, other: Account) -> None:
     account.limit(hard_gpu_hours=1)
     mine, theirs = account.running(hours=1), other.running(hours=1)
     account.wait(hours=2)
