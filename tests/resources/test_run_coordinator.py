@@ -115,6 +115,22 @@ def test_a_run_by_hand_without_a_key_serves_what_is_due_and_a_second_one_is_refu
     assert f"serves {due.run_key}" in (refusal(instance, "evaluate", key) or "")
 
 
+def test_a_run_by_hand_takes_the_slot_of_its_own_tenant_whatever_its_tags_say(
+    job: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = job
+    (due,) = due_runs(platform, ("prepare",))
+    told = {"dagster/ft_prepare_slot": "somebody-else", "dagster/ft_run_key": due.run_key}
+    run = create_run_for_test(instance, job_name="prepare", tags={"dagster/partition": f"{tenant}:{job_id}", **told})
+    coordinator = AdmissionRunCoordinator()
+    coordinator.register_instance(instance)
+    with pytest.raises(Exception, match="required for queued runs"):  # the test's run has no code location
+        coordinator.submit_run(SubmitRunContext(run, workspace=None))  # type: ignore[arg-type]
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert (found.tags["dagster/ft_prepare_slot"], found.tags["dagster/ft_run_key"]) == (tenant, due.run_key)
+
+
 def test_where_nothing_is_due_an_operator_may_run_it_again_as_often_as_they_like(
     job: tuple[Platform, str, str], instance: dg.DagsterInstance
 ) -> None:

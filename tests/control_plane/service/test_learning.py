@@ -142,13 +142,14 @@ def test_whole_steps_and_no_more_than_the_most_steps_are_expected(new_job: Calla
     job = new_job()
     model = job.platform.models.get("tiny-base")
 
-    def tokens(rows: int, *, max_steps: int | None = None) -> float:
-        spec = replace(SPEC, optimization=replace(SPEC.optimization, max_steps=max_steps))
+    def tokens(rows: int, *, max_steps: int | None = None, num_epochs: float = 1) -> float:
+        spec = replace(SPEC, optimization=replace(SPEC.optimization, max_steps=max_steps, num_epochs=num_epochs))
         return learning.expect(job.platform, model, spec, num_rows=rows, tokens_per_epoch=rows * 100).trained_tokens
 
     assert tokens(8) == tokens(3) == 800, "a step is 8 rows, filled up with those of the next epoch"
     assert tokens(800) == 80_000
-    assert tokens(800, max_steps=10) == 8_000
+    assert tokens(800, max_steps=10) == tokens(800, max_steps=10, num_epochs=3) == 8_000
+    assert tokens(800, num_epochs=3) == 240_000
 
 
 def test_an_expectation_rests_on_jobs_of_its_own_width(new_job: Callable[..., Job]) -> None:

@@ -118,6 +118,8 @@ def test_large_weights_take_longer_to_read_before_the_first_step() -> None:
     small, large = cost_model.setup_s(CASE), cost_model.setup_s(on(replace(CASE, shape=SEVENTY), 8))
     assert cost_model.SETUP_S < small < large < 300
     assert cost(CASE, "h100-80gb", rows=1, tokens=10).total_s > small
+    read = small - cost_model.SETUP_S, cost_model.setup_s(on(CASE, 8)) - cost_model.SETUP_S
+    assert [EIGHT.num_parameters * 2 / seconds for seconds in read] == [pytest.approx(0.4e9), pytest.approx(0.9e9)], "a node reads faster"
 
 
 def test_the_extra_pass_of_judged_answers_is_launched_unpacked_and_gathered_too() -> None:
