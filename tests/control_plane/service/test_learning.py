@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.estimates import Correction, Kind
-from control_plane.service import expectation, learning, planning
+from control_plane.service import expectation, learning, planning, queue_reading
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
-from control_plane.tables import attempts, jobs, reservations
+from control_plane.tables import attempts, checkpoints, jobs, reservations
 from ft_assets.training.cost_model import Cost
 from tests.followed_jobs import Job
 from tests.training_specs import SPEC
@@ -162,6 +162,20 @@ def test_an_expectation_rests_on_jobs_of_its_own_width(new_job: Callable[..., Jo
         return learning.expect(job.platform, model, spec, num_rows=800, tokens_per_epoch=80_000).correction.num_alike
 
     assert (alike(1), alike(2)) == (0, 1)
+
+
+@pytest.mark.parametrize(("setup_s", "left_s"), [(None, 30.0 + 970.0 / 4), (200.0, 200.0 + 800.0 / 4), (5000.0, 1000.0)])
+def test_a_job_that_goes_on_is_set_up_again_for_as_long_as_was_expected_of_it(
+    setup_s: float | None, left_s: float, new_job: Callable[..., Job]
+) -> None:
+    job = new_job()
+    expected = {"expected_s": 1000.0, "setup_s": setup_s, "total_steps": 100}
+    saved = {"job_id": job.id, "attempt": 1, "step": 75, "object_prefix": "p", "manifest_sha256": "m", "metrics": {}, "created_at": BEGAN}
+    with job.platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(state="queued", queued_at=BEGAN, attempt=1, **expected))
+        conn.execute(sa.insert(checkpoints).values(id=f"c-{job.id}", **saved))
+    (found,) = [w for w in queue_reading.queue_snapshot(job.platform).waiting if w.job_id == job.id]
+    assert found.expected_s == pytest.approx(left_s)
 
 
 def test_an_expectation_says_what_it_learned_from() -> None:
