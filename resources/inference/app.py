@@ -104,7 +104,7 @@ class Server:
             raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
 
     async def _constraint(self, schema: answer_format.Schema) -> Constraint:
-        """New schemas are compiled one after another, in a thread of their own: whoever sends many of them holds up no other request."""
+        """New schemas are compiled one after another in a thread of their own; requests without a new one do not wait for them."""
         grammars = self.engine.grammars
         try:
             if (kept := grammars.kept(schema)) is not None:

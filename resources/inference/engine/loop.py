@@ -181,7 +181,7 @@ class Engine:
                 command()
             try:
                 self._advance([g for g in joining if not g.cancelled.is_set()])
-            except BaseException:  # a panic of llguidance's is no Exception, and without this thread nobody gets an answer
+            except BaseException:  # a panic inside llguidance is not an Exception, and this thread must survive it
                 log.exception("a step failed; its requests end with an error")
                 self._fail(joining)
         self._fail(self._waiting)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -519,6 +520,16 @@ def _num_blocked(platform: Platform) -> int:
         return int(conn.execute(waiting).scalar_one())
 
 
+@contextmanager
+def _rounds_that_wait_for(job_id: str, account: Account, *, count: int) -> Iterator[tuple[sa.Connection, list[Future[capping.Round]]]]:
+    """A transaction that has the job's row, and so many rounds that have begun and wait for it."""
+    with ThreadPoolExecutor(count) as pool, account.platform.engine.begin() as conn:
+        conn.execute(sa.text("SELECT 1 FROM jobs WHERE id = :job FOR UPDATE"), {"job": job_id})
+        rounds = [pool.submit(capping.enforce, account.platform) for _ in range(count)]
+        until(lambda: _num_blocked(account.platform) == count)
+        yield conn, rounds
+
+
 def test_a_job_that_was_cancelled_meanwhile_keeps_no_other_from_going_on(account: Account) -> None:
     account.limit(hard_gpu_hours=10)
     first, second = account.running(hours=4), account.running(hours=4, suffix="second")
@@ -527,10 +538,7 @@ def test_a_job_that_was_cancelled_meanwhile_keeps_no_other_from_going_on(account
     for claim in (first, second):
         account.end(claim, PAUSED)
     account.limit(hard_gpu_hours=100)
-    with ThreadPoolExecutor(1) as pool, account.platform.engine.begin() as conn:
-        conn.execute(sa.text("SELECT 1 FROM jobs WHERE id = :job FOR UPDATE"), {"job": first.job_id})
-        enforced = pool.submit(capping.enforce, account.platform)
-        until(lambda: _num_blocked(account.platform) == 1)
+    with _rounds_that_wait_for(first.job_id, account, count=1) as (conn, (enforced,)):
         conn.execute(sa.text("UPDATE jobs SET state = 'cancelled' WHERE id = :job"), {"job": first.job_id})
         conn.commit()
         enforced.result()
@@ -541,10 +549,7 @@ def test_of_two_loops_that_pause_a_job_at_once_one_has_paused_it(account: Accoun
     account.limit(hard_gpu_hours=1)
     held = account.running(hours=1)
     account.wait(hours=2)
-    with ThreadPoolExecutor(2) as pool, account.platform.engine.begin() as conn:
-        conn.execute(sa.text("SELECT 1 FROM jobs WHERE id = :job FOR UPDATE"), {"job": held.job_id})
-        rounds = [pool.submit(capping.enforce, account.platform) for _ in range(2)]
-        until(lambda: _num_blocked(account.platform) == 2)
+    with _rounds_that_wait_for(held.job_id, account, count=2) as (conn, rounds):
         conn.commit()
         assert [job for done in rounds for job in done.result().paused] == [held.job_id]
 
