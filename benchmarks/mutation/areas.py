@@ -82,6 +82,7 @@ AREAS = (
         ),
         tests=(
             "tests/control_plane/test_quotas.py", "tests/control_plane/test_tenants.py", "tests/control_plane/service/test_quotas.py",
+            "tests/control_plane/service/test_hard_cap.py",
             "tests/control_plane/service/test_submission.py", "tests/api/test_quota.py", "tests/sensors/test_quotas_sensor.py",
         ),
     ),

@@ -19,6 +19,9 @@ def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
     yield f"{name}: {'NOT ' + verdict.removeprefix('not ').replace('valid', 'VALID', 1) if not report['valid'] else verdict}"
     if report.get("review"):
         yield f"  waits for review ({', '.join(report['review'])}): `ft datasets approve {report['dataset_id']}`"
+    if not report["valid"] and not report.get("container"):
+        yield from _remedy_lines(report)
+        return
     stats = report.get("stats") or {}
     yield f"  {_container(report)}; {report.get('format_reason') or 'no row could be read'}"
     removed = stats.get("dedup_removed") or 0
@@ -41,6 +44,16 @@ def _container(report: Mapping[str, Any]) -> str:
     compression = f", {container['compression']}" if container.get("compression") else ""
     encoding = policies.get("encoding", "utf-8")
     return kind + compression + (f", read as {encoding}" if encoding != "utf-8" else "")
+
+
+def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Of a file that was refused before a row was read: the verdict has said why."""
+    from ft_assets.datasets.causes import problems_of
+
+    for problem in problems_of(report):
+        yield f"  fix: {problem['fix']}"
+        if problem.get("command"):
+            yield f"  {problem['command']}"
 
 
 def _problem_lines(report: Mapping[str, Any]) -> Iterator[str]:

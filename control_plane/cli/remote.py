@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from control_plane.cli import session
 from ft_assets.errors import InvalidRequest, Unauthenticated, Unavailable
@@ -56,8 +57,13 @@ def _invalid(url: str, error: Exception) -> InvalidRequest:
 def _unreachable(url: str, error: Exception) -> Unavailable:
     what = f"nothing listens at {url}" if _is_refused(error) else f"no answer from {url} ({error or type(error).__name__})"
     local = session.local_url()
-    remedy = f"the stack of this machine is at {local}" if local and local != url else "start the platform with `ft up`"
-    return Unavailable(f"{what}, {session.url_origin()}; {remedy}, or name the address with --url or FT_API_URL", code="unreachable")
+    if local and local != url:
+        remedy = f"the stack of this machine is at {local}, or name the address with --url or FT_API_URL"
+    elif urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        remedy = "start the platform with `ft up`, or name the address with --url or FT_API_URL"
+    else:
+        remedy = "check the address, or name another with --url or FT_API_URL"
+    return Unavailable(f"{what}, {session.url_origin()}; {remedy}", code="unreachable")
 
 
 def _is_refused(error: BaseException | None) -> bool:

@@ -45,11 +45,11 @@ class FineTune:
     """Windows of an optimizer step: about five tickets."""
     per_device_batch_size: int = 1
     """Windows of a forward pass. Flattened windows attend in one square, so one at a time costs least on a CPU."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     """High for a LoRA: the usual rates are for models a thousand times wider."""
     schedule: str = "linear"
-    warmup_steps: int = 30
-    epochs: float = 1.0
+    warmup_steps: int = 38
+    epochs: float = 1.25
     lora_r: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.0

@@ -22,6 +22,8 @@ CANNOT_RUN = {
     "sudo systemd-analyze verify /etc/systemd/system/ft-platform.service": "needs systemd; tests/deploy verifies the unit",
     "sudo systemctl enable --now ft-platform": "needs systemd as init",
     "ft admin models add meta-llama/Llama-3.1-8B-Instruct": "fetches 16 GB from the Hub, behind a licence to be accepted",
+    "ft manifest server": "needs a model that was trained whole, and a cluster",
+    "ft admin pool-manifest": "needs a cluster",
     "ft export ft:demo-llama-3m:acme:tickets:... --format merged --push": "pushes to the Hub with a token",
 }
 """How a command begins that the live stack of the test has no means for, and why. At most ten."""

@@ -16,7 +16,7 @@ from control_plane.api.schemas.errors import Error
 from control_plane.cli.app import build
 from ft_assets.evals import task_files
 from ft_assets.training.memory.gpus import GPUS
-from tests.docs.pages import CANNOT_RUN, LANGUAGES, PAGES, Block, blocks, commands, of_language
+from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, Block, blocks, commands, of_language
 from tests.docs.reader import reader
 
 COMMANDS = [command for block in of_language("bash") for command in commands(block)]
@@ -29,6 +29,12 @@ def test_every_fenced_block_names_its_language() -> None:
     assert {page.name: 2 * len(blocks(page)) for page in PAGES} == fences, "a fence was left open, or is indented"
     unknown = {block.place: block.language for page in PAGES for block in blocks(page) if block.language not in LANGUAGES}
     assert unknown == {}, "commands are bash, what is only read is text"
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_code_is_fenced_and_not_only_indented(page: Path) -> None:
+    paragraphs = FENCE.sub("", page.read_text()).split("\n\n")
+    assert [p for p in paragraphs if p.startswith("    ")] == [], "what is only indented is run by no test"
 
 
 @pytest.mark.parametrize(("place", "words"), [pytest.param(*ft, id=f"{ft[0]} {' '.join(ft[1][:3])}") for ft in FT])

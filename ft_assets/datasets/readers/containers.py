@@ -33,6 +33,8 @@ MAX_BYTES = 10 * 1024**3
 GZIP, ZSTD, PARQUET, UTF8_BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xef\xbb\xbf"
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """First bytes of Office files before 2007."""
+OTHER_OFFICE = {".doc": "a Word document", ".ppt": "a PowerPoint presentation", ".msg": "an Outlook message"}
+"""Files that begin so and are no workbook, by the end of their names."""
 OPEN_DOCUMENT = b"application/vnd.oasis.opendocument.spreadsheet"
 SEPARATOR_LINE = re.compile(rb"\"?sep=([^\w\s\"\x00-\x1f\x7f-\xff]|\t)\"?\r?\n", re.IGNORECASE)
 """First line of a CSV file, which tells Excel its separator: a mark of ASCII, or a tab."""
@@ -276,7 +278,7 @@ def _refuse_non_text(head: bytes, filename: str, encoding: str) -> None:
     if head.startswith(UTF16) or _looks_utf16(head):
         is_utf16 = head.startswith(UTF16[:2]) and not head.startswith(UTF32)
         options = "--encoding utf-16" if is_utf16 else ""
-        message = f"{filename} is UTF-16 text; read it as such ({options})" if is_utf16 else f"{filename} is UTF-16 or UTF-32 text"
+        message = f"{filename} is UTF-16 text; read it as such" if is_utf16 else f"{filename} is UTF-16 or UTF-32 text"
         raise refuse("unsupported_encoding", f"{message}{', or' if is_utf16 else ';'} save it as UTF-8", options=options)
     control = sum(head.count(c) for c in range(32) if c not in (9, 10, 11, 12, 13)) if len(head) else 0
     if control > len(head) * 0.05 and not head.lstrip(UTF8_BOM).lstrip()[:1] == b"{":
@@ -285,6 +287,8 @@ def _refuse_non_text(head: bytes, filename: str, encoding: str) -> None:
 
 def _refuse_spreadsheet(head: bytes, filename: str) -> None:
     """A workbook is not read: which of its sheets holds the rows, and what a formula comes to, is for its owner to say."""
+    if head.startswith(OLE) and (other := OTHER_OFFICE.get(PurePath(filename.lower()).suffix)):
+        raise refuse("binary_file", f"{filename} is {other}, no dataset; upload JSONL, a JSON array, CSV or Parquet")
     is_excel = head.startswith(OLE) or (head.startswith(b"PK") and (b"xl/" in head or filename.lower().endswith((".xlsx", ".xlsm"))))
     if is_excel:
         how = "in Excel choose File > Save As > 'CSV UTF-8 (Comma delimited) (*.csv)', in LibreOffice 'Text CSV' with 'Unicode (UTF-8)'"

@@ -100,7 +100,7 @@ def not_utf8(raw: bytes, *, path: str = "", place: str = "") -> Problem:
         path=path,
         code="invalid_utf8",
         message=f"{message}; as {LABELS[likely]} it reads {read!r}",
-        fix=f"read the file as {LABELS[likely]} ({options}), or save it as UTF-8",
+        fix=f"read the file as {LABELS[likely]}, or save it as UTF-8",
         options=options,
     )
 

@@ -105,7 +105,7 @@ def _rows_within(whole: JsonObject | None, rows_at: str | None, sniffed: Sniffed
     if arrays and not any(a.key in FIELDS for a in arrays):
         options = f"--rows-at {shlex.quote(arrays[0].key)}"
         raise refuse(
-            "rows_in_object", f"{filename} is one JSON object with rows under {_spelled(arrays)}; name one: {options}", options=options
+            "rows_in_object", f"{filename} is one JSON object with rows under {_spelled(arrays)}; name the key to read", options=options
         )
     if whole is not None and whole.is_columns:
         how = "with pandas: df.to_json('rows.jsonl', orient='records', lines=True)"

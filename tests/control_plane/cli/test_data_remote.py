@@ -80,7 +80,7 @@ def test_suites_are_added_listed_and_removed(ft: Ft, tmp_path: Path) -> None:
 
 def test_recipes_are_listed_and_shown_with_their_sources(ft: Ft) -> None:
     listed = {r["id"]: r for r in ft("recipes", "list", "--json").json}
-    assert {"any-lora@2", "any-full@2", "demo-llama-3m@5"} <= set(listed)
+    assert {"any-lora@2", "any-full@2", "demo-llama-3m@6"} <= set(listed)
     done = ft("recipes", "show", "any-full", "--method", "dpo")
     assert done.code == 0, done.err
     assert "5e-07" in done.out

@@ -68,6 +68,11 @@ def test_a_wrong_url_says_that_nothing_listens_there_before_it_asks_for_a_key(of
     assert "no_api_key" not in done.err
 
 
+def test_of_another_host_the_address_is_to_be_checked(offline: Ft) -> None:
+    done = offline("--url", "http://127.0.0.2:9", "jobs")
+    assert (done.code, "ft up" in done.err, "check the address" in done.err) == (4, False, True)
+
+
 def test_a_wrong_url_names_the_stack_that_does_run_here(offline: Ft, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "endpoints.json").write_text(json.dumps({"api": "http://127.0.0.1:8123"}))

@@ -19,6 +19,7 @@ from control_plane.tables import deployments, replica_adapters
 from control_plane.tenants import Tenant
 from tests.fleet_in_memory import ONE, TWO, Clock, Place, Servers
 from tests.followed_jobs import Job, Scripted, store_pack
+from tests.tenant_accounts import MID_MONTH, Account
 from tests.training_specs import SPEC
 
 
@@ -75,3 +76,13 @@ def place(platform: Platform) -> Place:
     tenant, clock, servers = f"t-{uuid.uuid4().hex[:8]}", Clock(), Servers(ONE, TWO)
     tenants.create(platform, tenant)
     return Place(platform=replace(platform, fleet=servers, clock=clock), servers=servers, clock=clock, tenant=tenant)
+
+
+@pytest.fixture
+def account(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Account:
+    now = [MID_MONTH]
+    platform = replace(new_platform(local_gpus="8"), clock=lambda: now[0])
+    owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    return Account(platform, now, owner.id, str(file["id"]))

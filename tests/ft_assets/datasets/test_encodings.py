@@ -196,6 +196,12 @@ def test_a_workbook_is_refused_with_the_way_to_export_it(tmp_path: Path, name: s
     assert f"`ft check {name.rsplit('.', 1)[0]}.csv`" in problem["message"]
 
 
+def test_an_old_word_document_is_called_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "letter.DOC").write_bytes(WORKBOOKS["old.xls"])
+    (problem,) = read(tmp_path / "letter.DOC").problems
+    assert (problem["code"], "letter.DOC is a Word document, no dataset" in problem["message"]) == ("binary_file", True)
+
+
 @pytest.mark.parametrize(("name", "exported"), [("my book.xlsx", "'my book.csv'"), (".", "rows.csv")])
 def test_the_exported_file_is_named_as_a_shell_takes_it(tmp_path: Path, name: str, exported: str) -> None:
     (tmp_path / "stored").write_bytes(WORKBOOKS["old.xls"])

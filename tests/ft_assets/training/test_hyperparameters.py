@@ -36,7 +36,7 @@ def test_auto_and_absent_are_the_same_spec() -> None:
 
 
 def test_a_model_gets_the_recipe_made_for_it_and_others_the_fallback() -> None:
-    assert spec({}).recipe == "demo-llama-3m@5"
+    assert spec({}).recipe == "demo-llama-3m@6"
     assert spec({}, SMALL).recipe == "any-lora@2"
 
 
@@ -44,7 +44,7 @@ def test_the_small_recipe_is_fp32_with_a_high_rate_on_short_windows() -> None:
     found = spec({})
     assert found.lora is not None
     assert (found.precision, found.max_seq_len, found.gradient_checkpointing) == ("fp32", 512, False)
-    assert found.optimization.learning_rate == pytest.approx(2e-3)
+    assert found.optimization.learning_rate == pytest.approx(1.5e-3)
     assert (found.lora.rank, found.lora.alpha) == (16, 32)
 
 
@@ -62,7 +62,7 @@ def test_alpha_follows_the_rank_unless_it_is_given() -> None:
 
 
 def test_the_multiplier_multiplies_the_rate_of_the_recipe() -> None:
-    assert spec({"learning_rate_multiplier": 0.5}).optimization.learning_rate == pytest.approx(1e-3)
+    assert spec({"learning_rate_multiplier": 0.5}).optimization.learning_rate == pytest.approx(7.5e-4)
     assert spec({"learning_rate": 1e-3}).optimization.learning_rate == 1e-3
 
 
@@ -116,7 +116,7 @@ def test_every_step_is_a_whole_batch_and_every_row_is_seen(windows: int, request
 
 @pytest.mark.parametrize(("windows", "every"), [(10, 10), (1_000, 100), (10_000, 500)])
 def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(windows: int, every: int) -> None:
-    assert spec({}, facts=pack(num_windows=windows)).checkpoint.every_steps == every
+    assert spec({"n_epochs": 1}, facts=pack(num_windows=windows)).checkpoint.every_steps == every
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_reference_and_warm_start_are_part_of_the_spec() -> None:
 def test_what_a_client_reads_back_is_what_was_resolved() -> None:
     asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5}
     assert openai_hyperparameters(spec(asked).to_dict(), asked) == asked
-    given = {"learning_rate": 1e-3, "n_epochs": "auto"}
+    given = {"learning_rate": 7.5e-4, "n_epochs": "auto"}
     assert openai_hyperparameters(spec(given).to_dict(), given)["learning_rate_multiplier"] == pytest.approx(0.5)
     assert openai_hyperparameters(spec({}, method="dpo").to_dict(), {})["beta"] == 0.1
 
