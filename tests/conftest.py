@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from starlette.types import ASGIApp
 
 from control_plane import settings as settings_module
-from control_plane.service import tenants
+from control_plane.service import references, tenants
 from control_plane.service.platform import Platform
 from control_plane.targets import parse_networks
 from control_plane.tenants import Tenant
@@ -272,3 +272,10 @@ def write_chat_rows(tmp_path: Path) -> Callable[..., Path]:
 def pytest_collection_finish() -> None:
     """Keep the garbage collector away from what was imported so far: looking through all of it takes a second each time."""
     gc.freeze()
+
+
+@pytest.fixture
+def forked_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reference log-probabilities are computed by a forked process; a fresh one imports for seven seconds."""
+    forked_modules.address()
+    monkeypatch.setattr(references, "RUNTIME", "tests.forked_reference")

@@ -194,10 +194,9 @@ def _become(order: Mapping[str, Any]) -> None:
         runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 
-def _interpret(code: str) -> int:
-    """Have `code` run by a forked process that has this one's streams; its exit code."""
-    order = {"code": code, "argv": ["-c"], "env": dict(os.environ), "cwd": str(Path.cwd())}
-    forked = _fork(os.environ[FORKS_AT], order, (0, 1, 2))
+def stand_in(**order: Any) -> int:
+    """Have `code`, or a `module`, with `argv` run by a forked process that has this one's streams; its exit code."""
+    forked = _fork(os.environ[FORKS_AT], {**order, "env": dict(os.environ), "cwd": str(Path.cwd())}, (0, 1, 2))
     return forked.wait()
 
 
@@ -205,4 +204,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         _become(_serve(sys.argv[2]))
     else:
-        sys.exit(_interpret(sys.argv[-1]))
+        sys.exit(stand_in(code=sys.argv[-1], argv=["-c"]))

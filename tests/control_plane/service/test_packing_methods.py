@@ -221,6 +221,7 @@ def test_the_evaluation_asks_for_answers_that_are_wanted(
         assert [m["role"] for m in prompt] == ["user"]
 
 
+@pytest.mark.usefixtures("forked_reference")
 @pytest.mark.parametrize(
     ("row", "method"), [(preferences, "dpo"), (preferences, "simpo"), (judgements, "kto"), (documents, "cpt"), (chats, "sft")]
 )

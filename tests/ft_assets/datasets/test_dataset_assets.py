@@ -67,6 +67,7 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Pl
     assert told, "packing says how far it is"
 
 
+@pytest.mark.usefixtures("forked_reference")
 def test_judged_answers_show_their_labels_and_what_they_are_compared_with(platform: Platform, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the training environment")
     rows = tmp_path / "judged.jsonl"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
+from functools import partial as later
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +72,26 @@ def labels(exact: int, *, loosely: bool) -> EvalReport:
 
 
 @pytest.mark.parametrize(
-    ("made", "run", "codes", "changes"),
+    ("make", "run", "codes", "changes"),
     [
-        pytest.param(report(), RUN, [], {}, id="health"),
-        pytest.param(report(scored=LOST), RUN, ["forgetting"], {"learning_rate": 1e-4, "rank": 8, "n_epochs": 1.5}, id="forgetting"),
+        pytest.param(report, RUN, [], {}, id="health"),
+        pytest.param(later(report, scored=LOST), RUN, ["forgetting"], {"learning_rate": 1e-4, "rank": 8, "n_epochs": 1.5}, id="forgetting"),
         pytest.param(
-            report(base_part={"refusals": len(UNSAFE)}, refusals=5), RUN, ["safety_loss"], {"safety_share": 0.05}, id="refusals lost"
+            later(report, base_part={"refusals": len(UNSAFE)}, refusals=5), RUN, ["safety_loss"], {"safety_share": 0.05}, id="refusals lost"
         ),
         pytest.param(
-            report(base_part={"refusals": len(UNSAFE)}, refusals=5), LastRun(safety_share=0.05), ["safety_loss"], {"safety_share": 0.1},
-            id="refusals lost in spite of safety examples",
+            later(report, base_part={"refusals": len(UNSAFE)}, refusals=5), LastRun(safety_share=0.05),
+            ["safety_loss"], {"safety_share": 0.1}, id="refusals lost in spite of safety examples",
         ),
-        pytest.param(report(expected='{"a": 1}', adapter=70), RUN, ["wrong_form"], {}, id="JSON that is none"),
-        pytest.param(labels(60, loosely=True), RUN, ["wrong_form"], {}, id="labels that are right but for the letter"),
-        pytest.param(report(base=0, adapter=2), RUN, ["hold_out_more"], {}, id="a gain that may be noise"),
-        pytest.param(report(adapter=20), LastRun(num_examples=120), ["too_little_data"], {}, id="too few examples"),
-        pytest.param(report(adapter=20), RUN, ["underfit"], {"rank": 32, "n_epochs": 6.0}, id="nothing learned from many examples"),
+        pytest.param(later(report, expected='{"a": 1}', adapter=70), RUN, ["wrong_form"], {}, id="JSON that is none"),
+        pytest.param(later(labels, 60, loosely=True), RUN, ["wrong_form"], {}, id="labels that are right but for the letter"),
+        pytest.param(later(report, base=0, adapter=2), RUN, ["hold_out_more"], {}, id="a gain that may be noise"),
+        pytest.param(later(report, adapter=20), LastRun(num_examples=120), ["too_little_data"], {}, id="too few examples"),
+        pytest.param(later(report, adapter=20), RUN, ["underfit"], {"rank": 32, "n_epochs": 6.0}, id="nothing learned from many examples"),
     ],
 )  # fmt: skip
-def test_advice_from_reports(made: EvalReport, run: LastRun, codes: list[str], changes: dict[str, Any]) -> None:
+def test_advice_from_reports(make: Callable[[], EvalReport], run: LastRun, codes: list[str], changes: dict[str, Any]) -> None:
+    made = make()
     found = advise(HEALTHY, report=made, verdict=judge(made, EvalConfig()), run=run)
     assert [a.code for a in found] == codes
     assert combined(found) == changes

@@ -210,6 +210,7 @@ def test_the_newest_one_says_how_large_the_next_will_be(tmp_path: Path) -> None:
     assert checkpoints.size_of_newest(tmp_path) == 0
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
+    (newest / "more").write_bytes(bytes(1000))
     assert checkpoints.size_of_newest(tmp_path) == sum(p.stat().st_size for p in newest.iterdir()) > 0
 
 
