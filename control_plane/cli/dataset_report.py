@@ -47,12 +47,12 @@ def _container(report: Mapping[str, Any]) -> str:
 
 
 def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Of a file that was refused before a row was read: the verdict has said why."""
+    """Of a file that was refused before a row was read: the verdict has said why, and what to do where no option helps."""
     from ft_assets.datasets.causes import problems_of
 
     for problem in problems_of(report):
-        yield f"  fix: {problem['fix']}"
         if problem.get("command"):
+            yield f"  fix: {problem['fix']}"
             yield f"  {problem['command']}"
 
 

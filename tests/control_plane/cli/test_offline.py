@@ -130,6 +130,23 @@ def test_every_bad_row_is_listed_with_its_fix(offline: Ft, write_chat_rows: Call
     assert {e["row"] for e in report.json["errors"]} == {5, 91}
 
 
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("prompt,completion\n".encode("utf-16") * 9, ["fix: read it with --encoding utf-16", "ft check {path} --encoding utf-16"]),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), []),
+    ],
+)
+def test_a_file_that_is_refused_whole_is_answered_once_with_the_command_that_reads_it(
+    offline: Ft, tmp_path: Path, text: bytes, rest: list[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(text)
+    verdict, *further = offline("check", path).out.splitlines()
+    assert "NOT VALID: rows.csv is " in verdict
+    assert [line.strip() for line in further] == [line.format(path=path) for line in rest]
+
+
 def test_columns_of_a_csv_can_be_mapped(offline: Ft, tmp_path: Path) -> None:
     path = tmp_path / "questions.csv"
     path.write_text("ticket,category\n" + "".join(f"question {i},label {i % 7}\n" for i in range(120)))
