@@ -37,6 +37,9 @@ class Copy:
             if (root / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.path / name)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True)
+        self._commit = head.stdout.strip()
+        """What git says of the root: the copy has no git."""
         self._times = itertools.count(1_000_000_000)
         self.said = ""
         """The end of what the last run said."""
@@ -72,7 +75,7 @@ class Copy:
             f"--timeout={TEST_TIMEOUT_S}",
             *tests,
         ]
-        env = {**os.environ, "PYTHONPATH": str(self.path)}
+        env = {**os.environ, "PYTHONPATH": str(self.path), "FT_COMMIT": self._commit}
         began = time.monotonic()
         process = subprocess.Popen(
             argv, cwd=self.path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

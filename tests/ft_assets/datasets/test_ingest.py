@@ -20,7 +20,6 @@ from ft_assets.datasets.ingest import Policies, load_rows, load_stored, validate
 from ft_assets.datasets.readers.opening import parse_column_map
 from ft_assets.datasets.report import DatasetReport
 from ft_assets.datasets.schema import Example, Message, ToolCall, canonical, parse_canonical
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from tests.ft_assets.datasets.examples_of import chat, shared_file
 
 FEW = Policies(min_examples=1)
@@ -383,17 +382,3 @@ def test_a_message_of_3_mb_is_over_long_by_its_characters(jsonl: Callable[..., P
     if policy == "reject":
         (error,) = report.errors
         assert error["row"] == 4 and error["code"] == "example_too_long" and error["message"].startswith("at least ")
-
-
-def test_the_lower_bound_of_tokens_is_one(tokenizer: ChatTokenizer) -> None:
-    for question in ("", " " * 5000, "word " * 1000, "x" * 3000, "\u00fc" * 2000, "<|im_end|>" * 300, "1234567890" * 200):
-        example = Example(kind="chat", messages=(Message(role="user", content=question), Message(role="assistant", content="a")))
-        assert tokenizer.fewest_tokens(example) <= tokenizer.count_tokens(example)
-
-
-def test_a_text_has_at_least_a_token_for_as_many_characters_as_the_longest_has(tokenizer: ChatTokenizer) -> None:
-    longest = max(map(len, tokenizer._tokenizer.get_vocab()))
-    asked = Message(role="user", content="word" * longest)
-    for answer in ("a" * longest, f"<think>{'b' * 10 * longest}</think>{'a' * longest}"):
-        example = Example(kind="chat", messages=(asked, Message(role="assistant", content=answer)))
-        assert tokenizer.fewest_tokens(example) == (4 * longest + len(answer)) // longest

@@ -198,3 +198,17 @@ def test_the_stage_loads_no_heavy_library() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'dagster', 'peft', 'trl', 'numba'}"
     code = f"import sys, {modules}; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3], timeout=60)
+
+
+def test_the_lower_bound_of_tokens_is_one(tokenizer: ChatTokenizer) -> None:
+    for question in ("", " " * 5000, "word " * 1000, "x" * 3000, "\u00fc" * 2000, "<|im_end|>" * 300, "1234567890" * 200):
+        example = Example(kind="chat", messages=(Message(role="user", content=question), Message(role="assistant", content="a")))
+        assert tokenizer.fewest_tokens(example) <= tokenizer.count_tokens(example)
+
+
+def test_a_text_has_at_least_a_token_for_as_many_characters_as_the_longest_has(tokenizer: ChatTokenizer) -> None:
+    longest = max(map(len, tokenizer._tokenizer.get_vocab()))
+    asked = Message(role="user", content="word" * longest)
+    for answer in ("a" * longest, f"<think>{'b' * 10 * longest}</think>{'a' * longest}"):
+        example = Example(kind="chat", messages=(asked, Message(role="assistant", content=answer)))
+        assert tokenizer.fewest_tokens(example) == (4 * longest + len(answer)) // longest
