@@ -79,6 +79,8 @@ def test_a_mistake_is_caught_by_a_test_that_looks_and_the_copy_is_whole_again(tr
     (root / "test_pure.py").write_text("from pure import grown\n\n\ndef test_grown():\n    assert grown(3) == 6\n")
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
     subprocess.run(["git", "add", "."], cwd=root, check=True)
+    by = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", *by, "commit", "-q", "-m", "a tree"], cwd=root, check=True)
     copy = Copy(root, tmp_path / "copies")
     for after, outcome in (("n + 4 if", CAUGHT), ("3 + n if", SURVIVED), ("__import__('os').abort() if", CAUGHT)):
         mutant = from_defect(Defect(name="d", path="pure.py", before="n + 3 if", after=after, tests=()), root, area="planted")
