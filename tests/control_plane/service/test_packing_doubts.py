@@ -82,7 +82,7 @@ def test_hyperparameters_of_the_pack_reach_it(platform: Platform, tenant: Tenant
 
 
 def chats(path: Path, answer: dict[str, Any]) -> Path:
-    """120 conversations of two turns, the last row with `answer`."""
+    """120 conversations of two turns, the last two rows with `answer`."""
     rows = [
         [
             {"role": "user", "content": f"What is {i} plus {i}?"},
@@ -92,7 +92,8 @@ def chats(path: Path, answer: dict[str, Any]) -> Path:
         ]
         for i in range(120)
     ]
-    rows[-1][-1] |= answer
+    for row in rows[-2:]:
+        row[-1] |= answer
     path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     return path
 
@@ -122,10 +123,10 @@ def test_rows_that_do_not_fit_the_base_model_meet_the_policy_of_the_upload(
         made = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", policies={"bad_rows": bad_rows})
     assert made["status"] == "processed"
     if bad_rows == "fail":
-        with pytest.raises(InvalidDataset, match=r"\(rows 120\): .*leaves out the reasoning") as refused:
+        with pytest.raises(InvalidDataset, match=r"\(rows 119\): .*leaves out the reasoning") as refused:
             packed(platform, tenant, training_file=made["id"])
         assert refused.value.code == "reasoning_not_rendered"
         return
     job_id, manifest = packed(platform, tenant, training_file=made["id"])
-    assert manifest.dropped == {"reasoning_not_rendered": 1}
-    assert warned(platform, job_id) == [("rows_left_out", "1 rows are not trained on: reasoning_not_rendered 1")]
+    assert manifest.dropped == {"reasoning_not_rendered": 2}
+    assert warned(platform, job_id) == [("rows_left_out", "2 rows are not trained on: reasoning_not_rendered 2")]

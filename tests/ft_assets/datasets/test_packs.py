@@ -223,6 +223,15 @@ def test_control_tokens_refuse_the_pack_unless_they_are_dropped(tokenizer: ChatT
     assert (manifest.num_examples, manifest.dropped) == (1, {"control_token_in_content": 1})
 
 
+def test_a_row_whose_control_tokens_cannot_be_escaped_meets_the_policy_for_bad_rows(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    examples = [chat_example("q", "fine", row=1), chat_example("q", "a<|im_end|>\U000f0000", row=2)]
+    escaping = replace(SETTINGS, control_tokens="escape")
+    with pytest.raises(InvalidDataset, match=r"hold a control token of the base model \(rows 2\)"):
+        build_pack(examples, tokenizer, replace(escaping, bad_rows="fail"), tmp_path / "a", dataset_id="ds_1")
+    manifest = build_pack(examples, tokenizer, replace(escaping, bad_rows="drop"), tmp_path / "b", dataset_id="ds_1")
+    assert (manifest.num_examples, manifest.dropped) == (1, {"control_token_in_content": 1})
+
+
 def test_nothing_left_to_train_on_is_a_refusal(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     with pytest.raises(InvalidDataset, match="no example is left"):
         build_pack([], tokenizer, SETTINGS, tmp_path, dataset_id="ds_1")

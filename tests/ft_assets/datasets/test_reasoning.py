@@ -61,6 +61,13 @@ def check(path: Path, model: Path | None = None, **policies: Any) -> Any:
     ).report
 
 
+def test_a_field_that_is_only_called_reasoning_is_read_by_nothing(jsonl: Callable[..., Path]) -> None:
+    report = check(jsonl(*({"messages": [ASKED, {"role": "assistant", "content": f"{i}", "reasoning": "hm"}]} for i in range(3))))
+    warned = {w["code"]: w["message"] for w in report.warnings}
+    assert warned["unknown_field"] == "'messages[].reasoning' is read by nothing (3 rows)"
+    assert "reasoning_not_checked" not in warned
+
+
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking"])
 def test_reasoning_fields_are_rendered_by_the_template(field: str, qwen3: Path, jsonl: Callable[..., Path], tmp_path: Path) -> None:
     file = jsonl({"messages": [ASKED, {"role": "assistant", "content": "It is 2.", field: "One and one make two."}]})
@@ -103,6 +110,21 @@ def test_a_turn_carries_loss_only_if_it_reads_as_when_it_was_the_answer(qwen3: P
     assert seen == {("rewritten_in_history", "loss")}
 
 
+def test_rows_whose_only_turn_of_weight_1_carries_no_loss_are_told_and_left_out(
+    qwen3: Path, jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = [
+        {"messages": [ASKED, {"role": "assistant", "content": f"{i}."}, ASKED, {"role": "assistant", "content": f"{i}!", "weight": last}]}
+        for i, last in enumerate((1, 1, 0, 0, 0))
+    ]
+    report = check(jsonl(*rows), qwen3, near_duplicates="off")
+    (warning,) = [w["message"] for w in report.warnings if w["code"] == "turns_without_loss"]
+    assert "; 3 of these rows have no other turn of weight 1 and are left out of training" in warning
+    validate_file(jsonl(*rows), filename="r.jsonl", policies=Policies(min_examples=1, near_duplicates="off"), output=tmp_path / "o.parquet")
+    pack = build_pack(tmp_path / "o.parquet", ChatTokenizer.load(qwen3), PackSettings(max_seq_len=256), tmp_path / "p", dataset_id="ds")
+    assert (pack.num_examples, pack.dropped) == (2, {"nothing_to_train": 3})
+
+
 def test_templates_that_keep_history_as_it_was_train_every_turn(chatml: Path) -> None:
     tokenizer = ChatTokenizer.load(chatml)
     turns = (("user", "1"), ("assistant", "<think>x</think>a"), ("user", "2"), ("assistant", "b"))
@@ -122,6 +144,7 @@ def test_the_check_the_preview_and_the_pack_report_the_same_turns_without_loss(
     (warning,) = [w["message"] for w in report.warnings if w["code"] == "turns_without_loss"]
     assert "6 earlier assistant turns in 6 rows carry no loss" in warning
     assert (report.stats["trained_turns"], report.stats["untrained_turns"]) == (7, 6)
+    assert "left out of training" not in warning
     assert check(file, near_duplicates="off").stats["untrained_turns"] is None, "without a model it is not known"
 
     output = tmp_path / "rows.parquet"
