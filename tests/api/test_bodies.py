@@ -150,3 +150,9 @@ def test_commas_in_a_text_are_no_values(api_url: str, api_key: str) -> None:
     answer = httpx.post(f"{api_url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}, timeout=60)
     assert answer.json()["error"]["code"] == "model_not_found"
     refuse_many_values(JOBS, json.dumps({"suffix": 'a, "b", \\", \\' * 100_000}).encode())
+
+
+def test_texts_with_a_comma_each_are_counted_once(api_url: str, api_key: str) -> None:
+    body = {"model": "tiny-base", "training_file": ["a, b"] * (MAX_VALUES * 6 // 10)}
+    answer = httpx.post(f"{api_url}{JOBS}", json=body, headers={"authorization": f"Bearer {api_key}"}, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "training_file")
