@@ -218,7 +218,7 @@ def test_two_ranks_of_kto_share_one_estimate_and_one_loss(site: Site, tmp_path: 
 def test_the_distance_of_kto_is_estimated_without_dropout_and_without_gradients(site: Site) -> None:
     objective = stirred(site.objective("kto"))
     batch = objective.collate(ROWS)
-    with_gradients = []
+    with_gradients = list[bool]()
 
     def distance() -> float:
         with objective.model.register_forward_pre_hook(lambda *_: with_gradients.append(torch.is_grad_enabled())):
