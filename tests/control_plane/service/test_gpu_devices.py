@@ -10,18 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.service import eval_following, files, gpu_devices, jobs, scheduling
+from control_plane.protocols import Workload, WorkloadStatus
+from control_plane.service import eval_following, evaluation, files, gpu_devices, jobs, scheduling, training
 from control_plane.service.packing import reference
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
+from ft_assets.base_models import Catalogue
 from ft_assets.errors import InvalidRequest, Unavailable
-from ft_assets.evals.run_file import HEARTBEAT_NAME, EvalRun
+from ft_assets.evals.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json
 from tests.control_plane.service.test_eval_following import Scripted as ScriptedEvaluation
 from tests.control_plane.service.test_eval_following import Seen, finish
 from tests.control_plane.service.test_packing_builders import model  # noqa: F401 - fixture
 from tests.control_plane.service.test_packing_references import TENANT, stored_pack
+from tests.evaluated_jobs import evaluating_job
 from tests.followed_jobs import Job, Scripted, store_pack, until
 from tests.queued_jobs import Queued
+from tests.scripted_evaluation import GO
 from tests.scripted_training import Scenario
 from tests.training_specs import SPEC
 
@@ -107,6 +111,30 @@ def test_a_gpu_that_is_given_back_is_reserved_again(machine: Machine) -> None:
 def test_evaluations_take_different_gpus_while_some_are_free(machine: Machine) -> None:
     machine.train(gpus=1)
     assert [visible(machine.evaluate(f"e-{n}")) for n in range(4)] == ["8", "7", "6", "5"]
+
+
+class Refusing(ScriptedEvaluation):
+    """Its evaluations end as soon as they have started, because of their input."""
+
+    def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
+        write_json(workload.work_dir / GO, EXIT_BAD_INPUT)
+        return super().start_or_adopt(workload)
+
+
+def test_the_evaluation_of_a_job_keeps_away_from_reserved_gpus(
+    machine: Machine,
+    model: Path,  # noqa: F811
+    write_chat_rows: Callable[..., Path],
+) -> None:
+    entry = {"id": "tiny-base", "path": str(model), "license": "Apache-2.0"}
+    platform = replace(machine.platform, models=Catalogue({"tiny-base": (entry, model)}))
+    job = evaluating_job(platform, machine.tenant, write_chat_rows())
+    machine.train(gpus=4)
+    assert visible(machine.evaluate("e-1")) == "8"
+    with pytest.raises(InvalidRequest, match="refused"):
+        evaluation.evaluate(platform, Refusing(platform.settings.work_dir / "launcher"), machine.tenant, job)
+    (out_dir,) = (training.job_dir(platform, job) / "evals").iterdir()
+    assert visible(out_dir) == "8", "it shares the GPU of another evaluation rather than that of a training"
 
 
 @pytest.mark.parametrize("pools", [None, "pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]"], ids=["embedded", "file"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,16 @@ def test_an_adapter_that_thinks_before_each_right_answer_passes_as_one_that_does
     made = answered(wanted, thinking)
     assert made.scores == answered(wanted, plain).scores
     assert judge(made, parse({})).reasons == ()
+
+
+def test_a_gate_goes_by_the_controls_of_its_own_metric() -> None:
+    wanted = labels()
+    passes = answered(wanted, [item.expected or "" if k % 10 else "delivery" for k, item in enumerate(wanted)])
+    fails = answered(wanted, ["billing"] * 60)
+    for own, other, reasons in ((passes, fails, ()), (fails, passes, ("answers_ignore_prompt",))):
+        controls_of_another = tuple(replace(control, metric="token_f1") for control in other.controls)
+        for both in (own.controls + controls_of_another, controls_of_another + own.controls):
+            assert judge(replace(own, controls=both), parse({})).reasons == reasons
 
 
 def distinct(n: int) -> list[Item]:

@@ -85,6 +85,16 @@ def test_scores_in_slices_are_the_same(family: str, monkeypatch: pytest.MonkeyPa
     compare(build(family, vocab_size=vocab_size), ids, labels)
 
 
+@pytest.mark.parametrize("rows_of_a_slice", [12, 5])
+def test_right_answers_are_counted_in_every_slice(rows_of_a_slice: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab_size = 8
+    monkeypatch.setitem(scoring.MAX_LOGIT_BYTES, "cpu", rows_of_a_slice * 4 * vocab_size)
+    labels = torch.arange(12) % vocab_size
+    chosen = torch.where(torch.arange(12) % 4 == 1, (labels + 1) % vocab_size, labels)
+    logits = torch.nn.functional.one_hot(chosen, vocab_size).float()
+    assert int(scoring.score_tokens(logits, torch.nn.Identity(), labels, vocab_size=vocab_size)["correct"]) == 9
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "granite", "cohere"])
 def test_a_model_that_transforms_its_logits_passes_the_self_test_and_trains(family: str, tmp_path: Path) -> None:
     base = build_tiny_model(tmp_path / "base")  # its tokenizer

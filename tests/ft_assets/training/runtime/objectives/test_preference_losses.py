@@ -31,12 +31,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(tmp_path_factory.mktemp("site"))
 
 
-def pack_rows(run: Any) -> list[dict[str, Any]]:
-    return [row for path in sorted(run.pack_dir.glob("shard-*.parquet")) for row in pq.read_table(path).to_pylist()]
+def pack_rows(run: Any, part: str = "shard") -> list[dict[str, Any]]:
+    return [row for path in sorted(run.pack_dir.glob(f"{part}-*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
-def reference_rows(run: Any) -> list[dict[str, Any]]:
-    names = [p.name for p in sorted(run.pack_dir.glob("shard-*.parquet"))]
+def reference_rows(run: Any, part: str = "shard") -> list[dict[str, Any]]:
+    names = [p.name for p in sorted(run.pack_dir.glob(f"{part}-*.parquet"))]
     rows: list[dict[str, Any]] = load_logps(run.reference_dir, ReferenceManifest.read(run.reference_dir), names).to_pylist()
     return rows
 
@@ -185,9 +185,14 @@ def test_micro_batches_add_up_to_one_batch(site: Site, method: str) -> None:
 def test_two_ranks_of_kto_share_one_estimate_and_one_loss(site: Site, tmp_path: Path) -> None:
     objective = stirred(site.objective("kto"))
     objective.model.eval()
-    whole = share(objective, [0, 1, 2, 3]).item()
+    labels = objective.collate(range(objective.num_rows))["label"].tolist()
+    of_ranks = [[row for row, good in enumerate(labels) if good is side][:count] for side, count in ((True, 3), (False, 2))]
+    alone = [share(objective, rows).item() * len(rows) / 5 for rows in of_ranks]
+    objective.metrics()
+    whole = [loss.item() for loss in shares(objective, of_ranks)]
     kl = objective.metrics()["kl"]
     assert kl > 0.1, "a distance that is held at 0 couples nothing"
+    assert min(abs(mine - shared) for mine, shared in zip(alone, whole, strict=True)) > 1e-4, "each rank's own distance gives the same loss"
     context = multiprocessing.get_context("fork")  # what is built here is there at once
     found = context.SimpleQueue()
 
@@ -195,19 +200,38 @@ def test_two_ranks_of_kto_share_one_estimate_and_one_loss(site: Site, tmp_path: 
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=rank, world_size=2)
         batch = objective.collate(rows)
         objective.prepare_step(objective.model, [batch])
-        loss = objective.loss(objective.model, batch, total_weight=4.0)
-        found.put((loss.item(), objective.metrics()["kl"]))
+        loss = objective.loss(objective.model, batch, total_weight=5.0)
+        found.put((rank, loss.item(), objective.metrics()["kl"]))
         dist.destroy_process_group()
 
-    ranks = [context.Process(target=train, args=(rank, rows)) for rank, rows in enumerate(([0, 1], [2, 3]))]
+    ranks = [context.Process(target=train, args=(rank, rows)) for rank, rows in enumerate(of_ranks)]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join(120)
         assert process.exitcode == 0
-    results = [found.get() for _ in ranks]
-    assert [k for _, k in results] == pytest.approx([kl, kl], rel=1e-5)
-    assert sum(loss for loss, _ in results) == pytest.approx(whole, abs=1e-6)
+    results = sorted(found.get() for _ in ranks)
+    assert [k for *_, k in results] == pytest.approx([kl, kl], rel=1e-5)
+    assert [loss for _, loss, _ in results] == pytest.approx(whole, abs=1e-6)
+
+
+def test_the_distance_of_kto_is_estimated_without_dropout_and_without_gradients(site: Site) -> None:
+    objective = stirred(site.objective("kto"))
+    batch = objective.collate(ROWS)
+    with_gradients = list[bool]()
+
+    def distance() -> float:
+        with objective.model.register_forward_pre_hook(lambda *_: with_gradients.append(torch.is_grad_enabled())):
+            objective.prepare_step(objective.model, [batch])
+        objective.loss(objective.model, batch, total_weight=3.0)
+        return float(objective.metrics()["kl"])
+
+    objective.model.eval()
+    expected = distance()
+    assert expected > 0.1, "a distance that is held at 0 shows nothing"
+    objective.model.train()
+    assert [distance(), distance()] == [expected, expected]
+    assert with_gradients == [False] * 3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -279,3 +303,12 @@ def test_validation_is_the_mean_over_its_rows_and_stops_when_asked(site: Site, m
     assert in_threes.validate(in_threes.model, stop=lambda: False) == pytest.approx(found, rel=1e-4, abs=1e-6)
     assert objective.validate(objective.model, stop=lambda: True) == {}
     assert objective.metrics() == {}, "validation left metrics behind that the next step would report"
+
+
+def test_validation_of_kto_uses_the_distance_of_its_own_rows(site: Site) -> None:
+    run, objective = site.run("kto"), stirred(site.objective("kto"))
+    objective.model.eval()
+    share(objective, ROWS)
+    expected = kto(run, objective.model, pack_rows(run, "val"), reference_rows(run, "val")).item()
+    found = objective.validate(objective.model, stop=lambda: False)["eval_loss"]
+    assert found == pytest.approx(expected, abs=1e-5), "the distance of the last training step was used"
