@@ -180,6 +180,13 @@ def test_a_refusal_of_the_platforms_token_is_not_the_callers(code: int) -> None:
         asyncio.run(at.ask())
 
 
+def test_a_server_that_refuses_the_platforms_token_is_asked_last_for_a_while() -> None:
+    at = Setting(servers=Servers({"one": status(401)}))
+    for _ in range(5):
+        asyncio.run(at.whole())
+    assert at.servers.asked.count("one") == 1
+
+
 def test_a_stream_is_passed_on_and_not_repeated_after_its_first_words() -> None:
     async def run() -> None:
         s = Setting(servers=Servers(dict.fromkeys(("one", "two", "three"), streams(ROLE, HELLO, DONE))))

@@ -315,6 +315,10 @@ CALLS = [
 ]
 
 
+def test_the_server_publishes_no_description_of_itself(url: str) -> None:
+    assert [httpx.get(f"{url}{path}", headers=HEADERS).status_code for path in ("/openapi.json", "/docs", "/redoc")] == [404] * 3
+
+
 @pytest.mark.parametrize(("method", "path", "body"), CALLS)
 def test_a_call_without_the_token_of_the_stack_does_nothing(url: str, method: str, path: str, body: dict[str, Any] | None) -> None:
     for authorization in ("", "Bearer", f"Bearer {TOKEN}x", f"bearer {TOKEN}", TOKEN, "Bearer ft-sk-somebody"):

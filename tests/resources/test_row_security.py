@@ -125,6 +125,7 @@ def test_processes_log_in_as_roles_that_own_nothing_and_bypass_nothing(platform:
         "UPDATE tenants SET suspended_at = NULL",
         "UPDATE jobs SET tier = 'premium'",
         "UPDATE jobs SET expected_s = 1",
+        "UPDATE evaluations SET tenant_id = 'another'",
         "UPDATE adapters SET eval_passed = true",
         "UPDATE reservations SET released_at = now()",
         "UPDATE attempts SET outcome = 'failed'",
@@ -136,6 +137,21 @@ def test_processes_log_in_as_roles_that_own_nothing_and_bypass_nothing(platform:
 def test_a_tenants_call_writes_only_the_columns_that_are_its_own(platform: Platform, tenant: Tenant, statement: str) -> None:
     with platform.in_scope_of(tenant.id, KEY).engine.connect() as conn, pytest.raises(ProgrammingError, match="permission denied"):
         conn.exec_driver_sql(statement)
+
+
+def test_no_row_is_given_to_another_tenant(platform: Platform) -> None:
+    query = (
+        "SELECT table_name FROM information_schema.column_privileges "
+        "WHERE grantee = 'ft_tenant' AND privilege_type = 'UPDATE' AND column_name = 'tenant_id'"
+    )
+    with as_owner(platform).connect() as conn:
+        assert conn.exec_driver_sql(query).scalars().all() == []
+
+
+def test_whoever_acts_on_somebodys_behalf_is_out_of_the_scope_it_came_from(platform: Platform, tenant: Tenant, other: Tenant) -> None:
+    acting = platform.in_scope_of(tenant.id, KEY).acting_as(Actor(kind="operator", id="op_1"))
+    with acting.engine.connect() as conn:
+        assert {tenant.id, other.id} <= set(conn.execute(sa.select(tenants_table.c.id)).scalars())
 
 
 def test_only_operators_write_the_keys_of_operators(platform: Platform) -> None:

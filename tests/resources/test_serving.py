@@ -50,6 +50,15 @@ def fleet(transport: httpx.BaseTransport) -> HttpFleet:
     return HttpFleet([ONE, f"{TWO}/", ONE], token="t", transport=transport)
 
 
+def test_every_call_carries_the_token_of_the_installation() -> None:
+    sent = list[str]()
+    made = fleet(Replicas(lambda request: sent.append(request.headers.get("authorization", ""))))
+    made.load(TWO, "ft:a", Path("/a"))
+    list(made.replicas())
+    made.unload(TWO, "ft:a")
+    assert len(sent) >= 4 and set(sent) == {"Bearer t"}
+
+
 def test_each_replica_is_loaded_and_listed_on_its_own() -> None:
     replicas = Replicas()
     made: Fleet = fleet(replicas)

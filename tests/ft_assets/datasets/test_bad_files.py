@@ -538,3 +538,11 @@ def test_arbitrary_bytes_never_crash_and_always_give_a_report(tmp_path: Path, co
     assert report.valid == (not report.error_counts)
     assert set(report.error_counts) <= set(CODES)
     json.dumps(report.to_dict(), allow_nan=False).encode()
+
+
+def test_a_parquet_file_of_too_many_rows_is_told_as_one_that_is_packed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": ["a"] * 100_000}), path)
+    with pytest.raises(InvalidDataset, match=r"under 10 bytes a row; .* or upload it as JSONL without compression") as refused:
+        deque(open_rows(path, filename=path.name).rows, maxlen=0)
+    assert refused.value.code == "too_many_rows"

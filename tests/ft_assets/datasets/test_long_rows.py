@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,3 +123,12 @@ def test_a_pack_cuts_a_row_of_megabytes_as_it_cuts_others(tokenizer: ChatTokeniz
     examples = [chat_example("Hi?", "word " * 600_000, row=1), chat_example("Hi?", "word " * 100, row=2)]
     manifest = build_pack(examples, tokenizer, settings, tmp_path, dataset_id="ds_1")
     assert (manifest.num_examples, manifest.truncated, manifest.num_tokens) == (2, 2, 2 * LIMIT)
+
+
+def test_a_row_at_the_limit_by_its_characters_alone_is_over_it_by_its_tokens(tiny_model: Path, jsonl: Callable[..., Path]) -> None:
+    longest = max(map(len, ChatTokenizer.load(tiny_model)._tokenizer.get_vocab()))
+    path = jsonl(chat("q", "a"), chat("x" * (longest * LIMIT - 1), "a"))
+    policies = Policies(min_examples=1, near_duplicates="off", over_long="reject")
+    (error,) = validate_file(path, filename="rows.jsonl", policies=policies, model_dir=tiny_model, max_seq_len=LIMIT).report.errors
+    told = re.search(r"(\d+) tokens", error["message"])
+    assert told is not None and int(told[1]) > LIMIT, error["message"]
