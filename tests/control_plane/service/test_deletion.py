@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
 
+from control_plane.protocols import Search
 from control_plane.service import adapters, data_deletion, deletion, erasure, file_progress, files, jobs, lineage, promotions
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
@@ -312,6 +313,42 @@ def test_what_a_step_wrote_after_the_first_look_is_found_by_the_second_and_both_
     proof = deletion.get(world.platform, tenant, id_)["proof"]
     assert [o["sha256"] for o in proof["objects"]] == [hashlib.sha256(data).hexdigest() for data in (b"one", b"two")]
     assert float(proof["verified_absent_at"]) - float(proof["first_absent_at"]) == erasure.TenantData.SETTLES.total_seconds()
+
+
+@dataclass(kw_only=True)
+class Notes:
+    """Another system that records ids."""
+
+    name: ClassVar[str] = "notes"
+    ids: set[str]
+
+    def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:
+        found = self.ids.intersection(ids)
+        self.ids -= found
+        return {"ids": len(found)}
+
+    def search(self, tenant: str, ids: Collection[str]) -> Search:
+        return Search(store=self.name, searched=["ids"], found=sorted(self.ids.intersection(ids)))
+
+
+def test_what_another_system_records_is_erased_and_what_it_recorded_after_the_first_look_too(world: World) -> None:
+    tenant, other = world.tenant(), world.tenant()
+    id_, others = world.trained(tenant), world.trained(other)
+    job_id = world.row(id_).job_id
+    links = {"tenant_id": tenant, "job_id": job_id, "adapter_id": id_, "base_model": "tiny-base", "base_digest": "d"}
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.insert(evaluations).values(id="ev-1", **links, kind="manual", state="queued", created_at=world.clock.now))
+    notes = Notes(ids={id_, job_id, world_file(world, tenant), "ev-1", others})
+    world.platform = replace(world.platform, records=(notes,))
+    deletion_id = world.delete_data(tenant)
+    assert not deletion.carry_out(world.platform, deletion_id)
+    assert notes.ids == {others}
+    notes.ids.add(job_id)
+    world.clock.now += erasure.TenantData.SETTLES
+    assert world.carried_out(deletion_id), "what came late starts the wait anew"
+    proof = deletion.get(world.platform, tenant, deletion_id)["proof"]
+    assert proof["records"] == [{"store": "notes", "ids": 4}, {"store": "notes", "ids": 1}]
+    assert proof["searched"] == [{"store": "notes", "searched": ["ids"], "found": 0}]
 
 
 class Returning(Weak):

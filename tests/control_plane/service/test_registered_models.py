@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.protocols import RegisteredModels
-from control_plane.service import adapters, registered_models, tenants
+from control_plane.service import adapters, data_deletion, registered_models, tenants
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters as table
 from ft_assets.adapters.record import parse_name
@@ -63,6 +63,16 @@ def test_aliases_name_the_newest_two_in_production_and_the_newest_that_waits(fre
     last = found.versions[-1]
     assert (last.adapter_id, last.tags["ft.stage"], len(last.tags["ft.manifest_sha256"])) == (alone, "draft", 64)
     assert last.source.startswith("file:///")
+
+
+def test_adapters_made_before_a_tenants_data_was_deleted_are_left_out_and_later_ones_are_registered(
+    fresh_platform: Platform, add: Callable[..., str]
+) -> None:
+    add("production", day=1)
+    on_day_2 = replace(fresh_platform, clock=lambda: START + timedelta(days=2))
+    data_deletion.request_tenant(on_day_2, "acme", confirm="acme", reason="contract ended", requested_by="key_1")
+    later = add("production", day=3)
+    assert [version.adapter_id for version in registered_models.desired(fresh_platform).versions] == [later]
 
 
 def test_two_lineages_never_share_a_model() -> None:
