@@ -43,6 +43,7 @@ class Copy:
         self._times = itertools.count(1_000_000_000)
         self.said = ""
         """The end of what the last run said."""
+        (self.path / ".venv").symlink_to(sys.prefix)
         with contextlib.suppress(FileExistsError):
             (directory / "shared").symlink_to(root.parent / "shared")
 

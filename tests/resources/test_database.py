@@ -55,6 +55,17 @@ def test_migrating_at_once_from_several_processes_migrates_once(empty_database: 
         engine.dispose()
 
 
+def test_where_everybody_could_make_tables_only_the_owner_can(empty_database: str) -> None:
+    engine = make_engine(empty_database)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("GRANT CREATE ON SCHEMA public TO PUBLIC")  # as new databases had it before PostgreSQL 15
+    migrate.upgrade(engine)
+    with engine.connect() as conn:
+        roles = conn.exec_driver_sql("SELECT rolname FROM pg_roles WHERE has_schema_privilege(oid, 'public', 'CREATE') AND NOT rolsuper")
+        assert [name for name in roles.scalars() if not name.startswith("pg_")] == []
+    engine.dispose()
+
+
 def test_a_migration_can_be_undone(empty_database: str) -> None:
     from alembic import command
 
