@@ -62,6 +62,16 @@ def test_datasets_are_held_against_the_operators_suites_and_the_tenants_own(
     assert [r["tenant_id"] for r in suites.list_suites(platform, other)] == [None]
 
 
+def test_a_tenants_suite_takes_no_place_of_one_that_ships(fresh_platform: Platform) -> None:
+    tenant = tenants.create(fresh_platform, "namesake")[0].id
+    (shipped,) = shipped_suites()
+    add(fresh_platform, tenant, shipped.name, QUESTION.format("white"))
+    assert [(row["name"], row["tenant_id"]) for row in suites.list_suites(fresh_platform, tenant)] == [
+        (shipped.name, None),
+        (shipped.name, tenant),
+    ]
+
+
 def test_an_index_is_built_once_for_a_set_and_found_again_by_another_machine(platform: Platform, tenant: Tenant, tmp_path: Path) -> None:
     add(platform, tenant.id, "quiz", QUESTION.format("grey"))
     first = suites.index_directory(platform, tenant.id)
