@@ -1,4 +1,4 @@
-"""A tenant on a platform whose clock stands still until a test moves it: its limits, its jobs and its GPU-hours."""
+"""A tenant with limits, jobs and GPU-hours, on a platform whose clock moves only when a test moves it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOST = FailureClass(code="node_lost", fault=Fault.PLATFORM, retry=Retry.RESUME, 
 
 @dataclass
 class Account:
-    """A tenant on a platform whose time is told."""
+    """A tenant on a platform whose clock a test sets."""
 
     platform: Platform
     now: list[datetime]

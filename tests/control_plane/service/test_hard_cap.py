@@ -107,12 +107,18 @@ def _submitted_before_the_cap(account: Account) -> str:
     return job
 
 
-def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -> None:
+def _paused_by_the_cap(account: Account) -> attempts.Claim:
+    """The attempt of a job that ran an hour longer than its tenant's cap allows."""
     account.limit(hard_gpu_hours=10)
     held = account.running(hours=6)
     account.wait(hours=11)
     capping.enforce(account.platform)
     account.end(held, PAUSED)
+    return held
+
+
+def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -> None:
+    held = _paused_by_the_cap(account)
     account.now[0] = datetime(2026, 6, 1, 0, 0, 5, tzinfo=UTC)
     assert capping.enforce(account.platform).resumed == [held.job_id]
     assert account.row(held.job_id)["state"] == "queued"
@@ -131,11 +137,7 @@ def test_a_cap_that_was_reached_last_month_keeps_nobody_waiting(account: Account
 
 
 def test_a_suspended_tenants_capped_and_queued_jobs_wait_until_it_is_let_in_again(account: Account) -> None:
-    account.limit(hard_gpu_hours=10)
-    held = account.running(hours=6)
-    account.wait(hours=11)
-    capping.enforce(account.platform)
-    account.end(held, PAUSED)
+    held = _paused_by_the_cap(account)
     account.limit(hard_gpu_hours=100)
     queued = account.submit(suffix="queued")
     account.pack(queued, hours=1)
@@ -153,11 +155,7 @@ def test_a_suspended_tenants_capped_and_queued_jobs_wait_until_it_is_let_in_agai
 
 
 def test_a_capped_job_that_its_tenant_pauses_stays_paused_until_the_tenant_resumes_it(account: Account) -> None:
-    account.limit(hard_gpu_hours=10)
-    held = account.running(hours=6)
-    account.wait(hours=11)
-    capping.enforce(account.platform)
-    account.end(held, PAUSED)
+    held = _paused_by_the_cap(account)
     with pytest.raises(QuotaExceeded, match="GPU-hours"):
         jobs.resume(account.platform, account.tenant, held.job_id)
     key = Actor(kind="key", id="key_1")
