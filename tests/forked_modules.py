@@ -5,7 +5,7 @@ process that needs it, answers whoever knows its address (``FORKS_AT``), and end
 Python's ``-u -c CODE`` this file is an interpreter for pytest-xdist (``make test``).
 
 What differs from a fresh interpreter, so that a test that is about it needs one: imports have happened (with their warnings, and what they
-read of the environment), the hash seed is the server's, and so is the parent process.
+read of the environment), the hash seed is the server's, garbage is collected less often, and the server is the parent process.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ IMPORTED = (
 """What the tests and the modules import that takes long."""
 READY_S = 150
 """Ten times what the imports take where nothing else runs, and less than a test may."""
+COLLECT_AFTER = (50_000, 20, 20)
+"""Of a worker's CPU time Python's own thresholds (700, 10, 10) spend 11 % in the garbage collector, these 4 %."""
 ORDER_BYTES = 1 << 20
 STREAMS = 3
 """stdin, stdout, stderr."""
@@ -133,6 +135,7 @@ def _serve(where: str) -> dict[str, Any]:
             with contextlib.suppress(Exception):  # what cannot be imported fails in the tests that need it, by its name
                 importlib.import_module(name)
         gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
         gc.enable()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{where}.new")

@@ -63,8 +63,16 @@ def test_an_audit_without_an_answer_has_a_code_of_its_own(source: HTTPServer, tm
     assert "no advisory source answered" in done.stderr
 
 
-def audit(directory: Path, version: str, url: str) -> subprocess.CompletedProcess[str]:
-    (directory / "requirements.lock").write_text(f"six=={version} --hash=sha256:{'0' * 64}\n")
+def test_a_package_that_cannot_be_audited_hides_no_other(source: HTTPServer, tmp_path: Path) -> None:
+    done = audit(tmp_path, "1.16.0", f"http://127.0.0.1:{source.server_port}/v1/query", "local @ https://files.example/local.zip")
+    assert done.returncode == VULNERABLE, done.stdout + done.stderr
+    assert "six 1.16.0: PYSEC-2026-1" in done.stdout
+    assert "local: not audited: " in done.stdout
+
+
+def audit(directory: Path, version: str, url: str, *others: str) -> subprocess.CompletedProcess[str]:
+    locked = (f"six=={version}", *others)
+    (directory / "requirements.lock").write_text("".join(f"{package} --hash=sha256:{'0' * 64}\n" for package in locked))
     env = {**os.environ, "PIP_AUDIT_VULNERABILITY_SERVICE": "osv", "PIP_AUDIT_OSV_URL": url}
     command = [sys.executable, "-m", "tools.audit", str(directory / "requirements.lock")]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
