@@ -23,10 +23,12 @@ def global_batch_size(spec: Mapping[str, Any]) -> int | None:
 
 
 def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """What OpenAI's job object shows, as it was resolved: three numbers, and the method's own settings."""
-    epochs = _optimization(spec).get("num_epochs")
+    """What OpenAI's job object shows, as it was resolved: three numbers, and the method's own settings.
+
+    There, `n_epochs` is a whole number or ``auto``: a recipe's fraction of an epoch is shown as ``auto``, and exactly in the spec.
+    """
     shown = {
-        "n_epochs": int(epochs) if isinstance(epochs, float) and epochs == int(epochs) else epochs,
+        "n_epochs": _epochs(spec, requested),
         "batch_size": global_batch_size(spec),
         "learning_rate_multiplier": _multiplier(spec, requested),
     }
@@ -36,6 +38,13 @@ def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]
 def _optimization(spec: Mapping[str, Any]) -> dict[str, Any]:
     found = spec.get("optimization") or {}
     return {FORMER_NAMES.get(name, name): value for name, value in found.items()}
+
+
+def _epochs(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float | str | None:
+    epochs = _optimization(spec).get("num_epochs")
+    if isinstance(epochs, float) and epochs.is_integer():
+        return int(epochs)
+    return epochs if epochs is None or epochs == requested.get("n_epochs") else "auto"
 
 
 def _multiplier(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float:

@@ -359,6 +359,16 @@ def test_what_a_client_reads_back_is_what_was_resolved() -> None:
     assert openai_hyperparameters(spec({}, method="dpo").to_dict(), {})["beta"] == 0.1
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"), [({}, "auto"), ({"n_epochs": "auto"}, "auto"), ({"n_epochs": 0.5}, 0.5), ({"n_epochs": 2.0}, 2)]
+)
+def test_a_fraction_of_an_epoch_that_nobody_asked_for_reads_as_openais_client_knows_it(asked: dict[str, Any], shown: object) -> None:
+    found = spec(asked).to_dict()
+    assert found["optimization"]["num_epochs"] == (1.25 if shown == "auto" else shown), "the recipe's own is a fraction"
+    read = openai_hyperparameters(found, asked)["n_epochs"]
+    assert (read, type(read)) == (shown, type(shown))
+
+
 def test_the_batch_is_known_before_the_pack_is() -> None:
     assert global_batch_size(plan({}, SMALL)) == 64
     assert global_batch_size(plan({"batch_size": 10}, SMALL)) == 10
