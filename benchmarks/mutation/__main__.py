@@ -19,7 +19,7 @@ import platform
 import queue
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     tasks = [task for name in given.area or names for task in _tasks(name)]
     done = _kept()
-    left = [task for task in tasks if task.mutant.key not in done]
+    left = [task for task in tasks if not _holds(done.get(task.mutant.key), task)]
     print(f"{len(tasks)} mutants, {len(tasks) - len(left)} with a result already", flush=True)
     _run(left, workers=given.workers)
     done = _kept()
@@ -79,6 +79,11 @@ def _kept() -> dict[str, dict[str, Any]]:
     """By the mutant's key, the results that still hold."""
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []
     return {found["mutant"]: found for found in map(json.loads, lines) if found["digest"] == _digest(found["tests"])}
+
+
+def _holds(found: Mapping[str, Any] | None, task: Task) -> bool:
+    """Whether it is known how `task` ends; what has survived some tests may be caught by one that its area has gained."""
+    return found is not None and (found["outcome"] != SURVIVED or found["tests"] == sorted(task.tests))
 
 
 def _digest(tests: Iterable[str]) -> str:

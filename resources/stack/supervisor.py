@@ -160,7 +160,7 @@ class Supervisor:
         late = unit.late_starts
         if unit.fail():
             self._tell(f"{trouble}\n  restarting {unit.name}" if "\n" in trouble else f"{trouble}; restarting it")
-        if unit.gave_up and unit.service.required and not unit.service.expendable and not late and not self._was_ready:
+        if unit.gave_up and unit.service.required and not unit.service.expendable and not late:
             unit.enter(S.FAILED, "failed")
             self._error = f"{trouble}\n  this was start {unit.failed_starts} of {self.limits.start_attempts}"
 

@@ -241,6 +241,7 @@ def test_a_hung_server_is_replaced_at_the_next_start_and_keeps_its_data(home: Pa
     assert not embedded.answers(directory)
     server = embedded.start(directory)
     try:
+        assert "received immediate shutdown request" in (directory / "log").read_text(), "it could end itself"
         now = embedded.postmaster(directory)
         assert now is not None
         assert now.pid != hung.pid

@@ -503,6 +503,29 @@ def test_a_service_is_not_blamed_for_the_silence_of_one_that_it_needs(tmp_path: 
     assert pids(stack.reports[-1])["above"] == pids(again)["above"] == first["above"]
 
 
+def test_a_service_that_falls_silent_first_is_not_blamed_either(tmp_path: Path, start: Callable[..., Running]) -> None:
+    silent_since: dict[str, float] = {}
+    noticed = threading.Event()
+
+    def below_answers(started_at: float) -> Readiness:
+        return Readiness(ready="below" not in silent_since or started_at > silent_since["below"])
+
+    def above_answers(started_at: float) -> Readiness:
+        if "above" in silent_since:
+            noticed.set()
+        return Readiness(ready="above" not in silent_since)
+
+    below = Service(name="below", argv=(*PYTHON, SERVE, str(tmp_path / "b")), probe=below_answers)
+    above = Service(name="above", argv=(*PYTHON, SERVE, str(tmp_path / "a")), probe=above_answers, after=("below",))
+    stack = start(below, above, hung_after_s=8.0)
+    first = pids(stack.ready())
+    silent_since["above"] = time.time()
+    assert noticed.wait(60)
+    silent_since["below"] = time.time()
+    stack.wait(lambda r: state_of(r, "below").state is ServiceState.UP and pids(r)["below"] != first["below"])
+    assert pids(stack.reports[-1])["above"] == first["above"]
+
+
 def test_another_stack_on_the_same_port_is_named_and_never_taken_for_ours(tmp_path: Path, start: Callable[..., Running]) -> None:
     """The other stack takes the port between our look at it and our service's start: an answer there is not our service's."""
     port = free_port()
