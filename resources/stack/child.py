@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from resources.launcher.identity import identity
 
 TAIL_LINES = 15
 """Lines of a dead child's log that an error shows: a Python traceback's last frames and its message."""
@@ -21,7 +21,7 @@ class Child:
     """A started process; `log_offset` is where this start's output begins in the shared log file."""
 
     process: subprocess.Popen[bytes]
-    create_time: float
+    identity: str | None
     started_at: float
     log: Path
     log_offset: int
@@ -61,22 +61,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) 
         process = subprocess.Popen(
             list(argv), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
-    return Child(process=process, create_time=create_time(process.pid) or 0.0, started_at=time.time(), log=log, log_offset=offset)
-
-
-def create_time(pid: int) -> float | None:
-    """When `pid` was created, or None when no such process lives (a zombie lives no longer)."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.Error:
-        return None
-
-
-def is_same_process(pid: int, created: float) -> bool:
-    """Whether `pid` is still the process that was created at `created`: a reused number is another process."""
-    now = create_time(pid)
-    return now is not None and abs(now - created) < 0.05
+    return Child(process=process, identity=identity(process.pid), started_at=time.time(), log=log, log_offset=offset)
 
 
 def kill_group(pgid: int, sig: signal.Signals) -> None:

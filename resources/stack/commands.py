@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from control_plane.settings import Settings, load
 from ft_assets.errors import FtError, Unavailable, from_dict
 from resources import run_records
-from resources.stack import child, embedded, home, lock, report, workloads
+from resources.launcher.identity import alive
+from resources.stack import embedded, home, lock, report, workloads
 from resources.stack.lock import StackFiles
 from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
 from resources.stack.supervisor import Supervisor
@@ -170,7 +171,7 @@ def down(settings: Settings) -> Ended:
 
 
 def _end_running(files: StackFiles, running: StackReport) -> Ended:
-    if child.is_same_process(running.pid, running.create_time):
+    if alive(running.pid, running.identity):
         os.kill(running.pid, signal.SIGTERM)
     deadline = time.monotonic() + DOWN_TIMEOUT_S
     while lock.is_held(files):
@@ -195,7 +196,7 @@ def status(settings: Settings) -> StackReport:
         left = lock.leftovers(last)
         message = f"the supervisor (pid {last.pid}) is gone; left running: {report.names(left) or 'nothing'}; `ft down` cleans up"
     services = tuple(_as_down(s.name, str(files.logs / f"{s.name}.log"), s.one_shot) for s in embedded.services(settings))
-    return StackReport(stack_id="", phase=Phase.STOPPED, pid=0, create_time=0.0, since=0.0, services=services, message=message)
+    return StackReport(stack_id="", phase=Phase.STOPPED, pid=0, identity=None, since=0.0, services=services, message=message)
 
 
 def _as_down(name: str, log: str, one_shot: bool) -> ServiceReport:

@@ -15,6 +15,7 @@ import psutil
 
 from ft_assets.errors import Conflict
 from resources import run_records
+from resources.launcher.identity import alive
 from resources.stack import child, report
 from resources.stack.report import ServiceReport, StackReport
 
@@ -88,12 +89,12 @@ def is_held(files: StackFiles) -> bool:
 
 def leftovers(stale: StackReport) -> list[ServiceReport]:
     """Services of a dead supervisor of which some process still lives."""
-    return [s for s in stale.services if s.pid is not None and _members(s.pid, s.create_time or 0.0, stale.stack_id)]
+    return [s for s in stale.services if s.pid is not None and _members(s.pid, s.identity, stale.stack_id)]
 
 
-def _members(pgid: int, created: float, stack_id: str) -> list[int]:
+def _members(pgid: int, recorded: str | None, stack_id: str) -> list[int]:
     """Living processes of the recorded group; a group with a reused number has no process with our stack's id."""
-    if child.is_same_process(pgid, created):
+    if alive(pgid, recorded):
         return [pgid]
     found = []
     for p in psutil.process_iter(["pid"]):
@@ -124,7 +125,7 @@ def _end_group(s: ServiceReport, stack_id: str) -> None:
     assert s.pid is not None
     child.kill_group(s.pid, signal.SIGTERM)
     deadline = time.monotonic() + LEFTOVER_GRACE_S
-    while _members(s.pid, s.create_time or 0.0, stack_id):
+    while _members(s.pid, s.identity, stack_id):
         if time.monotonic() > deadline:
             child.kill_group(s.pid, signal.SIGKILL)
             return

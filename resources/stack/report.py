@@ -42,8 +42,8 @@ class ServiceReport:
     state: ServiceState
     detail: str = ""
     pid: int | None = None
-    create_time: float | None = None
-    """Of `pid`: tells a reused number from the process that was meant."""
+    identity: str | None = None
+    """Of `pid`: tells a reused number from the process that was meant, also after the clock was set."""
     url: str | None = None
     log: str = ""
     since: float | None = None
@@ -58,7 +58,7 @@ class StackReport:
     """In the environment of every child as ``FT_STACK_ID``."""
     phase: Phase
     pid: int
-    create_time: float
+    identity: str | None
     since: float
     services: tuple[ServiceReport, ...]
     error: str | None = None

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from ft_assets.errors import Conflict, FtError
-from resources.stack import child, lock, ports
+from resources.launcher.identity import identity
+from resources.stack import lock, ports
 from resources.stack.lock import StackFiles
 from resources.stack.report import Phase, ServiceState, StackReport, write_atomically
 from resources.stack.service import Limits, Service
@@ -77,7 +78,7 @@ class Supervisor:
         self.files = StackFiles(home=self.home)
         self.stack_id = uuid.uuid4().hex
         self._since = time.time()
-        self._created = child.create_time(os.getpid()) or 0.0
+        self._identity = identity(os.getpid())
         self._units = {s.name: Unit(service=s, log=self.files.logs / f"{s.name}.log", limits=self.limits) for s in self.services}
 
     def stop(self, why: str = "asked to end") -> None:
@@ -255,7 +256,7 @@ class Supervisor:
     def _report(self) -> StackReport:
         services = tuple(u.report() for u in self._units.values())
         return StackReport(
-            stack_id=self.stack_id, phase=self._phase, pid=os.getpid(), create_time=self._created, since=self._since,
+            stack_id=self.stack_id, phase=self._phase, pid=os.getpid(), identity=self._identity, since=self._since,
             services=services, error=self._error, message=self._message,
         )  # fmt: skip
 

@@ -213,7 +213,7 @@ class Unit:
         alive = self.child if self.running else None
         return ServiceReport(
             name=self.name, state=self.state, detail=self.detail, url=self.url if self.ready else None, log=str(self.log), since=self.since,
-            pid=alive.pid if alive else None, create_time=alive.create_time if alive else None,
+            pid=alive.pid if alive else None, identity=alive.identity if alive else None,
             restarts=len(self.deaths), one_shot=self.service.one_shot,
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ from resources.launcher.identity import identity
 from resources.launcher.watch import write_json
 from resources.run_records import address_file, check_owned, living, read_record, record_path, runs_dir, socket_path, told_socket
 from resources.run_server import RunServer
-from resources.stack import child, commands, lock, report
+from resources.stack import commands, lock, report
 from resources.stack.lock import StackFiles
 from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
 
@@ -87,7 +87,7 @@ def test_the_next_stack_ends_the_runs_of_one_that_was_killed_and_says_so(
 ) -> None:
     files, run = StackFiles(home=settings.home), record("one")
     report.write_atomically(
-        files.report, StackReport(stack_id="s", phase=Phase.READY, pid=1, create_time=1.0, since=1.0, services=()).to_json()
+        files.report, StackReport(stack_id="s", phase=Phase.READY, pid=1, identity="1@gone", since=1.0, services=()).to_json()
     )
     assert "ended 1 of its runs" in (lock.clean_stale(files) or "")
     assert run.wait(60) == -signal.SIGTERM
@@ -103,8 +103,8 @@ def test_the_runs_of_a_killed_stack_end_while_its_database_still_serves(settings
         assert run.stdout is not None and run.stdout.readline()
         body = {"pid": run.pid, "identity": identity(run.pid), "stack": "s", "instance_ref": ""}
         write_json(record_path(runs_dir(settings), "one"), body)
-        first = ServiceReport(name="postgres", state=ServiceState.UP, pid=database.pid, create_time=child.create_time(database.pid))
-        stale = StackReport(stack_id="s", phase=Phase.READY, pid=1, create_time=1.0, since=1.0, services=(first,))
+        first = ServiceReport(name="postgres", state=ServiceState.UP, pid=database.pid, identity=identity(database.pid))
+        stale = StackReport(stack_id="s", phase=Phase.READY, pid=1, identity="1@gone", since=1.0, services=(first,))
         report.write_atomically(StackFiles(home=settings.home).report, stale.to_json())
         assert commands.down(settings).leftovers == ("postgres",)
         assert (run.wait(60), database.wait(60)) == (7, -signal.SIGTERM)

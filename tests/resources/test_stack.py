@@ -668,11 +668,23 @@ def test_a_service_that_no_report_names_is_ended_by_the_next_stack(tmp_path: Pat
             p.wait()
 
 
+def test_a_stack_is_ended_also_after_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drive: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """psutil reckons a process's start from the time of the boot, which moves with the clock."""
+    supervisor = drive()
+    created = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: created(self) + 2.0)
+    monkeypatch.setenv("FT_HOME", str(tmp_path))
+    ended = commands.down(settings_module.load())
+    assert (ended.pid, supervisor.wait(timeout=60)) == (supervisor.pid, 0)
+
+
 def test_a_reused_process_number_is_left_alone(tmp_path: Path, start: Callable[..., Running]) -> None:
     bystander = subprocess.Popen([*PYTHON, "import time; time.sleep(600)"], start_new_session=True)
     try:
-        service = ServiceReport(name="old", state=ServiceState.UP, pid=bystander.pid, create_time=1.0)
-        stale = StackReport(stack_id="gone", phase=Phase.READY, pid=bystander.pid, create_time=1.0, since=1.0, services=(service,))
+        service = ServiceReport(name="old", state=ServiceState.UP, pid=bystander.pid, identity="1@gone")
+        stale = StackReport(stack_id="gone", phase=Phase.READY, pid=bystander.pid, identity="1@gone", since=1.0, services=(service,))
         (tmp_path / "stack.json").write_text(stale.to_json())
         stack = start(serving(tmp_path, "fresh"))
         stack.ready()
