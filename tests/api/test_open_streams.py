@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.api.streams import OpenStreams, last_seen
 from control_plane.client import FtClient
-from control_plane.service import tenants
+from control_plane.service import tenant_changes, tenants
 from control_plane.service.platform import Platform
 from control_plane.tenants import Tenant
 from ft_assets.errors import Unauthenticated
@@ -65,6 +66,30 @@ def test_a_client_whose_key_is_revoked_is_told_so(few: tuple[str, OpenStreams], 
         tenants.revoke_key(platform, tenant.id, key.id)
         with pytest.raises(Unauthenticated, match="revoked"):
             next(events)
+
+
+@pytest.mark.parametrize("path", ["events?stream=true", "logs?follow=true"])
+def test_a_stream_is_cut_when_its_tenant_is_suspended(
+    few: tuple[str, OpenStreams], platform: Platform, tenant: Tenant, job: str, path: str
+) -> None:
+    with streaming(few[0], new_key(platform, tenant).secret, f"{job}/{path}") as answer:
+        tenant_changes.suspend(platform, tenant.id, reason="unpaid")
+        try:
+            with pytest.raises(httpx.RemoteProtocolError):
+                answer.read()
+        finally:
+            tenant_changes.resume(platform, tenant.id)
+
+
+def test_the_stream_of_a_job_that_has_ended_holds_all_its_events(platform: Platform, ft: FtClient, training_file: str) -> None:
+    job = ft.jobs.create(model="tiny-base", training_file=training_file)["id"]
+    many = """INSERT INTO job_events (id, job_id, level, type, code, message, data, created_at)
+        SELECT 'ev-' || substr(md5(:job || n), 1, 20), :job, 'info', 'message', 'job_note', 'note ' || n, '{}', now() FROM generate_series(1, 1100) n"""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text(many), {"job": job})
+    ft.jobs.cancel(job)
+    followed = [event["message"] for event in ft.jobs.follow(job)]
+    assert [one for one in followed if one.startswith("note ")] == [f"note {n}" for n in range(1, 1101)]
 
 
 def test_a_key_and_a_tenant_have_so_many_streams(few: tuple[str, OpenStreams], platform: Platform, tenant: Tenant, job: str) -> None:
