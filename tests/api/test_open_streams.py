@@ -84,7 +84,8 @@ def test_a_stream_is_cut_when_its_tenant_is_suspended(
 def test_the_stream_of_a_job_that_has_ended_holds_all_its_events(platform: Platform, ft: FtClient, training_file: str) -> None:
     job = ft.jobs.create(model="tiny-base", training_file=training_file)["id"]
     many = """INSERT INTO job_events (id, job_id, level, type, code, message, data, created_at)
-        SELECT 'ev-' || substr(md5(:job || n), 1, 20), :job, 'info', 'message', 'job_note', 'note ' || n, '{}', now() FROM generate_series(1, 1100) n"""
+        SELECT 'ev-' || substr(md5(:job || n), 1, 20), :job, 'info', 'message', 'job_note', 'note ' || n, '{}', now()
+        FROM generate_series(1, 1100) n"""
     with platform.engine.begin() as conn:
         conn.execute(sa.text(many), {"job": job})
     ft.jobs.cancel(job)
