@@ -71,6 +71,14 @@ def test_a_file_that_was_changed_meanwhile_is_another_one(send: Callable[..., An
     assert line.uploads == 1
 
 
+def test_the_same_file_with_other_options_is_another_upload(send: Callable[..., Any], write_chat_rows: Callable[..., Path]) -> None:
+    path, line = write_chat_rows(), Line()
+    with pytest.raises(httpx.WriteError):
+        send(path, Line(breaks_at=1), policies={"pii": "warn"})
+    assert send(path, line, policies={"pii": "redact"})["policies"] == {"pii": "redact"}
+    assert line.uploads == 1
+
+
 def test_an_upload_that_is_gone_begins_anew(send: Callable[..., Any], write_chat_rows: Callable[..., Path], tmp_path: Path) -> None:
     path = write_chat_rows()
     with pytest.raises(httpx.WriteError):
