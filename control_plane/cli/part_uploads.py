@@ -39,6 +39,16 @@ def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, 
     """The uploaded file; what an earlier, interrupted call has stored of it is not sent again."""
     note = _Note(url, file, options)
     upload = _begun(client, note) or _begin(client, note, file, options)
+    done = upload if upload["status"] == "completed" else _completed(client, upload, file, part_bytes)
+    note.forget()
+    made = done["file"]
+    if made is None:
+        raise NotFound(f"the file of upload {upload['id']} was deleted; upload it again", code="file_not_found")
+    return made
+
+
+def _completed(client: FtClient, upload: Upload, file: Path, part_bytes: int) -> Upload:
+    """The upload with all of `file`: the parts that are missing are sent, and joined."""
     stored = {part["sha256"]: part["id"] for part in client.uploads.retrieve(upload["id"])["parts"]}
     if stored:
         say(f"going on with upload {upload['id']}: {len(stored)} parts are there")
@@ -54,12 +64,7 @@ def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, 
     except (KeyboardInterrupt, httpx.TransportError, Unavailable):
         say(f"\ninterrupted; the same command goes on with upload {upload['id']}, until an hour from now")
         raise
-    done = client.uploads.complete(upload["id"], part_ids=part_ids)
-    note.forget()
-    made = done["file"]
-    if made is None:
-        raise NotFound(f"the file of upload {upload['id']} was deleted; upload it again", code="file_not_found")
-    return made
+    return client.uploads.complete(upload["id"], part_ids=part_ids)
 
 
 def _begun(client: FtClient, note: _Note) -> Upload | None:

@@ -198,7 +198,7 @@ def test_a_list_takes_every_filter_of_the_client(client: openai.OpenAI, write_ch
 
 
 class Trickle:
-    """A request whose file comes byte by byte."""
+    """A request whose file comes byte by byte, and never to its end."""
 
     def __init__(self, pause_s: float) -> None:
         self.headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -206,7 +206,7 @@ class Trickle:
 
     async def stream(self) -> AsyncIterator[bytes]:
         yield file_begins()
-        while True:
+        for _ in range(200):
             await anyio.sleep(self._pause_s)
             yield b"x"
 

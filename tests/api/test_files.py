@@ -98,13 +98,18 @@ def test_a_deleted_file_is_gone_and_its_dataset_stays(client: openai.OpenAI, ft:
     assert ft.datasets.report(dataset)["valid"] is True
 
 
-def test_a_file_of_a_job_that_has_not_ended_cannot_be_deleted(client: openai.OpenAI, training_file: str) -> None:
-    job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file)
-    with pytest.raises(openai.ConflictError, match=job.id) as refused:
-        client.files.delete(training_file)
-    assert refused.value.code == "file_in_use"
+def test_neither_file_of_a_job_that_has_not_ended_can_be_deleted(
+    client: openai.OpenAI, training_file: str, write_chat_rows: Callable[..., Path]
+) -> None:
+    held_out = client.files.create(file=write_chat_rows(salt="held out"), purpose="fine-tune").id
+    job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file, validation_file=held_out)
+    for file in (training_file, held_out):
+        with pytest.raises(openai.ConflictError, match=job.id) as refused:
+            client.files.delete(file)
+        assert refused.value.code == "file_in_use"
     client.fine_tuning.jobs.cancel(job.id)
-    client.files.delete(training_file)
+    for file in (training_file, held_out):
+        client.files.delete(file)
 
 
 def test_another_purpose_is_refused(client: openai.OpenAI, write_chat_rows: Callable[..., Path]) -> None:

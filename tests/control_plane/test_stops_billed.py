@@ -51,6 +51,16 @@ def test_what_came_after_the_checkpoint_is_done_again_and_given_back() -> None:
     assert owed(attempt(4 * HOUR, work=replace(work, asked_ms=None))) == 4_000_000, "also where nobody is known to have asked"
 
 
+def test_a_part_of_an_attempt_is_given_back_at_the_price_at_which_it_was_billed() -> None:
+    """The prices double while it runs."""
+    (first,) = BOOK.lists
+    dear = {name: replace(gpu, on_demand=2 * gpu.on_demand) for name, gpu in first.gpus.items()}
+    book = prices.PriceBook(lists=(first, replace(first, valid_from=AT.date() + timedelta(days=1), gpus=dear)))
+    work = Work(after_stop=False, began_ms=T0, kept_until_ms=T0 + 3 * HOUR, asked_ms=None)
+    usage, refund = bill(attempt(24 * HOUR, work=work), book)
+    assert (usage.amount_micros, refund.amount_micros) == (96_000_000, -84_000_000), "3 of 24 hours are paid"
+
+
 def test_loading_after_a_stop_is_given_back_however_the_attempt_ends() -> None:
     work = Work(after_stop=True, began_ms=T0 + HOUR, kept_until_ms=T0 + 3 * HOUR, asked_ms=None)
     assert owed(attempt(4 * HOUR, work=work)) == 8_000_000, "between two stops"

@@ -12,6 +12,7 @@ import pytest
 
 from control_plane.cli.part_uploads import send_in_parts
 from control_plane.client import FtClient
+from control_plane.service import files
 from control_plane.service.platform import Platform
 from control_plane.tenants import Tenant
 
@@ -68,6 +69,37 @@ def test_a_file_that_was_changed_meanwhile_is_another_one(send: Callable[..., An
         send(write_chat_rows(), Line(breaks_at=1))
     changed, line = write_chat_rows(salt="!"), Line()
     assert send(changed, line)["bytes"] == changed.stat().st_size
+    assert line.uploads == 1
+
+
+class LosesTheAnswer(Line):
+    """A connection that breaks when the upload is completed, before its answer."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if request.url.path.endswith("/complete"):
+            answer.close()
+            raise httpx.ReadError("the line is down")
+        return answer
+
+
+def test_an_upload_that_was_completed_though_no_answer_came_is_the_answer_of_the_next_call(
+    send: Callable[..., Any], write_chat_rows: Callable[..., Path], platform: Platform, tenant: Tenant
+) -> None:
+    path, line = write_chat_rows(), Line()
+    with pytest.raises(httpx.ReadError):
+        send(path, LosesTheAnswer())
+    made = send(path, line)
+    assert (made["status"], made["bytes"]) == ("processed", path.stat().st_size)
+    assert (line.parts, line.uploads) == (0, 0)
+    assert [f["id"] for f in files.list_files(platform, tenant.id).items] == [made["id"]]
+
+
+def test_the_same_file_with_other_options_is_another_upload(send: Callable[..., Any], write_chat_rows: Callable[..., Path]) -> None:
+    path, line = write_chat_rows(), Line()
+    with pytest.raises(httpx.WriteError):
+        send(path, Line(breaks_at=1), policies={"pii": "warn"})
+    assert send(path, line, policies={"pii": "redact"})["policies"] == {"pii": "redact"}
     assert line.uploads == 1
 
 

@@ -95,8 +95,8 @@ def test_a_submission_arrives_as_written(ft: Ft, job_id: str) -> None:
 
 def test_an_uploaded_file_can_be_submitted_by_its_id_without_promotion(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
     file_id = ft("upload", write_chat_rows(120), "--json").json["id"]
-    made = ft("submit", file_id, "--model", MODEL, "--validation-file", file_id, "--no-promote", "--json").json
-    assert (made["training_file"], made["validation_file"], made["auto_promote"]) == (file_id, file_id, False)
+    made = ft("submit", file_id, "--model", MODEL, "--validation-file", file_id, "--no-promote", "--seed", "0", "--json").json
+    assert (made["training_file"], made["validation_file"], made["auto_promote"], made["seed"]) == (file_id, file_id, False, 0)
 
 
 def test_a_job_is_paused_resumed_and_cancelled(ft: Ft, platform: Platform, job_id: str) -> None:

@@ -34,7 +34,7 @@ def test_what_the_reference_library_signs_is_verified() -> None:
     assert webhooks.verify(BODY.decode(), headers, secret, now=now)["type"] == "fine_tuning.job.succeeded"
 
 
-@pytest.mark.parametrize("change", ["body", "id", "late", "early", "secret", "missing", "no_time"])
+@pytest.mark.parametrize("change", ["body", "id", "late", "early", "secret", "missing", "no_time", "no_ascii", "no_age"])
 def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
     secret = signing.new_secret()
     headers = dict(signing.headers(event_id="evt_1", body=BODY, live=[secret], now=NOW))
@@ -51,8 +51,10 @@ def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
         secret = signing.new_secret()
     elif change == "missing":
         del headers["webhook-signature"]
+    elif change == "no_ascii":
+        headers["webhook-signature"] = "v1,\u00e9"
     else:
-        headers["webhook-timestamp"] = "yesterday"
+        headers["webhook-timestamp"] = "yesterday" if change == "no_time" else "9" * 400
     with pytest.raises(InvalidRequest) as refused:
         webhooks.verify(body, headers, secret, now=lambda: at)
     assert refused.value.code == "invalid_webhook_signature"
@@ -60,5 +62,6 @@ def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
 
 def test_a_secret_that_is_none_says_so() -> None:
     headers = signing.headers(event_id="evt_1", body=BODY, live=[signing.new_secret()], now=NOW)
-    with pytest.raises(InvalidRequest, match="no base64"):
-        webhooks.verify(BODY, headers, "not a secret", now=now)
+    for wrong in ("not a secret", "whsec_\u00e9"):
+        with pytest.raises(InvalidRequest, match="no base64"):
+            webhooks.verify(BODY, headers, wrong, now=now)

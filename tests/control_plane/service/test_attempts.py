@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,24 @@ def test_a_step_has_one_row_which_names_the_newest_upload(queued: Callable[..., 
     assert (row.object_prefix, row.final) == ("c", True)
 
 
+def test_a_step_that_is_saved_again_after_its_checkpoint_was_given_up_is_kept(
+    queued: Callable[..., tuple[Platform, str, str]], tmp_path: Path
+) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    for step in (2, 4):
+        platform.objects.put_bytes(f"first/{step}/manifest.json", b"{}")
+        assert attempts.record_checkpoint(platform, held, step=step, prefix=f"first/{step}", manifest_sha256="0", metrics={})
+    assert retention.give_up_newer(platform, held, tmp_path, 2) == [4]
+    retention.remove_retired(platform, job_id)
+    assert not platform.objects.exists("first/4/manifest.json")
+    platform.objects.put_bytes("again/4/manifest.json", b"{}")
+    assert attempts.record_checkpoint(platform, held, step=4, prefix="again/4", manifest_sha256="1", metrics={})
+    assert [(c.step, c.object_prefix) for c in attempts.committed(platform, job_id)] == [(4, "again/4"), (2, "first/2")]
+    retention.remove_retired(platform, job_id)
+    assert platform.objects.exists("again/4/manifest.json")
+
+
 def test_a_loss_that_is_no_number_is_an_event_with_null(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
@@ -395,6 +414,18 @@ def test_a_lost_workload_is_billed_to_its_last_sign_of_life_and_given_back(queue
     usage, refund = sorted(ledger(platform, job_id), key=lambda e: -e.amount_micros)
     assert (usage.gpu_seconds, usage.amount_micros, refund.amount_micros) == (18.0, 5_000, -5_000)
     assert usage.detail["end_known_from"] == "inferred"
+
+
+def test_a_workload_whose_end_is_not_known_is_billed_to_its_last_sign_of_life(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    began = platform.clock().timestamp() - 500
+    attempts.mark_started(platform, held, from_step=0, started_at=began)
+    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3}], phase="train")
+    lost = WorkloadStatus(name="w", phase=WorkloadPhase.LOST, started_at=began)
+    noticed = replace(platform, clock=lambda: platform.clock() + timedelta(hours=1))
+    attempts.finish(noticed, held, replace(ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)), status=lost, seen=False))
+    assert reports(platform, job_id)["ended"].at == reports_of_progress(platform, job_id)
 
 
 def test_an_attempt_that_nobody_could_follow_is_closed_where_the_database_last_heard_of_it(

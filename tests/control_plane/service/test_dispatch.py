@@ -184,6 +184,18 @@ def test_a_replay_during_an_attempt_is_not_ended_by_what_becomes_of_that_attempt
     assert claim(world.platform, PLENTY) == []
 
 
+def test_an_event_that_is_replayed_during_an_attempt_is_sent_again_also_when_that_attempt_succeeds(world: World, there: Receiver) -> None:
+    endpoint = world.endpoint(there.url())
+    world.tell()
+    fan_out(world.platform)
+    (under_way,) = claim(world.platform, PLENTY)
+    listed.replay(world.platform, world.tenant, endpoint, under_way.id)
+    deliver(world.platform, under_way)
+    assert world.states(endpoint) == ["pending"]
+    world.send()
+    assert world.states(endpoint) == ["delivered"] and len(there.received) == 2
+
+
 class Broken(HttpWebhookSender):
     """Raises what nobody thought of."""
 

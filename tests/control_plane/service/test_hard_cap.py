@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from starlette.types import ASGIApp
 
+from control_plane.api.app import create_app
+from control_plane.client import FtClient
 from control_plane.jobs import JobState
 from control_plane.service import attempts, capping, files, jobs, queue_reading, scheduling, tenant_changes, tenants
 from control_plane.service.platform import Actor, Platform
@@ -115,6 +118,15 @@ def _paused_by_the_cap(account: Account) -> attempts.Claim:
     capping.enforce(account.platform)
     account.end(held, PAUSED)
     return held
+
+
+def test_the_api_gives_the_hard_cap_as_the_reason_of_a_job_that_it_paused(account: Account, serve: Callable[[ASGIApp], str]) -> None:
+    held = _paused_by_the_cap(account)
+    key = tenants.create_key(account.platform, account.tenant, name="t", scopes=["read"]).secret
+    with FtClient(base_url=serve(create_app(account.platform)), api_key=key) as ft:
+        job = ft.jobs.retrieve(held.job_id)
+    assert (job["state"], job["reason"]) == ("paused", "hard_cap_reached")
+    assert "from 2026-06-01 00:00 UTC" in str(job["reason_detail"])
 
 
 def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -> None:

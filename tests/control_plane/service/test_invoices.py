@@ -183,6 +183,18 @@ def test_time_beyond_the_soft_limit_is_shown_with_its_price_and_not_added(platfo
     assert march.document["total_micros"] == 32_000_000
 
 
+def test_gpu_time_of_an_earlier_month_that_comes_late_is_no_overage_of_this_one(platform: Platform) -> None:
+    job = metered_job(platform)
+    tenant_changes.update(platform, job.tenant, {"soft_gpu_hours": 4.0, "hard_gpu_hours": 100.0})
+    job.run(1, at=MARCH)
+    issued(platform, job.tenant, now=APRIL)
+    job.run(2, at=MARCH, hours=5)
+    job.run(3, at=APRIL, hours=3)
+    _, april = issued(platform, job.tenant, now=MAY)
+    assert [line["late"] for line in april.document["lines"]] == [True, False]
+    assert april.document["overage"] == {"soft_gpu_hours": 4.0, "used_gpu_hours": 3.0, "overage_gpu_hours": 0.0, "overage_micros": 0}
+
+
 def test_a_month_that_is_none_that_is_to_come_or_of_nothing_is_refused(platform: Platform) -> None:
     job = metered_job(platform)
     now = at_time(platform, APRIL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import sqlalchemy as sa
 
 from control_plane.service import jobs, queue_documents, queue_gauges, queue_view, tenant_changes
 from control_plane.service.platform import Actor, Platform
+from control_plane.service.preparation import fail
 from control_plane.tables import attempts, job_events, reservations
+from ft_assets.errors import InvalidDataset
 from tests.queued_jobs import Queued, queued
 
 
@@ -218,6 +221,17 @@ def test_what_no_gpu_ends_is_no_broken_promise(world: Queued) -> None:
     world.round(minutes=6)
     assert waits_too_long(world) == 1, "five minutes are over; the wide one could never start"
     assert [jobs.get(world.platform, premium, j).sla_missed for j in (kept, wide)] == [True, False]
+
+
+def test_a_job_that_failed_before_its_promised_start_has_missed_no_promise(world: Queued) -> None:
+    standard = world.tenant("standard")
+    in_time, late = world.job(standard), world.job(standard)
+    promised = jobs.get(world.platform, standard, late).promised_start
+    fail(world.platform, standard, in_time, InvalidDataset("no rows are left"))
+    world.now[0] += timedelta(hours=2)
+    assert promised is not None and promised < world.now[0]
+    fail(world.platform, standard, late, InvalidDataset("no rows are left"))
+    assert [jobs.get(world.platform, standard, j).sla_missed for j in (in_time, late)] == [False, True]
 
 
 def waits_too_long(world: Queued) -> int:

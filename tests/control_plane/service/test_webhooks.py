@@ -150,3 +150,14 @@ def test_an_old_secret_signs_until_its_day_is_over(world: World, there: Receiver
     world.send()
     assert [len(r.headers["webhook-signature"].split()) for r in there.received] == [2, 1, 1]
     assert dispatch.live_secrets([{"secret": "a", "until": None}, {"secret": "b", "until": 0.0}], world.clock()) == ["a"]
+
+
+def test_another_rotation_does_not_prolong_a_secret_that_is_to_end(world: World, there: Receiver) -> None:
+    endpoint = world.endpoint(there.url())
+    for _ in range(2):
+        webhooks.rotate_secret(world.platform, world.tenant, endpoint, keep_old=True)
+        world.later(50_000)
+    world.tell()
+    world.send()
+    (received,) = there.received
+    assert len(received.headers["webhook-signature"].split()) == 2, "the newest, and the one before it; the first has ended"
