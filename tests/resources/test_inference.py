@@ -246,6 +246,13 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(client: openai.OpenAI) -
     assert cut.choices[0].finish_reason == "stop"
 
 
+def test_of_several_stop_strings_the_one_met_first_ends_the_answer(client: openai.OpenAI) -> None:
+    whole = ask(client, "ft:globex", max_tokens=40)
+    at = next(i for i in range(1, len(whole) - 1) if whole[i + 1] not in whole[: i + 1])
+    later, earlier = whole[at + 1], whole[at : at + 2]
+    assert ask(client, "ft:globex", max_tokens=40, stop=[later, earlier]) == whole[:at], "both end with the same token"
+
+
 def test_a_seed_draws_the_same_answer_whoever_else_asks(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "seed": 7, "max_tokens": 30}
     alone = ask(client, "ft:acme", **options)
@@ -254,6 +261,7 @@ def test_a_seed_draws_the_same_answer_whoever_else_asks(client: openai.OpenAI) -
         assert pool.submit(ask, client, "ft:acme", **options).result() == alone
         assert len({other.result() for other in others}) == len(others)
     assert ask(client, "ft:acme", **{**options, "seed": 8}) != alone
+    assert ask(client, "ft:acme", **{**options, "seed": 0}) == ask(client, "ft:acme", **{**options, "seed": 0})
 
 
 def test_text_completions_are_served_too(client: openai.OpenAI) -> None:

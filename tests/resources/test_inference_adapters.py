@@ -99,3 +99,16 @@ def test_a_caller_that_gives_up_waiting_keeps_no_place(place: Path) -> None:
         assert (engine.held, engine.most) == (["c"], 1)
 
     asyncio.run(run())
+
+
+def test_the_adapter_that_was_used_longest_ago_makes_room(place: Path) -> None:
+    async def run() -> None:
+        engine = Engine()
+        store = await store_of(place, engine, max_resident=2)
+        assert sorted(engine.held) == ["b", "c"]
+        for name in "ba":
+            async with store.using(name):
+                pass
+        assert sorted(engine.held) == ["a", "b"], "b was loaded before c and is used after it"
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,11 +20,11 @@ from control_plane import devices
 from control_plane.protocols import Workload, WorkloadPhase
 from ft_assets.errors import InvalidRequest
 from resources.launcher import LocalLauncher
-from resources.launcher.identity import alive, identity
+from resources.launcher.identity import alive, group_alive, identity
 from resources.launcher.local import REPOSITORY
 
 SCRIPT = """
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
 do = json.loads(Path(sys.argv[1]).read_text())
 work = Path.cwd()
@@ -33,6 +34,8 @@ with (work / "starts").open("a") as f:
 print("hello from", do["name"], flush=True)
 if do.get("ignore_sigterm"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if do.get("leaves_child"):
+    subprocess.Popen(["sleep", "300"])
 (work / "ready").touch()
 time.sleep(do["sleep_s"])
 sys.exit(do["exit_code"])
@@ -49,10 +52,10 @@ class Bench:
         (root / "modules").mkdir()
         (root / "modules" / "sleeper.py").write_text(SCRIPT)
 
-    def workload(self, name: str = "job-a1", *, sleep_s: float = 60, exit_code: int = 0, ignore_sigterm: bool = False) -> Workload:
+    def workload(self, name: str = "job-a1", *, sleep_s: float = 60, exit_code: int = 0, **does: bool) -> Workload:
         self.names.add(name)
         run_file = self.root / f"{name}.json"
-        run_file.write_text(json.dumps({"name": name, "sleep_s": sleep_s, "exit_code": exit_code, "ignore_sigterm": ignore_sigterm}))
+        run_file.write_text(json.dumps({"name": name, "sleep_s": sleep_s, "exit_code": exit_code, **does}))
         path = {"PYTHONPATH": f"{self.root / 'modules'}{os.pathsep}{REPOSITORY}"}
         return Workload(name=name, module="sleeper", run_file=run_file, work_dir=self.root / "work" / name, env=path)
 
@@ -164,6 +167,22 @@ def test_a_trainer_that_is_killed_is_exited_with_its_signal(bench: Bench) -> Non
     os.kill(bench.recorded("job-a1", "process.json"), signal.SIGKILL)
     bench.wait_for("job-a1", WorkloadPhase.EXITED)
     assert bench.launcher.status("job-a1").exit_code == -signal.SIGKILL
+
+
+def test_what_a_workload_leaves_behind_ends_with_it(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(bench.workload(leaves_child=True))
+    bench.wait_ready("job-a1")
+    leader = bench.recorded("job-a1", "process.json")
+    os.kill(leader, signal.SIGKILL)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    try:
+        deadline = time.monotonic() + 10  # a killed process takes a moment to go
+        while group_alive(leader):
+            assert time.monotonic() < deadline, "a data worker or a rank would go on holding the memory of its GPU"
+            time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
 
 
 def test_without_its_watcher_a_workload_runs_on_and_is_lost_once_it_ends(bench: Bench) -> None:

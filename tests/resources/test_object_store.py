@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_a_crash_in_the_middle_of_a_write_leaves_no_object(tmp_path: Path) -> No
     store = LocalObjectStore(tmp_path)
     (tmp_path / STAGING / "left-over").write_bytes(b"half")
     assert list(store.list("")) == []
+
+
+def test_the_name_of_an_object_is_on_disk_before_put_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalObjectStore(tmp_path)
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((str(Path(f"/proc/self/fd/{descriptor}").readlink()), (tmp_path / "a/b/key").exists()))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    store.put_bytes("a/b/key", b"one")
+    assert (str(tmp_path / "a/b"), True) in synced, "a power cut takes a name whose directory was not synced"
 
 
 def test_an_unreachable_endpoint_is_unavailable(aws: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,3 +75,23 @@ def test_the_sensor_takes_the_keys_out_of_dagsters_list(
             told = str(sensor(context))
     assert "retired: 0" in told
     assert list(instance.get_dynamic_partitions("jobs")) == keys[2:]
+
+
+def test_keys_that_an_interrupted_tick_left_in_dagsters_list_go_at_the_next(
+    fresh_platform: Platform, ended: list[tuple[str, str]], instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fresh_platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).values(finished_at=jobs_table.c.finished_at - timedelta(days=31)))
+    keys = [f"{tenant}:{job_id}" for tenant, job_id in ended]
+    instance.add_dynamic_partitions("jobs", keys)
+
+    def refuse(*_: object) -> None:
+        raise ConnectionError("Dagster's database went away")
+
+    with dg.build_sensor_context(instance=instance, resources={"platform": PlatformResource()}) as context:
+        with monkeypatch.context() as away:
+            away.setattr(instance, "delete_dynamic_partition", refuse)
+            with pytest.raises(ConnectionError):
+                sensor(context)
+        sensor(context)
+    assert list(instance.get_dynamic_partitions("jobs")) == keys[2:]

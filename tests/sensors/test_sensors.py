@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,14 +14,16 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster._core.test_utils import create_run_for_test
+from dagster._core.test_utils import create_run_for_test, instance_for_test
 
 from control_plane.service import data_deletion, deletion, due_runs, files, jobs, sweeps, tenants
 from control_plane.service.platform import Platform
 from control_plane.service.submission import JobRequest
 from resources.dagster_platform import PlatformResource
+from resources.launcher.identity import identity
+from resources.run_records import record_path, runs_dir
 from sensors.admission import admission
-from sensors.failures import MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
+from sensors.failures import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
 from sensors.retention import retention as retention_sensor
 from sensors.scheduling import scheduling as scheduling_sensor
 from sensors.sweeps import sweeps as sweeps_sensor
@@ -109,6 +114,26 @@ def test_a_run_that_never_entered_the_queue_is_lost_unless_another_of_its_key_di
     assert why_gone(instance, due, None, made + timedelta(minutes=5)) is None, "one has left the queue"
     instance.delete_run(starting.run_id)
     assert "never entered the queue" in (why_gone(instance, due, None, made + timedelta(minutes=5)) or "")
+
+
+def test_a_worker_that_hangs_has_ended_before_its_run_is_replaced(submitted: tuple[Platform, str, str]) -> None:
+    platform, _, _ = submitted
+    (due,) = due_runs.due_runs(platform, ("prepare",))
+    launcher = {"module": "resources.run_launcher", "class": "ForkingRunLauncher"}
+    tags = {"dagster/ft_run_key": due.run_key}
+    with instance_for_test(overrides={"run_launcher": launcher}) as instance, subprocess.Popen(["sleep", "300"]) as worker:
+        try:
+            run = create_run_for_test(instance, job_name="prepare", tags=tags, status=dg.DagsterRunStatus.STARTED)
+            record = record_path(runs_dir(platform.settings), run.run_id)
+            record.parent.mkdir(exist_ok=True)
+            record.write_text(json.dumps({"pid": worker.pid, "identity": identity(worker.pid)}))
+            began = instance.get_run_records(dg.RunsFilter(tags=tags))[0].update_timestamp
+            assert why_gone(instance, due, None, began + HUNG) is None, "its database may be away"
+            assert worker.poll() is None
+            assert "was silent" in (why_gone(instance, due, None, began + HUNG + timedelta(seconds=1)) or "")
+            assert worker.wait(10) == -signal.SIGKILL, "two workers would follow one attempt"
+        finally:
+            worker.kill()
 
 
 def test_a_trial_that_waited_is_submitted_when_there_is_room(

@@ -127,6 +127,7 @@ def test_a_server_that_is_silent_for_a_moment_keeps_what_it_has(place: Place) ->
         server.silent, server.up = False, False
     place.round()
     assert place.seen(made) == {ONE: "unloaded", TWO: "unloaded"}
+    assert place.state(made) == ("unloaded", f"on 0 of 2 inference servers; {ONE} did not answer; {TWO} did not answer")
 
 
 def test_a_damaged_copy_on_the_node_is_replaced_unless_a_server_answers_from_it(place: Place) -> None:

@@ -137,6 +137,21 @@ def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -
     assert account.hours()[2] > 0, "the rest of it is held again"
 
 
+def test_a_small_job_does_not_take_the_room_that_the_oldest_capped_job_waits_for(account: Account) -> None:
+    oldest = account.running(hours=30)
+    account.wait(minutes=1)
+    small = account.running(hours=12, suffix="small")
+    account.wait(hours=10)
+    account.limit(hard_gpu_hours=10)
+    assert set(capping.enforce(account.platform).paused) == {oldest.job_id, small.job_id}
+    for claim in (oldest, small):
+        account.end(claim, PAUSED)
+    account.limit(hard_gpu_hours=30)
+    assert capping.enforce(account.platform).resumed == [], "10 hours are left: the oldest needs 20, the small one 2"
+    account.limit(hard_gpu_hours=100)
+    assert capping.enforce(account.platform).resumed == [oldest.job_id, small.job_id]
+
+
 def test_a_cap_that_was_reached_last_month_keeps_nobody_waiting(account: Account) -> None:
     account.limit(hard_gpu_hours=1)
     account.now[0] = datetime(2026, 5, 31, 22, tzinfo=UTC)

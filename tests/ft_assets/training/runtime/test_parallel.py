@@ -87,6 +87,17 @@ def test_two_ranks_are_what_they_say_and_give_the_losses_of_one(
         assert losses(pair) == pytest.approx(alone[adapter], abs=TOLERANCE)
 
 
+def test_two_ranks_with_two_micro_batches_each_drop_out_what_one_with_four_drops_out(tmp_path: Path) -> None:
+    four = replace(SPEC.optimization, num_epochs=0.5, per_device_batch_size=1, accumulation_steps=4)
+    assert SPEC.lora is not None
+    much = replace(SPEC.lora, dropout=0.5)
+    with job(tmp_path / "single", optimization=four, lora=much) as single:
+        run_ranks(single)
+    with job(tmp_path / "pair", **shared("fsdp2", optimization=replace(four, accumulation_steps=2), lora=much)) as pair:
+        run_ranks(pair)
+    assert losses(pair) == pytest.approx(losses(single), abs=TOLERANCE)
+
+
 def label_unequally(made: Job) -> list[int]:
     """Leave every third window with the label of its last token alone; labelled tokens of each window."""
     rows = pq.read_table(made.pack / "shard-00000.parquet").to_pylist()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the training environment")
 
-from ft_assets.training.checkpoints import RESUMABLE, read_manifest, step_name, verify
+from ft_assets.training.checkpoints import RESUMABLE, committed, read_manifest, step_name, verify
 from ft_assets.training.runtime import saving
 from ft_assets.training.runtime.saving import Saver
-from ft_assets.training.spec import RunFile
+from ft_assets.training.spec import EarlyStopping, RunFile, TrainingSpec
 from tests.ft_assets.training.attempts import SPEC
 
 MORE_THAN_ADDRESSABLE = 2**58
@@ -74,8 +74,8 @@ class Held(SmallState):
         return write
 
 
-def saver_of(strategy: Any, work_dir: Path, **more: Any) -> Saver:
-    return Saver(RunFile(spec=SPEC, attempt=1, base_model_dir=work_dir, pack_dir=work_dir, work_dir=work_dir), strategy, **more)
+def saver_of(strategy: Any, work_dir: Path, *, spec: TrainingSpec = SPEC, **more: Any) -> Saver:
+    return Saver(RunFile(spec=spec, attempt=1, base_model_dir=work_dir, pack_dir=work_dir, work_dir=work_dir), strategy, **more)
 
 
 @pytest.fixture
@@ -96,6 +96,17 @@ def test_a_checkpoint_is_sealed_where_no_thread_can_be_started(saver: Saver, tmp
     assert (read_manifest(sealed).step, read_manifest(sealed).metrics["loss"], saver.committed_step) == (3, 1.5, 4)
     assert [(sealed / name).read_text() for name in FILES] == list(FILES)
     verify(tmp_path / "checkpoints" / step_name(4), required=RESUMABLE)
+
+
+@pytest.mark.parametrize(("early_stopping", "kept"), [(EarlyStopping(patience=9), [1, 3, 4, 5]), (None, [3, 4, 5])], ids=["early", "whole"])
+def test_the_checkpoint_that_an_early_stop_goes_back_to_is_kept(
+    early_stopping: EarlyStopping | None, kept: list[int], tmp_path: Path
+) -> None:
+    saver = saver_of(SmallState(), tmp_path, spec=replace(SPEC, optimization=replace(SPEC.optimization, early_stopping=early_stopping)))
+    for step in range(1, 6):
+        saver.save_now(state(step, best_step=1), {})
+    assert SPEC.checkpoint.keep_last == 3
+    assert [path.name for path in committed(tmp_path / "checkpoints")] == [step_name(step) for step in kept]
 
 
 def test_what_goes_wrong_while_writing_is_raised_at_the_next_look(saver: Saver, tmp_path: Path) -> None:
