@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
 
-import pytest
-
-from resources.inference.adapters import AdapterStore
 from resources.inference.answers import Call, events
-from resources.inference.engine.loop import Engine, Piece
+from resources.inference.app import Server
+from resources.inference.engine.loop import Engine, Generation
 from resources.inference.engine.sampling import Sampling
+from tests.tiny_model import build_tiny_model
 
 
-class Endless:
-    """An engine whose first piece is followed by none for a long time."""
+class Watched(Engine):
+    """Remembers what it was asked for."""
 
-    def __init__(self) -> None:
-        self.running = 0
+    asked: tuple[Generation, ...] = ()
 
-    def submit(self, prompt: list[int], **options: Any) -> Endless:
-        self.running += 1
-        options["emit"](Piece(text="On", completion_tokens=1))
-        return self
-
-    def cancel(self) -> None:
-        self.running -= 1
+    def submit(self, *given: Any, **options: Any) -> Generation:
+        generation = super().submit(*given, **options)
+        self.asked += (generation,)
+        return generation
 
 
-def test_who_hangs_up_frees_their_place_in_the_batch() -> None:
-    async def run() -> None:
-        engine = Endless()
-        call = Call(
-            model="tiny", adapter=None, prompt=[1], max_tokens=500, sampling=Sampling(), stops=[], constraint=None, chat=True
-        )  # fmt: skip
-        begun = asyncio.Event()
+def test_who_hangs_up_frees_their_place_in_the_batch(tmp_path: Path) -> None:
+    engine = Watched(build_tiny_model(tmp_path))
+    server = Server(engine, served_name="tiny", base_shapes={}, max_resident=1, max_rank=8)
+    call = Call(
+        model="tiny", adapter=None, prompt=[1], max_tokens=10**6, sampling=Sampling(), stops=[], constraint=None, chat=True
+    )  # fmt: skip
 
-        async def read() -> None:
-            async for event in events(cast(Engine, engine), cast(AdapterStore, None), call):
-                if '"On"' in event:
-                    begun.set()
+    async def read_one_piece() -> None:
+        answer = events(engine, server.store, call)
+        assert isinstance(answer, AsyncGenerator)
+        await anext(answer)
+        await anext(answer)
+        await answer.aclose()
 
-        reader = asyncio.create_task(read())
-        await begun.wait()
-        assert engine.running == 1
-        reader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reader
-        assert engine.running == 0
-
-    asyncio.run(run())
+    try:
+        asyncio.run(read_one_piece())
+        assert [one.cancelled.is_set() for one in engine.asked] == [True]
+    finally:
+        engine.close()
