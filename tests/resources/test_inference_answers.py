@@ -1,4 +1,4 @@
-"""Answers of the embedded server on their way to whoever asked."""
+"""Streamed answers of the embedded inference server when the client disconnects."""
 
 from __future__ import annotations
 

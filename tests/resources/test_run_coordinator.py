@@ -97,7 +97,7 @@ def test_a_key_has_one_run_whoever_asks_and_a_replaced_one_gets_another(
 
 def test_a_run_of_a_job_that_does_not_exist_is_refused(job: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
     assert "there is no job" in (refusal(instance, "prepare", f"{job[1]}:ftjob-none", run_key="ftjob-none#prepare0") or "")
-    assert "there is no job" in (refusal(instance, "prepare", f"somebody-else:{job[2]}") or ""), "its tenant has no such job"
+    assert "there is no job" in (refusal(instance, "prepare", f"somebody-else:{job[2]}") or ""), "that tenant has no such job"
     assert refusal(instance, "reevaluate", f"{job[1]}:{job[2]}") is None
 
 

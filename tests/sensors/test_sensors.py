@@ -131,7 +131,7 @@ def test_a_worker_that_hangs_has_ended_before_its_run_is_replaced(submitted: tup
             assert why_gone(instance, due, None, began + HUNG) is None, "its database may be away"
             assert worker.poll() is None
             assert "was silent" in (why_gone(instance, due, None, began + HUNG + timedelta(seconds=1)) or "")
-            assert worker.wait(10) == -signal.SIGKILL, "two workers would follow one attempt"
+            assert worker.wait(60) == -signal.SIGKILL, "two workers would follow one attempt"
         finally:
             worker.kill()
 
