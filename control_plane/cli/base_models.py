@@ -98,7 +98,7 @@ def deprecate(
 
 def remove(model_id: ModelId, as_json: Json = False) -> None:
     """Take a base model out of the catalogue; refused while a job or an adapter needs it."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import base_models
 
     with open_local() as platform:

@@ -39,7 +39,7 @@ def update(
 
     Without options it shows where the update stands. The exit code is 1 as long as adapters are in the way.
     """
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import base_updates
 
     if [path is not None, repo is not None or revision is not None, apply, abandon].count(True) > 1 or (repo is None) != (revision is None):
@@ -80,7 +80,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate every production adapter of a base model on its staged bytes; the exit code of --wait is 1 if one does not hold."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import base_updates
 
     with open_local() as platform:
@@ -100,7 +100,7 @@ def evaluate(
 
 def prune(model_id: ModelId, as_json: Json = False) -> None:
     """Forget replaced bytes that no job under way and no adapter was made with; what was fetched for them is deleted."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import base_updates
 
     with open_local() as platform:

@@ -27,7 +27,7 @@ def kueue(
 
     Without options: on stdout, for `kubectl apply --server-side -f -`.
     """
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import cluster_queues
 
     with open_local() as platform:

@@ -44,7 +44,7 @@ def pool(
 
     Comments in front give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
     """
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import manifests
 
     with open_local() as platform:

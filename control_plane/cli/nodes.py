@@ -24,7 +24,7 @@ def register(admin: typer.Typer) -> None:
 
 def list_nodes(as_json: Json = False) -> None:
     """List every node with the GPUs that are held there and whether it is drained."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import nodes
 
     with open_local() as platform:
@@ -48,7 +48,7 @@ def drain(
     as_json: Json = False,
 ) -> None:
     """Place nothing new on a node; what runs there goes on to its end."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import nodes
 
     with open_local() as platform:
@@ -62,7 +62,7 @@ def drain(
 
 def undrain(node: Name, as_json: Json = False) -> None:
     """Place jobs on a node again."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import nodes
 
     with open_local() as platform:

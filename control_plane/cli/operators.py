@@ -25,7 +25,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Make an operator's key: ft-op-... Its secret is on stdout, now and never again; it ends after 90 days, a year at most."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import operators
 
     with open_local() as platform:
@@ -39,7 +39,7 @@ def create(
 
 def list_keys(as_json: Json = False) -> None:
     """List operators' keys, newest first, revoked ones too."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import operators
 
     with open_local() as platform:
@@ -60,7 +60,7 @@ def list_keys(as_json: Json = False) -> None:
 
 def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As the list has it: opk_...")], as_json: Json = False) -> None:
     """End an operator's key at once."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import operators
 
     with open_local() as platform:
@@ -85,8 +85,8 @@ def audit_of_all(
     as_json: Json = False,
 ) -> None:
     """List what was changed, in all tenants and of the platform itself, newest first."""
-    from control_plane.cli.admin import open_local
     from control_plane.cli.listing import unix_seconds
+    from control_plane.cli.local_platform import open_local
     from control_plane.service.audit import Wanted, document, every
 
     wanted = Wanted(

@@ -51,7 +51,7 @@ def whole_queue(
     as_json: Json = False,
 ) -> None:
     """Show the queue of all tenants: who waits and why, reservations, what runs, pools, recent use, what the rounds did."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import queue_documents, queue_view
 
     with open_local() as platform:

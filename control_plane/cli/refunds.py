@@ -43,7 +43,7 @@ def usage(
     as_json: Json = False,
 ) -> None:
     """Show GPU-hours, storage and money of all tenants by time, and what runs now and is not billed yet."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.quotas import month_of
     from control_plane.service import tenants
     from control_plane.service import usage as service
@@ -84,7 +84,7 @@ def list_cases(
     as_json: Json = False,
 ) -> None:
     """List cases, oldest first: those that wait for a decision."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import refunds
 
     with open_local() as platform:
@@ -103,7 +103,7 @@ def list_cases(
 
 def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
     """Give the attempt back, all of it. Granting it again changes nothing."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import refunds
 
     with open_local() as platform:
@@ -112,7 +112,7 @@ def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
 
 def refuse(case_id: CaseId, note: Note, as_json: Json = False) -> None:
     """Give nothing back, and tell the tenant why."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import refunds
 
     with open_local() as platform:
@@ -127,7 +127,7 @@ def adjust(
     as_json: Json = False,
 ) -> None:
     """Correct a tenant's bill by an entry of its own."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import refunds
 
     with open_local() as platform:
@@ -140,7 +140,7 @@ def adjust(
 
 def balance(as_json: Json = False) -> None:
     """Show every account with its balance; their sum is nothing."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import ledger
 
     with open_local() as platform:
@@ -154,7 +154,7 @@ def balance(as_json: Json = False) -> None:
 
 def check(as_json: Json = False) -> None:
     """Verify the whole ledger: both sides of every entry, and every entry recomputed. Exit code 1 on a difference."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import ledger_check
 
     with open_local() as platform:

@@ -169,7 +169,7 @@ def delete_data(
     as_json: Json = False,
 ) -> None:
     """Delete all data of a tenant for good: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import data_deletion, deletion
 
     typed = (
@@ -189,7 +189,7 @@ def delete_data(
 
 def verify_deletions(as_json: Json = False) -> None:
     """Compute the proofs of all deletions anew; exits with 1 if one was changed or is missing."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import deletion
 
     with open_local() as platform:

@@ -29,7 +29,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Make a tenant and its first API key. The key is shown once: only its hash is stored."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import tenants
 
     with open_local() as platform:
@@ -43,7 +43,7 @@ def create(
 
 def list_tenants(as_json: Json = False) -> None:
     """List tenants with the limits that hold for them."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import tenants
 
     with open_local() as platform:
@@ -69,7 +69,7 @@ def update(
     as_json: Json = False,
 ) -> None:
     """Change a tenant's name, tier or limits; what is left out stays. Jobs that run go on."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import tenant_changes
 
     given = {
@@ -85,7 +85,7 @@ def suspend(
     tenant: Id, reason: Annotated[str, typer.Option("--reason", help="Told to the tenant with every refusal.")], as_json: Json = False
 ) -> None:
     """Refuse every call of a tenant's keys from now on; jobs that run go on."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import tenant_changes
 
     with open_local() as platform:
@@ -94,7 +94,7 @@ def suspend(
 
 def resume(tenant: Id, as_json: Json = False) -> None:
     """Let a suspended tenant's keys in again."""
-    from control_plane.cli.admin import open_local
+    from control_plane.cli.local_platform import open_local
     from control_plane.service import tenant_changes
 
     with open_local() as platform:

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.jobs import FINAL
-from control_plane.service import base_models, evaluations
+from control_plane.service import accepted_bases, base_models, evaluations
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters, jobs
 from control_plane.tables import evaluations as evaluations_table
@@ -287,7 +287,7 @@ def _affected(conn: Connection, row: RowMapping, digest: str) -> Affected:
         .limit(1)
     )
     last = conn.execute(query).mappings().one_or_none()
-    accepted = digest in evaluations.accepted_digests(conn, row["id"], row["base_digest"])
+    accepted = digest in accepted_bases.accepted_digests(conn, row["id"], row["base_digest"])
     state, reasons = (ACCEPTED, ()) if accepted else _standing(last)
     evaluation_id = None if last is None else last["id"]
     return Affected(

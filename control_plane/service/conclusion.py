@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from control_plane.events import Event
 from control_plane.jobs import FINAL, JobState
-from control_plane.service import adapters, evaluations, promotions, results
+from control_plane.service import accepted_bases, adapters, evaluations, promotions, results
 from control_plane.service.evaluation import Evaluated, fetch_final, is_cancelled, load_evaluated
 from control_plane.service.platform import Platform
 from control_plane.service.preparation import job_row
@@ -128,7 +128,7 @@ def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
     """Id of the evaluation that has to pass before the adapter can be served; None where it can be as it is."""
     present = platform.models.card(made["base_model"]).digest
     with platform.engine.connect() as conn:
-        if present in evaluations.accepted_digests(conn, made["id"], made["base_digest"]):
+        if present in accepted_bases.accepted_digests(conn, made["id"], made["base_digest"]):
             return None
     ordered = evaluations.request(platform, made["tenant_id"], made["id"], kind=evaluations.BASE_UPDATE, base_digest=present)
     return str(ordered["id"])

@@ -1,14 +1,14 @@
 """Every verdict on an adapter, and the evaluations that are asked for after its job's own: on another base, with other suites.
 
 A row is the order, and later the verdict, which never changes. A finished verdict of a base's digest is what accepts an adapter on those
-bytes (:func:`accepted_digests`); the newest one counts, and one under rules of its own accepts nothing. Whoever claims a row runs it;
-the number of the run is its fencing token, so that a run taken for dead writes nothing any more.
+bytes (:mod:`control_plane.service.accepted_bases`); the newest one counts, and one under rules of its own accepts nothing.
+Whoever claims a row runs it; the number of the run is its fencing token, so that a run taken for dead writes nothing any more.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,22 +19,21 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.events import Event
 from control_plane.service import adapters, capability_suites
+from control_plane.service.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.service.due_runs import PRIORITY
 from control_plane.service.evaluation import Evaluated
 from control_plane.service.listing import page
 from control_plane.service.platform import Platform
-from control_plane.tables import adapters as registered
 from control_plane.tables import evaluations, jobs, tenants
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
-from ft_assets.evals import gates
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gates import Finding, Verdict
 
 GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
-QUEUED, RUNNING, SUCCEEDED, FAILED = "queued", "running", "succeeded", "failed"
+QUEUED, RUNNING, FAILED = "queued", "running", "failed"
 OPEN = (QUEUED, RUNNING)
 MAX_RUNS = 3
 """Runs of one evaluation that may fail; what fails three times in a row does not fail by chance."""
@@ -139,30 +138,6 @@ def verdict_columns(evaluated: Evaluated, rules: EvalConfig, now: datetime) -> d
         "state": SUCCEEDED, "outcome": evaluated.verdict.outcome, "report_key": evaluated.key, "error": None,
         "reasons": [f.code for f in failed(evaluated.verdict, rules)], "finished_at": now,
     }  # fmt: skip
-
-
-def accepted_digests(conn: Connection, adapter_id: str, own_digest: str) -> frozenset[str]:
-    """Bases on which the adapter may be served: the one that it was trained on, and those on which its last verdict is a pass."""
-    query = (
-        sa.select(evaluations.c.base_digest, evaluations.c.outcome)
-        .where(evaluations.c.adapter_id == adapter_id, evaluations.c.state == SUCCEEDED, evaluations.c.eval_config.is_(None))
-        .order_by(evaluations.c.finished_at, evaluations.c.id)
-    )
-    newest = {row.base_digest: row.outcome for row in conn.execute(query)}
-    return frozenset({own_digest, *(digest for digest, outcome in newest.items() if outcome == gates.PASSED)})
-
-
-def accepted_elsewhere(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
-    """(adapter, base digest) for those of these bases that an adapter was not trained on and may be served on; of all adapters at once."""
-    query = (
-        sa.select(evaluations.c.adapter_id, evaluations.c.base_digest, evaluations.c.outcome)
-        .join(registered, registered.c.id == evaluations.c.adapter_id)
-        .where(evaluations.c.base_digest.in_(digests), evaluations.c.base_digest != registered.c.base_digest)
-        .where(evaluations.c.state == SUCCEEDED, evaluations.c.eval_config.is_(None))
-        .order_by(evaluations.c.finished_at, evaluations.c.id)
-    )
-    newest = {(row.adapter_id, row.base_digest): row.outcome for row in conn.execute(query)}
-    return frozenset(where for where, outcome in newest.items() if outcome == gates.PASSED)
 
 
 def list_evaluations(platform: Platform, tenant: str, reference: str, *, after: str | None = None, limit: int = 20) -> EvaluationPage:

@@ -25,7 +25,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.protocols import Replica
-from control_plane.service import observations, served_index
+from control_plane.service import accepted_bases, observations, served_index
 from control_plane.service.node_files import directory, materialise
 from control_plane.service.observations import Key
 from control_plane.service.platform import Platform
@@ -153,7 +153,7 @@ def _snapshot(platform: Platform, asked: Asked, only: str | None) -> _Snapshot:
     open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, adapters.c.id.in_(held))
     with platform.engine.connect() as conn:
         rows = conn.execute(query.where(adapters.c.id == only if only else open_)).mappings().all()
-        elsewhere = served_index.accepted_elsewhere(conn, {r.base_digest for r in asked.replicas if r.base_digest})
+        elsewhere = accepted_bases.accepted_elsewhere(conn, {r.base_digest for r in asked.replicas if r.base_digest})
         return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None), elsewhere=elsewhere)
 
 
@@ -314,13 +314,6 @@ def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecor
 def _fleet(platform: Platform) -> Any:
     assert platform.fleet is not None, "who has no fleet was turned away before"
     return platform.fleet
-
-
-def accepted_digests(conn: Connection, record: AdapterRecord) -> frozenset[str]:
-    """Digests of the base on which the adapter may be served."""
-    from control_plane.service import evaluations  # it imports the registry, which imports this module
-
-    return evaluations.accepted_digests(conn, record.id, record.base_digest)
 
 
 def state_columns() -> tuple[sa.Column[Any], ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.service import fleet, node_files, observations, outbox, routing
+from control_plane.service import accepted_bases, fleet, node_files, observations, outbox, routing
 from control_plane.service.adapters import Adapter, find_record, get_adapter, locked_row, select_adapters, set_stage, unservable, view
 from control_plane.service.fleet import LOADED, UNLOADED
 from control_plane.service.platform import Platform
@@ -100,9 +100,13 @@ def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
 
 def _on_present_base(platform: Platform, conn: Connection, candidate: promotion.Candidate) -> promotion.Candidate:
     """`candidate` by the catalogue and the verdicts of now: an update of its base waits for the adapter's locked row, or is seen."""
-    present, accepted = platform.models.card(candidate.record.base_model).digest, fleet.accepted_digests(conn, candidate.record)
+    present, accepted = platform.models.card(candidate.record.base_model).digest, _accepted(conn, candidate.record)
     served = candidate.served_digests if candidate.told else (present,)
     return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
+
+
+def _accepted(conn: Connection, record: AdapterRecord) -> frozenset[str]:
+    return accepted_bases.accepted_digests(conn, record.id, record.base_digest)
 
 
 def _candidate(platform: Platform, current: AdapterRecord, asked: fleet.Asked) -> promotion.Candidate:
@@ -114,7 +118,7 @@ def _candidate(platform: Platform, current: AdapterRecord, asked: fleet.Asked) -
     if current.type == LORA:  # a whole model is not fetched to be refused
         looked = _look(platform, current)
         with platform.engine.connect() as conn:
-            accepted = fleet.accepted_digests(conn, current)
+            accepted = _accepted(conn, current)
     return promotion.Candidate(
         record=current, served_digests=sorted(served), told=bool(told), accepted_digests=accepted, catalogue_digest=in_catalogue,
         file_refusals=looked[0], package_refusals=looked[1],
@@ -187,7 +191,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
         return
     with platform.engine.connect() as conn:
         served = observations.is_served(conn, previous.id, [r.url for r in ready])
-        accepted = fleet.accepted_digests(conn, previous)
+        accepted = _accepted(conn, previous)
     told = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
     if served and told & accepted:
         return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.protocols import Replica
+from control_plane.service import accepted_bases
 from control_plane.service.node_files import directory
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters, deployments
@@ -42,19 +43,12 @@ def write(platform: Platform, replicas: Iterable[Replica]) -> None:
         log.warning("the index of served adapters was not written: %s", e)
 
 
-def accepted_elsewhere(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
-    """Adapters and the bases among these, other than their own, that they may be served on."""
-    from control_plane.service import evaluations  # it imports the registry, which imports the fleet, which imports this module
-
-    return evaluations.accepted_elsewhere(conn, digests)
-
-
 def _write(platform: Platform, served: set[tuple[str, str]]) -> None:
     root = platform.settings.adapters_dir
     paths = {*_written(root), *(root / serving_index.filename(digest) for _, digest in served)}
     with platform.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(ONE_WRITER)))
-        elsewhere = accepted_elsewhere(conn, {digest for _, digest in served})
+        elsewhere = accepted_bases.accepted_elsewhere(conn, {digest for _, digest in served})
         places = [place for record in _desired(conn) for place in _places(platform, record, served, elsewhere)]
         paths |= {root / serving_index.filename(digest) for _, digest, _ in places}
         asked = tuple((record.name, record.manifest_sha256, digest, stat) for record, digest, stat in places)

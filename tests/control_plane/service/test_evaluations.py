@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from control_plane.service import adapters, evaluations, reevaluation
+from control_plane.service import accepted_bases, adapters, evaluations, reevaluation
 from control_plane.service.evaluation import Evaluated
 from control_plane.service.platform import Platform
 from control_plane.tables import adapters as adapters_table
@@ -71,7 +71,7 @@ def waiting(platform: Platform, evaluation_id: str) -> evaluations.DueEvaluation
 
 def accepted(platform: Platform, adapter: str, own: str) -> frozenset[str]:
     with platform.engine.connect() as conn:
-        return evaluations.accepted_digests(conn, adapter, own)
+        return accepted_bases.accepted_digests(conn, adapter, own)
 
 
 def order_on(platform: Platform, row: RowMapping, digest: str) -> str:

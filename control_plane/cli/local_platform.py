@@ -1,0 +1,43 @@
+"""The platform of this machine, for commands that go to its database and not through the API."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from ft_assets.errors import Unavailable
+
+if TYPE_CHECKING:
+    from control_plane.service.platform import Platform
+
+
+@contextmanager
+def open_local() -> Iterator[Platform]:
+    """The platform of this home, for as long as its database answers; the embedded one has to be up.
+
+    The audit log names the machine's user for whatever is changed. At the end connections are closed and the umask is what it was.
+    """
+    from sqlalchemy.exc import OperationalError
+
+    from control_plane.service.platform import Actor
+    from resources.platform import open_platform
+    from resources.stack.commands import load_settings
+    from resources.stack.home import UMASK
+    from resources.stack.postgres import postmaster_pid
+
+    settings = load_settings()
+    if settings.embedded_database and postmaster_pid(settings) is None:
+        raise Unavailable(
+            f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL", code="stack_down"
+        )
+    with ExitStack() as at_the_end:
+        at_the_end.callback(os.umask, os.umask(UMASK))  # what is written is for its owner alone
+        platform = open_platform(settings)
+        at_the_end.callback(platform.logins.dispose)
+        try:
+            yield platform.acting_as(Actor(kind="operator", id=f"cli:{getpass.getuser()}"))
+        except OperationalError as e:
+            raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
