@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.recovery.processes import Processes
-from control_plane.settings import load
+from control_plane.platform.settings import load
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SETTLE_S = 30.0

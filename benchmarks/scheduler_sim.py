@@ -16,7 +16,7 @@ from benchmarks.scheduler import plots, policies, report, tables, trace
 from benchmarks.scheduler.costs import Costs
 from benchmarks.scheduler.engine import Simulation
 from benchmarks.scheduler.nodes import place
-from control_plane.pools import Pool, nodes
+from control_plane.capacity.pools import Pool, nodes
 
 LEAST_MTBF_DAYS = Costs().repair_s / 86400
 

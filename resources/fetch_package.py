@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from control_plane import settings as settings_module
-from control_plane.protocols import ObjectStore
+from control_plane.platform import settings as settings_module
+from control_plane.platform.protocols import ObjectStore
 from ft_assets.adapters import package, whole_model
 from ft_assets.adapters.exports.build import TOKENIZER
 from ft_assets.base_models import CHANGED, model_digest

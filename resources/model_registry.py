@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from control_plane.protocols import RegisteredModels, RegisteredVersion
+from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
 from ft_assets.errors import Unavailable
 from ft_assets.redaction import without_credentials
 from resources.tracking import QUIET, file_of, make_store
@@ -40,7 +40,7 @@ class MlflowRegistry:
     limit_s: float = LIMIT_S
 
     def mirror(self, models: RegisteredModels) -> int:
-        """See :class:`control_plane.protocols.ModelRegistry`."""
+        """See :class:`control_plane.platform.protocols.ModelRegistry`."""
         order = json.dumps({"uri": self.uri, "models": asdict(models)})  # not an argument: it may hold a password
         command = [sys.executable, "-m", "resources.model_registry"]
         try:

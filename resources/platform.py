@@ -6,13 +6,13 @@ import os
 from functools import cache
 from pathlib import PurePosixPath
 
-from control_plane import prices
-from control_plane.installation import inference_token
-from control_plane.service import gpu_pools
-from control_plane.service.base_models import catalogue_of
-from control_plane.service.platform import Platform, utc_now
-from control_plane.settings import Settings
-from control_plane.targets import parse_networks
+from control_plane.billing import prices
+from control_plane.capacity import active_pools
+from control_plane.models.base_models import catalogue_of
+from control_plane.platform.context import Platform, utc_now
+from control_plane.platform.installation_secrets import inference_token
+from control_plane.platform.settings import Settings
+from control_plane.platform.webhook_targets import parse_networks
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_logins
 from resources.mail import SmtpMailer
@@ -35,7 +35,7 @@ def open_platform(settings: Settings) -> Platform:
 @cache
 def _open(_pid: int, settings: Settings) -> Platform:
     prices.load(settings.prices_file)  # a mistake in the price lists is told now, and not when the first attempt is billed
-    gpu_pools.configured(settings, utc_now())  # and one in the pools, not when the first job is submitted
+    active_pools.configured(settings, utc_now())  # and one in the pools, not when the first job is submitted
     return Platform(
         logins=shared_logins(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),

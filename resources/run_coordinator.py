@@ -2,7 +2,7 @@
 refused, and so is a second run for what one run serves already, whoever asks for it.
 
 A run with a reservation starts at once. The queue bounds the others, preparations and evaluations, in all and for each tenant
-(:mod:`control_plane.run_limits`): each takes a slot, a tag that is set here and nowhere else. A run that brings
+(:mod:`control_plane.queue.launches.run_limits`): each takes a slot, a tag that is set here and nowhere else. A run that brings
 one which it does not take is refused.
 
 A tag could be forged, so the reservation is looked up in the control plane's database by partition key.
@@ -19,12 +19,12 @@ from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordi
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 from dagster._serdes import ConfigurableClassData
 
-from control_plane import run_limits
-from control_plane.service import gpu_pools
-from control_plane.service.due_runs import STAGE_STATES, training_key
-from control_plane.service.run_launches import bind
-from control_plane.settings import load
-from control_plane.tables import jobs, reservations
+from control_plane.capacity import active_pools
+from control_plane.jobs.tables import jobs, reservations
+from control_plane.platform.settings import load
+from control_plane.queue.launches import run_limits
+from control_plane.queue.launches.launch_claims import bind
+from control_plane.queue.launches.pending_runs import STAGE_STATES, training_key
 from resources.database.engine import control_plane_url, shared_logins
 from resources.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 
@@ -71,7 +71,7 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
     def get_run_queue_config(self) -> RunQueueConfig:
         """Limits on slots alone, from the settings of the daemon that asks."""
         settings = load()
-        num_gpus = sum(pool.total_gpus for pool in gpu_pools.configured(settings, datetime.now(UTC)))
+        num_gpus = sum(pool.total_gpus for pool in active_pools.configured(settings, datetime.now(UTC)))
         limits = run_limits.limits(num_gpus, prepare=settings.prepare_runs, evaluate=settings.evaluate_runs)
         slots: list[dict[str, Any]] = []
         for tag, limit in ((PREPARE_SLOT, limits.prepare), (EVALUATE_SLOT, limits.evaluate)):

@@ -20,7 +20,7 @@ from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, Lau
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._serdes import ConfigurableClassData, serialize_value
 
-from control_plane.settings import load
+from control_plane.platform.settings import load
 from ft_assets.errors import Unavailable
 from resources.launcher.identity import alive
 from resources.run_records import check_owned, read_record, runs_dir, told_socket

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from control_plane.settings import Settings
+from control_plane.platform.settings import Settings
 from ft_assets.errors import Unavailable
 from resources.launcher.identity import alive
 

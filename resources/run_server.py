@@ -35,7 +35,7 @@ from dagster._core.instance.ref import InstanceRef
 from dagster._serdes import deserialize_value
 from dagster._utils.interrupts import capture_interrupts
 
-from control_plane.settings import load
+from control_plane.platform.settings import load
 from resources.launcher.identity import identity
 from resources.launcher.watch import write_json
 from resources.run_records import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from control_plane.protocols import Replica
+from control_plane.platform.protocols import Replica
 from ft_assets.errors import Conflict, FtError, Unavailable
 
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})

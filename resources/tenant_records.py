@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from control_plane.protocols import Search
-from control_plane.settings import Settings
+from control_plane.platform.protocols import Search
+from control_plane.platform.settings import Settings
 from ft_assets.errors import Unavailable
 from ft_assets.redaction import without_credentials
 from resources.database.engine import dagster_url
@@ -28,11 +28,11 @@ class DagsterRecords:
     """Of one call: a search reads every text of the database, about 50 MB a second."""
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:
-        """See :class:`control_plane.protocols.TenantRecords`. Refuses while a run of the tenant works."""
+        """See :class:`control_plane.platform.protocols.TenantRecords`. Refuses while a run of the tenant works."""
         return _call("resources.dagster_records", {**self._order("erase", tenant, ids), "budget_s": budget_s}, self.limit_s)
 
     def search(self, tenant: str, ids: Collection[str]) -> Search:
-        """See :class:`control_plane.protocols.TenantRecords`."""
+        """See :class:`control_plane.platform.protocols.TenantRecords`."""
         return Search(**_call("resources.dagster_records", self._order("search", tenant, ids), self.limit_s))
 
     def _order(self, call: str, tenant: str, ids: Collection[str]) -> dict[str, Any]:
@@ -49,11 +49,11 @@ class MlflowRecords:
     """Of one call; what was deleted until then stays deleted, and the next call goes on."""
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002 - `limit_s` bounds it
-        """See :class:`control_plane.protocols.TenantRecords`. Everything that is recorded here has the tenant's tag."""
+        """See :class:`control_plane.platform.protocols.TenantRecords`. Everything that is recorded here has the tenant's tag."""
         return _call("resources.mlflow_records", {"call": "erase", "uri": self.uri, "tenant": tenant}, self.limit_s)
 
     def search(self, tenant: str, ids: Collection[str]) -> Search:  # noqa: ARG002
-        """See :class:`control_plane.protocols.TenantRecords`."""
+        """See :class:`control_plane.platform.protocols.TenantRecords`."""
         return Search(**_call("resources.mlflow_records", {"call": "search", "uri": self.uri, "tenant": tenant}, self.limit_s))
 
 

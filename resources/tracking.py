@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from control_plane.protocols import TrackedRun
+from control_plane.platform.protocols import TrackedRun
 from ft_assets.redaction import without_credentials
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class MlflowTracker:
     _ended: list[MlflowRunLog] = field(default_factory=list, repr=False, compare=False)
 
     def begin(self, run: TrackedRun) -> MlflowRunLog:
-        """See :class:`control_plane.protocols.Tracker`; nothing is imported or opened yet when this returns."""
+        """See :class:`control_plane.platform.protocols.Tracker`; nothing is imported or opened yet when this returns."""
         made = MlflowRunLog(uri=self.uri, run=run, on_end=self._ended.append)
         made.start()
         return made

@@ -22,8 +22,8 @@ from typing import Any
 import httpcore
 import httpx
 
-from control_plane.protocols import WebhookAnswer
-from control_plane.targets import Address, Network, Target, parse, permitted
+from control_plane.platform.protocols import WebhookAnswer
+from control_plane.platform.webhook_targets import Address, Network, Target, parse, permitted
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable import printable
 

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.service.due_runs import due_runs
+from control_plane.queue.launches.pending_runs import due_runs
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.stages import PREPARE
 from resources.dagster_platform import PlatformResource

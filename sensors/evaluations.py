@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import dagster as dg
 
-from control_plane.service import evaluations as service
-from control_plane.service import partitions, reevaluation
-from control_plane.service.platform import Platform
+from control_plane.evaluations import reevaluation, service
+from control_plane.platform.context import Platform
+from control_plane.queue.launches import partition_keys
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.stages import REEVALUATE
 from resources.dagster_platform import PlatformResource
@@ -25,7 +25,7 @@ def evaluations(context: dg.SensorEvaluationContext, platform: PlatformResource)
     due = [d for d in service.due(opened) if not _has_run(context.instance, opened, d)][:MAX_REQUESTS_PER_TICK]
     if not due:
         return dg.SkipReason("no evaluation waits for its run")
-    partitions.returned(opened, {d.job_id for d in due})
+    partition_keys.returned(opened, {d.job_id for d in due})
     keys = sorted({partition_key(d.tenant, d.job_id) for d in due})
     return dg.SensorResult(run_requests=[_run_request(d) for d in due], dynamic_partitions_requests=[JOBS.build_add_request(keys)])
 

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 import dagster as dg
 from dagster._core.launcher import WorkerStatus
 
-from control_plane.service.due_runs import DueRun, due_runs, replace_run, run_replacements
-from control_plane.service.preparation import fail
-from control_plane.service.scheduling import release
-from control_plane.service.training import STOP_GRACE_S
+from control_plane.attempts.follow import STOP_GRACE_S
+from control_plane.jobs.preparation.pin import fail
+from control_plane.queue.cycle import release
+from control_plane.queue.launches.pending_runs import DueRun, due_runs, replace_run, run_replacements
 from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource
 from resources.run_coordinator import KEYED_JOBS

@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping
 
 import dagster as dg
 
-from control_plane.service import budgets, invoices, storage
-from control_plane.service import metering as service
-from control_plane.service.platform import Platform
+from control_plane.billing import budgets, storage_usage
+from control_plane.billing.invoices import service as invoices
+from control_plane.billing.metering import service
+from control_plane.platform.context import Platform
 from resources.dagster_platform import PlatformResource
 
 log = logging.getLogger(__name__)
 
 ROUNDS: Mapping[str, Callable[[Platform], object]] = {
     "attempts billed late": service.settle_due,
-    "tenants whose storage was sampled": storage.sample_due,
+    "tenants whose storage was sampled": storage_usage.sample_due,
     "budget alerts": budgets.alert_due,
     "invoices issued": lambda platform: len(invoices.issue_due(platform)),
 }

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.service import registered_models
+from control_plane.models import mlflow_mirror
 from resources.dagster_platform import PlatformResource
 
 
@@ -10,6 +10,6 @@ from resources.dagster_platform import PlatformResource
 def model_registry(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
     """One round; a registry that does not answer is asked again two minutes later."""
     opened = platform.get()
-    changes = registered_models.mirror(opened)
-    problem = registered_models.problem(opened)
+    changes = mlflow_mirror.mirror(opened)
+    problem = mlflow_mirror.problem(opened)
     return dg.SkipReason(problem or ("nothing has changed" if changes is None else f"changes: {changes}"))

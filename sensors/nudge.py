@@ -26,12 +26,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.installation import dagster_token
-from control_plane.service import run_launches
-from control_plane.service.due_runs import DueRun, due_runs
-from control_plane.service.platform import Platform
-from control_plane.service.scheduling import place
-from control_plane.settings import load
+from control_plane.platform.context import Platform
+from control_plane.platform.installation_secrets import dagster_token
+from control_plane.platform.settings import load
+from control_plane.queue.cycle import place
+from control_plane.queue.launches import launch_claims
+from control_plane.queue.launches.pending_runs import DueRun, due_runs
 from ft_assets import logs, tracing
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.partitions import JOBS, partition_key
@@ -118,7 +118,7 @@ class Nudge:
                 else:
                     self._refused[due.run_key] = time.monotonic() + REFUSED_S
         log.warning("%s is left to the sensors: %s", due.run_key, why)
-        run_launches.give_up(self._platform, [due.run_key], by=NUDGE)
+        launch_claims.give_up(self._platform, [due.run_key], by=NUDGE)
         return None
 
 

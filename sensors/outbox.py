@@ -2,8 +2,8 @@
 
 import dagster as dg
 
-from control_plane.service import outbox as box
-from control_plane.service.dispatch import Dispatcher
+from control_plane.notifications import outbox as box
+from control_plane.notifications.dispatch import Dispatcher
 from resources.dagster_platform import PlatformResource
 
 FOR_S = 20.0

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.service import partitions as service
+from control_plane.queue.launches import partition_keys as service
 from ft_assets.partitions import JOBS, partition_key
 from resources.dagster_platform import PlatformResource
 

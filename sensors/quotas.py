@@ -2,14 +2,14 @@
 
 import dagster as dg
 
-from control_plane.service import capping
+from control_plane.quotas import enforcement
 from resources.dagster_platform import PlatformResource
 
 
 @dg.sensor(minimum_interval_seconds=10, default_status=dg.DefaultSensorStatus.RUNNING)
 def quotas(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
     """One round over all tenants whose use can have changed."""
-    done = capping.enforce(platform.get())
+    done = enforcement.enforce(platform.get())
     for what, jobs in (("paused", done.paused), ("resumed", done.resumed)):
         if jobs:
             context.log.info(f"{what}: {', '.join(jobs)}")

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.service import fleet
+from control_plane.serving import rollout as fleet
 from ft_assets.errors import Unavailable
 from resources.dagster_platform import PlatformResource
 

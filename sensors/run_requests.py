@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from control_plane.service import run_launches
-from control_plane.service.due_runs import DueRun
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
+from control_plane.queue.launches import launch_claims
+from control_plane.queue.launches.pending_runs import DueRun
 from ft_assets import context, tracing
 from ft_assets.partitions import partition_key
 from resources import step_pods
@@ -46,12 +46,12 @@ def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueR
 
     A key has one run for ever: one that ended without moving its job is replaced under another key (sensor ``failures``).
     """
-    left = run_launches.unbound(platform, due)
+    left = launch_claims.unbound(platform, due)
     for start in range(0, len(left), KEYS_PER_QUERY):
         looked_at = left[start : start + KEYS_PER_QUERY]
         made = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: [d.run_key for d in looked_at]}))
         served = {run.tags[RUN_KEY_TAG] for run in made}
-        won = run_launches.claim(platform, [d for d in looked_at if d.run_key not in served][:MAX_REQUESTS_PER_TICK], by=by)
+        won = launch_claims.claim(platform, [d for d in looked_at if d.run_key not in served][:MAX_REQUESTS_PER_TICK], by=by)
         if won:
             return won
     return []

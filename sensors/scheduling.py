@@ -5,8 +5,8 @@
 
 import dagster as dg
 
-from control_plane.service.due_runs import due_runs
-from control_plane.service.scheduling import place
+from control_plane.queue.cycle import place
+from control_plane.queue.launches.pending_runs import due_runs
 from ft_assets.stages import EVALUATE, TRAIN
 from resources.dagster_platform import PlatformResource
 from sensors.run_requests import missing, run_request

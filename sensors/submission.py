@@ -5,8 +5,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from control_plane.service import jobs
-from control_plane.service.submission import JobRequest
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
 from resources.dagster_platform import PlatformResource
 from resources.run_tags import runs_of_job
 

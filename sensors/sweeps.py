@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.service import sweeps as service
+from control_plane.jobs.sweeps import service
 from resources.dagster_platform import PlatformResource
 
 

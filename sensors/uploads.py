@@ -5,16 +5,16 @@ from collections.abc import Callable
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.service import files, loose_objects
-from control_plane.service import uploads as service
-from control_plane.service.platform import Platform
+from control_plane.datasets.uploads import files, orphaned_objects
+from control_plane.datasets.uploads import multipart_uploads as service
+from control_plane.platform.context import Platform
 from ft_assets.errors import FtError
 from resources.dagster_platform import PlatformResource
 
 STEPS: tuple[tuple[str, Callable[[Platform], int]], ...] = (
     ("uploads expired", service.tidy),
     ("expired files deleted", files.delete_expired),
-    ("objects removed", loose_objects.remove_due),
+    ("objects removed", orphaned_objects.remove_due),
 )
 
 

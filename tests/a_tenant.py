@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from control_plane.tenants import Tenant, tier_named
+from control_plane.tenants.rules import Tenant, tier_named
 
 
 def a_tenant(tier: str = "standard", **limits: Any) -> Tenant:

@@ -28,11 +28,12 @@ import uvicorn
 from safetensors.numpy import save_file
 from starlette.types import ASGIApp
 
-from control_plane import settings as settings_module
-from control_plane.service import references, tenants
-from control_plane.service.platform import Platform
-from control_plane.targets import parse_networks
-from control_plane.tenants import Tenant
+from control_plane.jobs.preparation import references
+from control_plane.platform import settings as settings_module
+from control_plane.platform.context import Platform
+from control_plane.platform.webhook_targets import parse_networks
+from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from resources import http_server
 from resources.database import embedded, migrate
@@ -105,7 +106,7 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)  # it r
 
 LONGEST = (
     "tests/journey/", "tests/ft_assets/training/runtime/test_exact_resume.py", "tests/resources/test_stack.py",
-    "tests/control_plane/service/test_training_follow.py", "tests/ft_assets/training/runtime/test_parallel.py",
+    "tests/control_plane/attempts/test_training_follow.py", "tests/ft_assets/training/runtime/test_parallel.py",
     "tests/test_house_rules.py", "tests/control_plane/cli/test_remote.py",
 )  # fmt: skip
 """Files that take longest: they are run first, so that no worker is left alone with one at the end."""

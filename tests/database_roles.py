@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from control_plane.service.platform import Actor, Platform
+from control_plane.platform.context import Actor, Platform
 
 
 def as_owner(platform: Platform) -> Engine:

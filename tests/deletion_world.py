@@ -16,14 +16,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.protocols import Replica
-from control_plane.service import data_deletion, deletion, erasure, files, jobs, promotions, tenants
-from control_plane.service.platform import Platform
-from control_plane.service.submission import JobRequest
-from control_plane.tables import adapters as table
-from control_plane.tables import (
-    deletion_requests,
-)
+from control_plane.adapters import promotions
+from control_plane.adapters.tables import adapters as table
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Replica
+from control_plane.tenant_data import deletion, erasure
+from control_plane.tenant_data import deletion_requests as data_deletion
+from control_plane.tenant_data.tables import deletion_requests
+from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.errors import Unavailable
 from resources.object_store import LocalObjectStore
@@ -35,7 +38,7 @@ SECRET = "What is 7 plus 7?"
 
 WORK = f"""
 import sys, pathlib
-from control_plane.service import scratch
+from control_plane.sandbox import scratch
 with scratch.directory(pathlib.Path(sys.argv[1]), sys.argv[2] or None) as path:
     (path / "upload").write_text({SECRET!r})
     print(path, flush=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
 from ft_assets import layout
 from ft_assets.evals import gates, golden, safety
 from ft_assets.evals import report as reports

@@ -8,13 +8,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.jobs import JobState
-from control_plane.service import files, jobs, packing, preparation
-from control_plane.service.platform import Platform
-from control_plane.service.submission import JobRequest
-from control_plane.service.transition import transition
-from control_plane.tables import checkpoints
-from control_plane.tables import jobs as jobs_table
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation import packing, pin
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import checkpoints
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.transitions import transition
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
 from ft_assets import layout
 from ft_assets.training import checkpoints as on_disk
 from ft_assets.training.spec import TrainingSpec
@@ -42,7 +44,7 @@ def evaluating_job(
         "eval_config": {**CHEAP, **(eval_config or {})}, "seed": seed, **body,
     }  # fmt: skip
     job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(asked)).job["id"])
-    preparation.pin_dataset(platform, tenant, job_id)
+    pin.pin_dataset(platform, tenant, job_id)
     packing.pack(platform, tenant, job_id)
     for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
         with platform.engine.begin() as conn:

@@ -12,11 +12,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.jobs import JobState
-from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
-from control_plane.service.transition import transition
-from control_plane.tables import adapters, checkpoints, jobs
+from control_plane.adapters.tables import adapters
+from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.jobs.transitions import transition
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
 from ft_assets import layout, provenance
 from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 

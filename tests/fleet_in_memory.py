@@ -12,13 +12,14 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from control_plane.protocols import Replica
-from control_plane.service import adapters, fleet, observations
-from control_plane.service.fleet import reconcile
-from control_plane.service.node_files import directory
-from control_plane.service.platform import Platform
-from control_plane.tables import adapters as adapters_table
-from control_plane.tables import evaluations
+from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import adapters as adapters_table
+from control_plane.adapters.tables import evaluations
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Replica
+from control_plane.serving import observations, rollout
+from control_plane.serving.node_files import directory
+from control_plane.serving.rollout import reconcile
 from ft_assets.errors import Conflict, Unavailable
 from tests.database_roles import as_owner
 from tests.finished_job import rewrite
@@ -134,7 +135,7 @@ class Place:
     def desire(self, adapter_id: str, desired: str = "loaded") -> None:
         record = adapters.find_record(self.platform, self.tenant, adapter_id)
         with self.platform.engine.begin() as conn:
-            fleet.desire(conn, record, desired, self.clock())
+            rollout.desire(conn, record, desired, self.clock())
 
     def state(self, adapter_id: str) -> tuple[str, str | None]:
         found = adapters.get_adapter(self.platform, self.tenant, adapter_id)

@@ -12,14 +12,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.jobs import JobState
-from control_plane.protocols import Workload, WorkloadStatus
-from control_plane.service import attempts, scheduling, training
-from control_plane.service.attempts import Claim, Ending
-from control_plane.service.platform import Platform
-from control_plane.service.transfer import Patience, upload
-from control_plane.tables import attempts as attempts_table
-from control_plane.tables import job_events
+from control_plane.attempts import follow as training
+from control_plane.attempts import service as attempts
+from control_plane.attempts.service import Claim, Ending
+from control_plane.jobs.tables import attempts as attempts_table
+from control_plane.jobs.tables import job_events
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import Workload, WorkloadStatus
+from control_plane.platform.transfer import Patience, upload
+from control_plane.queue import cycle
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
 from resources.launcher import LocalLauncher
@@ -65,7 +67,7 @@ class Job:
         return training.job_dir(self.platform, self.id)
 
     def claim(self) -> Claim:
-        scheduling.place(self.platform)
+        cycle.place(self.platform)
         return attempts.claim(self.platform, self.tenant, self.id)
 
     def follow(self, held: Claim, **options: Any) -> Ending:

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from control_plane.billing import Entry
-from control_plane.service import ledger
+from control_plane.billing import ledger
+from control_plane.billing.rules import Entry
 
 
 def enter(

@@ -10,12 +10,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.billing import Entry
-from control_plane.metering import Work
-from control_plane.pools import Pool, nodes
-from control_plane.service import ledger, metering, tenants
-from control_plane.service.platform import Platform
-from control_plane.tables import files, jobs, ledger_entries
+from control_plane.billing import ledger
+from control_plane.billing.metering import service as metering
+from control_plane.billing.metering.rules import Work
+from control_plane.billing.rules import Entry
+from control_plane.billing.tables import ledger_entries
+from control_plane.capacity.pools import Pool, nodes
+from control_plane.datasets.tables import files
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 from ft_assets.errors import Fault
 
 AT = datetime(2026, 3, 10, 12, tzinfo=UTC)

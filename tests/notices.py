@@ -8,11 +8,12 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
-from control_plane.service import tenants, webhooks
-from control_plane.service.dispatch import Dispatcher
-from control_plane.service.outbox import publish
-from control_plane.service.platform import Platform
-from control_plane.tables import deliveries, outbox, webhook_endpoints
+from control_plane.notifications import webhook_endpoints as webhooks
+from control_plane.notifications.dispatch import Dispatcher
+from control_plane.notifications.outbox import publish
+from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 from tests.fleet_in_memory import Clock
 
 SUCCEEDED, RUNNING, QUEUED = "fine_tuning.job.succeeded", "fine_tuning.job.running", "fine_tuning.job.queued"

@@ -10,12 +10,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.service import files, jobs, scheduling, tenants
-from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
-from control_plane.service.submission import JobRequest
-from control_plane.tables import jobs as jobs_table
-from control_plane.tables import tenants as tenants_table
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.platform.context import Platform
+from control_plane.queue import cycle
+from control_plane.tenants import service as tenants
+from control_plane.tenants.tables import tenants as tenants_table
 from tests.training_specs import SPEC
 
 NOON = datetime(2026, 5, 15, 12, tzinfo=UTC)
@@ -63,7 +66,7 @@ class Queued:
     def round(self, **later: float) -> None:
         """One look at the queue, this much later."""
         self.now[0] += timedelta(**later)
-        scheduling.place(self.platform)
+        cycle.place(self.platform)
 
 
 def queued(platform: Platform, write_rows: Callable[..., Any]) -> Queued:

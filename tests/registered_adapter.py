@@ -12,8 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.service.platform import Platform
-from control_plane.tables import datasets, deployments, files, jobs
+from control_plane.adapters.tables import deployments
+from control_plane.datasets.tables import datasets, files
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
 from ft_assets import layout
 from tests.finished_job import COMMIT, enter
 

@@ -6,11 +6,15 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from control_plane.service import attempts, files, jobs, scheduling, tenants
-from control_plane.service.attempts import Claim
-from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
-from control_plane.service.submission import JobRequest
+from control_plane.attempts import service as attempts
+from control_plane.attempts.service import Claim
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.submission import JobRequest
+from control_plane.platform.context import Platform
+from control_plane.queue import cycle
+from control_plane.tenants import service as tenants
 from tests.training_specs import SPEC
 
 
@@ -21,7 +25,7 @@ def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
         file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
     mark_packed(platform, owner.id, job["id"], spec=SPEC, total_steps=1000, expected_s=60.0)
-    scheduling.place(platform)
+    cycle.place(platform)
     claim = attempts.claim(platform, owner.id, job["id"])
     attempts.mark_started(platform, claim, from_step=0, started_at=1000.0)
     return claim

@@ -8,15 +8,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.jobs import JobState
-from control_plane.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, jobs, quotas, scheduling
-from control_plane.service.attempts import Ending
-from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
-from control_plane.service.submission import JobRequest
-from control_plane.tables import job_events, outbox
-from control_plane.tables import tenants as tenants_table
+from control_plane.attempts import service as attempts
+from control_plane.attempts.service import Ending
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import job_events
+from control_plane.notifications.tables import outbox
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.queue import cycle
+from control_plane.quotas import service as quotas
+from control_plane.tenants.tables import tenants as tenants_table
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
 from tests.training_specs import SPEC
@@ -51,7 +55,7 @@ class Account:
         return self.row(job_id)
 
     def run(self, job_id: str) -> attempts.Claim:
-        scheduling.place(self.platform)
+        cycle.place(self.platform)
         held = attempts.claim(self.platform, self.tenant, job_id)
         attempts.mark_started(self.platform, held, from_step=0, started_at=self.now[0].timestamp())
         return held

@@ -71,7 +71,7 @@ def test_the_training_process_imports_no_platform() -> None:
 
 DEFINED = """
 import json
-from control_plane import settings
+from control_plane.platform import settings
 from ft_assets.definitions import defs
 from sensors import failures
 
@@ -132,7 +132,7 @@ def test_an_import_against_the_layers_is_caught(tmp_path: Path) -> None:
         subprocess.run(["cp", "-r", str(ROOT / package), str(tmp_path / package)], check=True)
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     breach = tmp_path / "ft_assets/training/runtime/train.py"
-    breach.write_text(breach.read_text() + "\nimport control_plane.settings\n")
+    breach.write_text(breach.read_text() + "\nimport control_plane.platform.settings\n")
     lint = Path(sys.executable).parent / "lint-imports"
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([str(lint), "--no-cache"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
@@ -151,7 +151,7 @@ def test_every_error_class_and_code_is_documented() -> None:
 
 
 def test_every_reason_to_wait_is_documented() -> None:
-    from control_plane.scheduler import Reason
+    from control_plane.queue.scheduler import Reason
 
     documented = (ROOT / "docs/errors.md").read_text()
     assert [r for r in Reason if f"`{r}`" not in documented] == []

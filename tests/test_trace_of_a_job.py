@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from control_plane.service import tenants
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 from tests.collector import Collector, Received, collecting
 from tests.tiny_model import build_tiny_model
 

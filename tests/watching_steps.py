@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from control_plane.service.due_runs import due_runs
-from control_plane.service.scheduling import place
-from control_plane.settings import load
+from control_plane.platform.settings import load
+from control_plane.queue.cycle import place
+from control_plane.queue.launches.pending_runs import due_runs
 from ft_assets import definitions, logs
 from resources.dagster_platform import PlatformResource
 from resources.platform import open_platform

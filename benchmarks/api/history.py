@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from control_plane.tables import api_keys, datasets, files, tenants
+from control_plane.datasets.tables import datasets, files
+from control_plane.tenants.tables import api_keys, tenants
 
 NUM_FILES = 10
 """Of each tenant."""

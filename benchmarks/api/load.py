@@ -28,7 +28,7 @@ import httpx
 
 from benchmarks.api.history import History, file_id, store
 from benchmarks.serving.place import BASE_NAME, Process
-from control_plane.settings import load as load_settings
+from control_plane.platform.settings import load as load_settings
 from ft_assets.base_models import Catalogue
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine

@@ -27,23 +27,26 @@ class Area:
 AREAS = (
     Area(
         name="policy",
-        modules=("control_plane/scheduler/*.py",),
-        tests=("tests/control_plane/scheduler/test_*.py",),
+        modules=("control_plane/queue/scheduler/*.py",),
+        tests=("tests/control_plane/queue/scheduler/test_*.py",),
     ),
     Area(
         name="money",
         modules=(
-            "control_plane/billing.py", "control_plane/invoicing.py", "control_plane/metering.py", "control_plane/prices.py",
-            "control_plane/usage.py", "control_plane/service/ledger.py", "control_plane/service/refunds.py",
-            "control_plane/service/invoices.py", "control_plane/service/budgets.py", "control_plane/service/metering.py",
-            "control_plane/service/storage.py", "control_plane/service/usage_lines.py",
+            "control_plane/billing/rules.py", "control_plane/billing/prices.py", "control_plane/billing/invoices/rules.py",
+            "control_plane/billing/invoices/service.py", "control_plane/billing/metering/rules.py",
+            "control_plane/billing/metering/service.py", "control_plane/billing/usage/rules.py",
+            "control_plane/billing/usage/usage_lines.py", "control_plane/billing/ledger.py", "control_plane/billing/refunds.py",
+            "control_plane/billing/budgets.py", "control_plane/billing/storage_usage.py",
         ),
         tests=(
-            "tests/control_plane/test_billing*.py", "tests/control_plane/test_metering.py", "tests/control_plane/test_prices.py",
-            "tests/control_plane/test_stops_billed.py", "tests/control_plane/test_usage.py", "tests/control_plane/service/test_budgets.py",
-            "tests/control_plane/service/test_invoices.py", "tests/control_plane/service/test_ledger.py",
-            "tests/control_plane/service/test_metering.py", "tests/control_plane/service/test_refunds.py",
-            "tests/control_plane/service/test_storage.py", "tests/control_plane/service/test_usage.py",
+            "tests/control_plane/billing/test_rules.py", "tests/control_plane/billing/test_billing*.py",
+            "tests/control_plane/billing/test_prices.py", "tests/control_plane/billing/test_budgets.py",
+            "tests/control_plane/billing/test_ledger.py", "tests/control_plane/billing/test_refunds.py",
+            "tests/control_plane/billing/test_storage.py", "tests/control_plane/billing/invoices/test_invoices.py",
+            "tests/control_plane/billing/metering/test_rules.py", "tests/control_plane/billing/metering/test_metering.py",
+            "tests/control_plane/billing/metering/test_stops_billed.py", "tests/control_plane/billing/usage/test_rules.py",
+            "tests/control_plane/billing/usage/test_usage.py",
         ),
     ),
     Area(
@@ -78,12 +81,14 @@ AREAS = (
     Area(
         name="quotas",
         modules=(
-            "control_plane/quotas.py", "control_plane/tenants.py", "control_plane/service/quotas.py", "control_plane/service/capping.py",
+            "control_plane/quotas/rules.py", "control_plane/quotas/service.py", "control_plane/quotas/enforcement.py",
+            "control_plane/tenants/rules.py",
         ),
         tests=(
-            "tests/control_plane/test_quotas.py", "tests/control_plane/test_tenants.py", "tests/control_plane/service/test_quotas.py",
-            "tests/control_plane/service/test_hard_cap.py",
-            "tests/control_plane/service/test_submission.py", "tests/api/test_quota.py", "tests/sensors/test_quotas_sensor.py",
+            "tests/control_plane/quotas/test_rules.py", "tests/control_plane/quotas/test_quotas.py",
+            "tests/control_plane/quotas/test_quota.py", "tests/control_plane/quotas/test_hard_cap.py",
+            "tests/control_plane/tenants/test_tenants.py", "tests/control_plane/jobs/test_submission.py",
+            "tests/sensors/test_quotas_sensor.py",
         ),
     ),
 )  # fmt: skip

@@ -30,9 +30,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.recovery.processes import WORK, Processes
 from benchmarks.scheduler.live import SKIP, Stack, stack
-from control_plane.jobs import FINAL
-from control_plane.settings import load as load_settings
-from control_plane.tables import adapters, attempts, checkpoints, jobs
+from control_plane.adapters.tables import adapters
+from control_plane.jobs.tables import attempts, checkpoints, jobs
+from control_plane.platform.job_states import FINAL
+from control_plane.platform.settings import load as load_settings
 from ft_assets.demo import tickets
 from resources.database.engine import dagster_url, make_engine
 

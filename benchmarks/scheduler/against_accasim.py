@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.scheduler import policies, report, synthetic, trace
 from benchmarks.scheduler.engine import Simulation
 from benchmarks.scheduler.trace import Job
-from control_plane.pools import Pool, nodes
+from control_plane.capacity.pools import Pool, nodes
 
 DRIVER = Path(__file__).with_name("accasim_driver.py")
 RESULT = Path(__file__).parents[1] / "scheduler_accasim_202611.json"

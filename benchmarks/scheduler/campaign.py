@@ -23,7 +23,7 @@ from benchmarks.scheduler.model_estimates import ModelEstimates
 from benchmarks.scheduler.outcome import Outcome
 from benchmarks.scheduler.trace import Job
 from benchmarks.scheduler_sim import cluster
-from control_plane.pools import Pool
+from control_plane.capacity.pools import Pool
 
 HERE = Path(__file__).parents[1]
 PICTURES = HERE.parent / "docs" / "pictures"

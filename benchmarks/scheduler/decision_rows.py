@@ -15,9 +15,9 @@ import psutil
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.service.platform import Platform
-from control_plane.settings import load as load_settings
-from control_plane.tables import tenants
+from control_plane.platform.context import Platform
+from control_plane.platform.settings import load as load_settings
+from control_plane.tenants.tables import tenants
 from ft_assets.base_models import Catalogue
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins

@@ -17,8 +17,8 @@ from benchmarks.scheduler.model_estimates import ModelEstimates
 from benchmarks.scheduler.outcome import Outcome, Record, Span
 from benchmarks.scheduler.pledges import LATE_S, Pledges
 from benchmarks.scheduler.trace import Job
-from control_plane.pools import Pool
-from control_plane.scheduler import Decision, Placement, Preempt, Promise, Running, Snapshot, Start, Wait, Waiting
+from control_plane.capacity.pools import Pool
+from control_plane.queue.scheduler import Decision, Placement, Preempt, Promise, Running, Snapshot, Start, Wait, Waiting
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 ARRIVAL, END, RELEASE, FAILURE, REPAIR, WAKE = range(6)

@@ -42,9 +42,9 @@ from benchmarks.scheduler.kueue_replay import (
     tenant_of,
     workloads,
 )
-from control_plane.scheduler import Start
-from control_plane.service import scheduling
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
+from control_plane.queue import cycle
+from control_plane.queue.scheduler import Start
 
 BEGAN = 1_800_000_000.0
 NUM_COMMITS = 50
@@ -81,7 +81,7 @@ class Emulation:
             created, ended = created + len(new), ended + len(over)
             self._costs(lambda new=new, over=over: self._write(new, over))  # type: ignore[misc]
             self.most_queued = max(self.most_queued, created - len(self.admitted_s))
-            took, decisions = self._costs(lambda: scheduling.place(platform, available=available))
+            took, decisions = self._costs(lambda: cycle.place(platform, available=available))
             self.rounds_s.append(took)
             for decision in decisions:
                 if isinstance(decision, Start):

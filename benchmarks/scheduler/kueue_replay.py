@@ -33,13 +33,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from benchmarks.scheduler.decision_rows import QueuedJob, add_jobs, add_tenants, platform_on, scratch_database, server_cpu_s
-from control_plane.jobs import JobState
-from control_plane.pools import Node, Pool
-from control_plane.scheduler import Start
-from control_plane.service import scheduling
-from control_plane.service.set_based import among, update_each
-from control_plane.service.transition import Move, transition_many
-from control_plane.tables import attempts, reservations
+from control_plane.capacity.pools import Node, Pool
+from control_plane.jobs.tables import attempts, reservations
+from control_plane.jobs.transitions import Move, transition_many
+from control_plane.platform.bulk_updates import among, update_each
+from control_plane.platform.job_states import JobState
+from control_plane.queue import cycle
+from control_plane.queue.scheduler import Start
 
 NUM_COHORTS, QUEUES_PER_COHORT, UNITS = 5, 6, 120
 """Units of a cohort: the nominal 20 of each of its queues, all of which each may borrow."""
@@ -232,7 +232,7 @@ def replay(*, share: float, priorities: bool) -> dict[str, Any]:
         cpu, rounds_s = time.process_time(), []
         while _woken(ours):
             began = time.perf_counter()
-            starts = [d.job_id for d in scheduling.place(platform, available=available) if isinstance(d, Start)]
+            starts = [d.job_id for d in cycle.place(platform, available=available) if isinstance(d, Start)]
             rounds_s.append(time.perf_counter() - began)
             if starts:
                 ours.send([(job_id, time.time()) for job_id in starts])

@@ -29,9 +29,9 @@ import psutil
 import sqlalchemy as sa
 
 from benchmarks.scheduler.live_checks import Evidence, examine
-from control_plane.jobs import FINAL
-from control_plane.settings import load as load_settings
-from control_plane.tables import jobs
+from control_plane.jobs.tables import jobs
+from control_plane.platform.job_states import FINAL
+from control_plane.platform.settings import load as load_settings
 from ft_assets.demo import tickets
 from resources.database.engine import control_plane_url, make_engine
 from tests.inference_server import free_port

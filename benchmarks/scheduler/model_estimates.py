@@ -3,8 +3,8 @@
 1. A job trains one of :data:`MODELS` base models on its GPUs. Each of these kinds takes as many times as long as the cost model says as one
    of the published throughputs that chose nothing of the model, drawn by the seed (`benchmarks.estimates`: 0.86 to 1.73).
 2. Runs of one kind differ by :data:`RUNS` besides.
-3. With history, `control_plane.estimates` corrects the time by the jobs that ended before a job comes, as the platform does: the newest of
-   all, and the newest of its base model.
+3. With history, `control_plane.jobs.estimates.rules` corrects the time by the jobs that ended before a job comes, as the platform does:
+   the newest of all, and the newest of its base model.
 4. A job that runs is expected to end by the pace of its steps, and one that comes back to need its share of them, as in the platform.
 
 True durations stay those of the trace, so that its tables can be read beside those with exact estimates.
@@ -20,16 +20,16 @@ from functools import cache
 
 from benchmarks.estimates import published
 from benchmarks.scheduler.trace import Job
-from control_plane.estimates import Finished, Kind, correction, remaining_s
+from control_plane.jobs.estimates.rules import Finished, Kind, correction, remaining_s
 
 MODELS = 6
 """Base models that the jobs of a class are spread over, by their tenants: as many as the shipped recipes know sizes."""
 RUNS = 0.2
-"""Standard deviation of the logarithm: runs of one model differ by 10 to 30 % (`control_plane.estimates.PRIOR_JOBS`)."""
+"""Standard deviation of the logarithm: runs of one model differ by 10 to 30 % (`control_plane.jobs.estimates.rules.PRIOR_JOBS`)."""
 STEP_S = 10.0
 """Of an optimizer step."""
 NEWEST = 100
-"""Finished jobs that are looked at (`control_plane.service.learning`)."""
+"""Finished jobs that are looked at (`control_plane.jobs.estimates.job_history`)."""
 
 
 class ModelEstimates:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from control_plane.pools import Node, Pool
-from control_plane.scheduler import Placement
+from control_plane.capacity.pools import Node, Pool
+from control_plane.queue.scheduler import Placement
 
 Free = dict[str, int]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.scheduler.trace import Job
-from control_plane.scheduler import Placement
+from control_plane.queue.scheduler import Placement
 
 
 @dataclass(slots=True)

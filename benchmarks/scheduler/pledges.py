@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from control_plane.pools import RESERVED_FOR, Pool
-from control_plane.scheduler import Promise
+from control_plane.capacity.pools import RESERVED_FOR, Pool
+from control_plane.queue.scheduler import Promise
 
 LATE_S = 1.0
 """A start later than this after its promise breaks it: below a second, times only differ by rounding."""

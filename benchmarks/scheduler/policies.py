@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.scheduler.nodes import Free, give, place, take
-from control_plane import scheduler
-from control_plane.pools import Pool
-from control_plane.scheduler import Decision, Placement, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
+from control_plane.capacity.pools import Pool
+from control_plane.queue import scheduler
+from control_plane.queue.scheduler import Decision, Placement, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 Key = Callable[[Waiting], tuple[float, float, str]]

@@ -24,9 +24,9 @@ from benchmarks.scheduler.engine import Simulation
 from benchmarks.scheduler.outcome import Outcome
 from benchmarks.scheduler.policies import named
 from benchmarks.scheduler.trace import Job
-from control_plane import pools_file
-from control_plane.pools import Pool, nodes
-from control_plane.scheduler import Decision, Snapshot
+from control_plane.capacity import pools_file
+from control_plane.capacity.pools import Pool, nodes
+from control_plane.queue.scheduler import Decision, Snapshot
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "pools.yaml"
 PROMISED = {"premium": 300.0, "standard": 3600.0}

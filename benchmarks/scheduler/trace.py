@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from control_plane.scheduler.model import TIER_ORDER
+from control_plane.queue.scheduler.model import TIER_ORDER
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = ("tenant", "tier", "job_class", "spot", "checkpoint_s")

@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import sqlalchemy as sa
 
-from control_plane.service import tenants
-from control_plane.service.platform import Platform
-from control_plane.settings import load
-from control_plane.tables import adapters
+from control_plane.adapters.tables import adapters
+from control_plane.platform.context import Platform
+from control_plane.platform.settings import load
+from control_plane.tenants import service as tenants
 from ft_assets.adapters import package
 from resources.database import embedded, migrate
 from resources.platform import open_platform

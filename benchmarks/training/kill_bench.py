@@ -20,16 +20,23 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from control_plane import settings as settings_module
-from control_plane.jobs import FINAL, JobState
-from control_plane.service import attempts, due_runs, files, jobs, scheduling, tenants, training
-from control_plane.service.platform import Platform
-from control_plane.service.preparation import mark_packed
-from control_plane.service.submission import JobRequest
-from control_plane.service.transfer import upload
-from control_plane.tables import attempts as attempts_table
-from control_plane.tables import job_events, ledger_entries
-from control_plane.tables import jobs as jobs_table
+from control_plane.attempts import follow
+from control_plane.attempts import service as attempts
+from control_plane.billing.tables import ledger_entries
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import attempts as attempts_table
+from control_plane.jobs.tables import job_events
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.platform import settings as settings_module
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.transfer import upload
+from control_plane.queue import cycle
+from control_plane.queue.launches import pending_runs
+from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.training.spec import CheckpointPolicy, Optimization
@@ -168,7 +175,7 @@ class KilledJob:
     def __post_init__(self) -> None:
         self.platform = self.bench.platform
         self.tenant, self.id = self.bench.submit(self.epochs)
-        self.work_dir = training.job_dir(self.platform, self.id)
+        self.work_dir = follow.job_dir(self.platform, self.id)
         self._step: subprocess.Popen[bytes] | None = None
         self._step_started = 0.0
         self._ranks: dict[int, set[int]] = {}
@@ -206,12 +213,12 @@ class KilledJob:
         with self.platform.engine.connect() as conn:
             self._row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == self.id)).one()
         if self._row.state == JobState.QUEUED:
-            scheduling.place(self.platform)
-        for run in due_runs.due_runs(self.platform, ("train",)):
+            cycle.place(self.platform)
+        for run in pending_runs.due_runs(self.platform, ("train",)):
             if run.job_id != self.id or (self._step is not None and self._step.poll() is None):
                 continue
             if run.run_key == self._run_key:
-                due_runs.replace_run(self.platform, run)
+                pending_runs.replace_run(self.platform, run)
                 continue
             self._run_key = run.run_key
             self._start_step()

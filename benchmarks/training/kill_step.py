@@ -9,8 +9,9 @@ import logging
 import signal
 import sys
 
-from control_plane import settings
-from control_plane.service import attempts, training
+from control_plane.attempts import follow
+from control_plane.attempts import service as attempts
+from control_plane.platform import settings
 from resources.launcher import LocalLauncher
 from resources.platform import open_platform
 
@@ -21,7 +22,7 @@ def main(tenant: str, job_id: str) -> None:
     loaded = settings.load()
     platform = open_platform(loaded)
     held = attempts.claim(platform, tenant, job_id)
-    ending = training.follow(platform, LocalLauncher(loaded.work_dir / "launcher"), held, say=logging.info)
+    ending = follow.follow(platform, LocalLauncher(loaded.work_dir / "launcher"), held, say=logging.info)
     state = attempts.finish(platform, held, ending)
     logging.info("attempt %d ended as %s; the job is %s", held.attempt, ending.outcome, state)
 

@@ -10,56 +10,50 @@ import httpx
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 
-from control_plane.api import deps, errors, exposition, gateway
-from control_plane.api.dispatching import DispatchWorker
-from control_plane.api.document import Described
-from control_plane.api.exporting import ExportWorker
-from control_plane.api.measurements import RequestMeter
+from control_plane.adapters import routes as adapters
+from control_plane.adapters import routes_exports, routes_manifests
+from control_plane.api import routes_health
+from control_plane.api.body_limits import UnreadBodies
+from control_plane.api.metrics import exposition
+from control_plane.api.metrics import routes as metrics
+from control_plane.api.metrics.gauges import RecentGauges
+from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.api.middleware import RequestIds
-from control_plane.api.rate_limits import RateLimitHeaders, RateLimits
-from control_plane.api.reconciling import ReconcileWorker
-from control_plane.api.routes import (
-    adapter_evaluations,
-    adapters,
-    admin_billing,
-    admin_nodes,
-    admin_tenants,
-    api_keys,
-    audit_log,
-    budgets,
-    capability_suites,
-    checkpoint_permissions,
-    completions,
-    datasets,
-    deletions,
-    evaluations,
-    exports,
-    files,
-    fine_tuning,
-    graders,
-    health,
-    invoices,
-    jobs,
-    manifests,
-    members,
-    metrics,
-    model_routes,
-    models,
-    queue,
-    quota,
-    recipes,
-    suites,
-    sweeps,
-    uploads,
-    usage,
-    webhook_endpoints,
-)
-from control_plane.api.streams import OpenStreams
-from control_plane.api.unread_bodies import UnreadBodies
-from control_plane.api.validation import ValidationWorker
-from control_plane.installation import inference_token
-from control_plane.service.gauges import RecentGauges
-from control_plane.service.platform import Platform
+from control_plane.api.openapi import Described
+from control_plane.attempts.checkpoints import routes as checkpoint_permissions
+from control_plane.billing import routes_budgets, routes_operators
+from control_plane.billing.invoices import routes as invoices
+from control_plane.billing.usage import routes as usage
+from control_plane.capacity import routes as admin_nodes
+from control_plane.datasets import routes as datasets
+from control_plane.datasets import routes_suites
+from control_plane.datasets.uploads import routes_files, routes_uploads
+from control_plane.evaluations import routes as evaluations
+from control_plane.evaluations import routes_adapters, routes_capabilities
+from control_plane.graders import routes as graders
+from control_plane.http import authentication, errors
+from control_plane.http.rate_limits import RateLimitHeaders, RateLimits
+from control_plane.http.streams import OpenStreams
+from control_plane.jobs import routes as jobs
+from control_plane.jobs import routes_recipes
+from control_plane.jobs.estimates import routes as fine_tuning
+from control_plane.jobs.sweeps import routes as sweeps
+from control_plane.models import routes as models
+from control_plane.notifications import routes as webhook_endpoints
+from control_plane.platform.context import Platform
+from control_plane.platform.installation_secrets import inference_token
+from control_plane.queue.status import routes as queue
+from control_plane.quotas import routes as quota
+from control_plane.serving import gateway, routes_models
+from control_plane.serving import routes as completions
+from control_plane.tenant_data import routes as deletions
+from control_plane.tenants import routes_admin, routes_members
+from control_plane.tenants.audit import routes as audit_log
+from control_plane.tenants.keys import routes as api_keys
+from control_plane.worker.dispatch_worker import DispatchWorker
+from control_plane.worker.export_worker import ExportWorker
+from control_plane.worker.rollout_worker import ReconcileWorker
+from control_plane.worker.validation_worker import ValidationWorker
 
 VERSION = "0.1.0"
 JOB_PATHS = ("/v1/fine_tuning/jobs", "/v1/fine-tuning/jobs", "/v1/jobs")
@@ -112,16 +106,17 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
 @cache
 def _routes() -> Sequence[BaseRoute]:
     """All routes, built once per process: FastAPI takes half a second to work out what each takes and returns."""
-    whole = APIRouter(dependencies=[Depends(deps.storable_url)])
+    whole = APIRouter(dependencies=[Depends(authentication.storable_url)])
     for path in JOB_PATHS:
         whole.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(usage.cost_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     whole.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
     for routes in (
-        fine_tuning, checkpoint_permissions, graders, sweeps, files, uploads, datasets, suites, capability_suites, models, queue,
-        quota, recipes, exports, manifests, adapter_evaluations, adapters, model_routes, completions, api_keys, members, audit_log,
-        webhook_endpoints, admin_tenants, admin_nodes, usage, invoices, budgets, admin_billing, deletions, health, metrics,
+        fine_tuning, checkpoint_permissions, graders, sweeps, routes_files, routes_uploads, datasets, routes_suites, routes_capabilities,
+        models, queue, quota, routes_recipes, routes_exports, routes_manifests, routes_adapters, adapters, routes_models, completions,
+        api_keys, routes_members, audit_log, webhook_endpoints, routes_admin, admin_nodes, usage, invoices, routes_budgets,
+        routes_operators, deletions, routes_health, metrics,
     ):  # fmt: skip
         whole.include_router(routes.router)
     return whole.routes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from control_plane.api.app import create_app
-from control_plane.settings import load
+from control_plane.platform.settings import load
 from ft_assets import logs, tracing
 from resources import http_server
 from resources.platform import open_platform

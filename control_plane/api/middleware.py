@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from control_plane.api.measurements import RequestMeter
+from control_plane.api.metrics.request_metrics import RequestMeter
 from ft_assets import context, tracing
 from ft_assets.tracing import Span
 

@@ -40,10 +40,10 @@ def register(app: typer.Typer) -> None:
 
 def health(as_json: Json = False) -> None:
     """List the health verdicts that hold now, newest first: silent, slow or starved workloads, and losses that go wrong."""
-    from control_plane.service import watching
+    from control_plane.attempts import watcher
 
     with open_local() as platform:
-        found = watching.open_verdicts(platform)
+        found = watcher.open_verdicts(platform)
     if as_json:
         columns = ("job_id", "tenant_id", "model", "attempt", "code", "audience", "level", "message")
         print_json([{k: getattr(v, k) for k in columns} | v.data | {"raised_at": v.raised_at.timestamp()} for v in found])
@@ -54,7 +54,7 @@ def health(as_json: Json = False) -> None:
 
 def add_suite(name: Name, file: File, field: Field = "question", column_map: Map = None, as_json: Json = False) -> None:
     """Register a suite for every tenant; uploads from now on are searched for its items."""
-    from control_plane.service import suites
+    from control_plane.datasets import suites
 
     with open_local() as platform, file.open("rb") as stream:
         made = suites.add(platform, None, stream, name=name, filename=file.name, field=field, column_map=parse_map(column_map))
@@ -67,7 +67,7 @@ def add_benchmark(
     as_json: Json = False,
 ) -> None:
     """Register a public benchmark for every tenant from your copy of its test split, as the Hub or its authors publish it."""
-    from control_plane.service import suites
+    from control_plane.datasets import suites
 
     with open_local() as platform, file.open("rb") as stream:
         made = suites.add_benchmark(platform, stream, name=name, filename=file.name)
@@ -76,7 +76,7 @@ def add_benchmark(
 
 def list_suites(as_json: Json = False) -> None:
     """List the suites that ship and the operator's."""
-    from control_plane.service import suites
+    from control_plane.datasets import suites
 
     with open_local() as platform:
         listed([_suite(row) for row in suites.list_suites(platform, None)], as_json=as_json)
@@ -84,7 +84,7 @@ def list_suites(as_json: Json = False) -> None:
 
 def remove_suite(name: Name, as_json: Json = False) -> None:
     """Take an operator's suite out."""
-    from control_plane.service import suites
+    from control_plane.datasets import suites
 
     with open_local() as platform:
         suites.remove(platform, None, name)
@@ -95,7 +95,7 @@ def remove_suite(name: Name, as_json: Json = False) -> None:
 
 
 def _suite(row: Mapping[Any, Any]) -> dict[str, Any]:
-    from control_plane.service import suites
+    from control_plane.datasets import suites
 
     shown = {name: row[name] for name in ("id", "name", "field", "num_items", "sha256")}
     return {**shown, "owner": suites.owner(row), "created_at": row["created_at"] and row["created_at"].timestamp()}

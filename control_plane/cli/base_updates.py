@@ -13,8 +13,8 @@ from control_plane.cli.output import Json, fields, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.service.base_updates import BaseUpdate
-    from control_plane.service.platform import Platform
+    from control_plane.models.base_updates import BaseUpdate
+    from control_plane.platform.context import Platform
 
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id of the base model, as clients name it: NAME or ORG/NAME.")]
 POLL_S = 1.0
@@ -40,7 +40,7 @@ def update(
     Without options it shows where the update stands. The exit code is 1 as long as adapters are in the way.
     """
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import base_updates
+    from control_plane.models import base_updates
 
     if [path is not None, repo is not None or revision is not None, apply, abandon].count(True) > 1 or (repo is None) != (revision is None):
         raise InvalidRequest("give one of: --path DIR; --repo ORG/NAME with --revision COMMIT; --apply; --abandon", param="path")
@@ -61,7 +61,7 @@ def update(
 
 
 def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpdate:
-    from control_plane.service import base_updates
+    from control_plane.models import base_updates
 
     if not as_json and found.blocking:
         _show(found, as_json=False)  # as a table, before the refusal says it in a sentence
@@ -81,7 +81,7 @@ def evaluate(
 ) -> None:
     """Evaluate every production adapter of a base model on its staged bytes; the exit code of --wait is 1 if one does not hold."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import base_updates
+    from control_plane.models import base_updates
 
     with open_local() as platform:
         found = base_updates.evaluate(platform, model_id, again=again)
@@ -101,7 +101,7 @@ def evaluate(
 def prune(model_id: ModelId, as_json: Json = False) -> None:
     """Forget replaced bytes that no job under way and no adapter was made with; what was fetched for them is deleted."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import base_updates
+    from control_plane.models import base_updates
 
     with open_local() as platform:
         gone = base_updates.prune(platform, model_id)
@@ -112,7 +112,7 @@ def prune(model_id: ModelId, as_json: Json = False) -> None:
 
 
 def _pending(found: BaseUpdate) -> int:
-    from control_plane.service.base_updates import RUNNING
+    from control_plane.models.base_updates import RUNNING
 
     return sum(adapter.state == RUNNING for adapter in found.adapters)
 

@@ -27,15 +27,15 @@ def kueue(
 
     Without options: on stdout, for `kubectl apply --server-side -f -`.
     """
+    from control_plane.capacity import kueue_sync
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import cluster_queues
 
     with open_local() as platform:
         if check is not None:
             text = sys.stdin.read() if str(check) == "-" else check.read_text(encoding="utf-8")
-            _verdict(cluster_queues.check(platform, text), as_json)
+            _verdict(kueue_sync.check(platform, text), as_json)
             return
-        files = cluster_queues.files(platform)
+        files = kueue_sync.files(platform)
         if out is None:
             print("---\n".join(text for name, text in files.items() if name.endswith(".yaml")), end="")
             return

@@ -104,8 +104,8 @@ def check(
 def local_file(given: str) -> Iterator[Path]:
     """The file that is meant; one of the Hub is fetched for as long as this context lasts. Exit code 2 if it cannot be read."""
     if given.startswith(HUB):
-        from control_plane.service.hub import fetched
-        from control_plane.settings import load
+        from control_plane.datasets.hub import fetched
+        from control_plane.platform.settings import load
 
         with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
             try:
@@ -126,7 +126,7 @@ def _validate(
     file: Path, called: str, mapping: Mapping[str, str] | None, model: str | None, policies: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The report that the platform makes of `file`, but for what only the platform knows: the limit of a tier, suites of its own."""
-    from control_plane.settings import load
+    from control_plane.platform.settings import load
     from ft_assets.datasets.checks.shipped_suites import shipped_index
     from ft_assets.datasets.ingest import Policies, validate_file
     from ft_assets.datasets.report import counted_by
@@ -149,7 +149,7 @@ def _validate(
 
 def local_model(model: str) -> BaseModel:
     """A base model whose files are on this machine."""
-    from control_plane.settings import load
+    from control_plane.platform.settings import load
     from ft_assets.base_models import Catalogue
     from ft_assets.operator_catalogue import catalogue_file
 
@@ -204,7 +204,7 @@ def upload(
 
 def _hub_token(file: str) -> str:
     """Asked for by name: a token that happens to be in the environment is not sent to another machine."""
-    from control_plane.settings import load
+    from control_plane.platform.settings import load
 
     token = load().hub_token
     if not token or not file.startswith(HUB):

@@ -100,7 +100,7 @@ def _verified(archive: Path) -> list[dict[str, Any]]:
 
 
 def _endpoint(push: str | None, token: str) -> str:
-    from control_plane.settings import load
+    from control_plane.platform.settings import load
 
     if push is None:
         return ""

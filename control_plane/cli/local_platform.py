@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ft_assets.errors import Unavailable
 
 if TYPE_CHECKING:
-    from control_plane.service.platform import Platform
+    from control_plane.platform.context import Platform
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def open_local() -> Iterator[Platform]:
     """
     from sqlalchemy.exc import OperationalError
 
-    from control_plane.service.platform import Actor
+    from control_plane.platform.context import Actor
     from resources.platform import open_platform
     from resources.stack.commands import load_settings
     from resources.stack.home import UMASK

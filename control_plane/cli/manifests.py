@@ -44,8 +44,8 @@ def pool(
 
     Comments in front give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
     """
+    from control_plane.adapters import manifests
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import manifests
 
     with open_local() as platform:
         print(manifests.pool(platform, model, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras), end="")

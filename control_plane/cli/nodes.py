@@ -10,7 +10,7 @@ import typer
 from control_plane.cli.output import Json, ago, print_json, say, table
 
 if TYPE_CHECKING:
-    from control_plane.service.nodes import NodeView
+    from control_plane.capacity.nodes import NodeView
 
 Name = Annotated[str, typer.Argument(metavar="NODE", help="As `ft admin nodes list` has it.")]
 
@@ -24,8 +24,8 @@ def register(admin: typer.Typer) -> None:
 
 def list_nodes(as_json: Json = False) -> None:
     """List every node with the GPUs that are held there and whether it is drained."""
+    from control_plane.capacity import nodes
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import nodes
 
     with open_local() as platform:
         found = nodes.list_nodes(platform)
@@ -48,8 +48,8 @@ def drain(
     as_json: Json = False,
 ) -> None:
     """Place nothing new on a node; what runs there goes on to its end."""
+    from control_plane.capacity import nodes
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import nodes
 
     with open_local() as platform:
         done = nodes.drain(platform, node, reason=reason, by=f"cli:{getpass.getuser()}")
@@ -62,8 +62,8 @@ def drain(
 
 def undrain(node: Name, as_json: Json = False) -> None:
     """Place jobs on a node again."""
+    from control_plane.capacity import nodes
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import nodes
 
     with open_local() as platform:
         done = nodes.undrain(platform, node)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from control_plane.cli.output import console, escape, say
 from control_plane.cli.remedies import in_commands
-from control_plane.queue_words import waiting_line
+from control_plane.queue.status.messages import waiting_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

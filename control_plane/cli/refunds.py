@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane import sheets
+from control_plane.billing import csv_export
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.usage import By, End, Start, micros_of, moment_of, when
@@ -15,7 +15,7 @@ from control_plane.cli.usage import By, End, Start, micros_of, moment_of, when
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping
 
-    from control_plane.usage import Total
+    from control_plane.billing.usage.rules import Total
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE", help="Id of a case (`ft admin refunds list`).")]
 Note = Annotated[str, typer.Option("--note", help="Why; the tenant reads it.")]
@@ -43,11 +43,11 @@ def usage(
     as_json: Json = False,
 ) -> None:
     """Show GPU-hours, storage and money of all tenants by time, and what runs now and is not billed yet."""
+    from control_plane.billing.usage import service
+    from control_plane.billing.usage.rules import OF_OPERATORS
     from control_plane.cli.local_platform import open_local
-    from control_plane.quotas import month_of
-    from control_plane.service import tenants
-    from control_plane.service import usage as service
-    from control_plane.usage import OF_OPERATORS
+    from control_plane.quotas.rules import month_of
+    from control_plane.tenants import service as tenants
 
     with open_local() as platform:
         if tenant is not None:
@@ -73,7 +73,7 @@ def usage(
         [*rows, ("total", *("" for _ in names), *_sums(found.total))],
     )
     if found.unbilled:
-        so_far = sheets.usd(sum(one.amount_micros for one in found.unbilled))
+        so_far = csv_export.usd(sum(one.amount_micros for one in found.unbilled))
         say(f"{len(found.unbilled)} attempts run now, {so_far} USD so far, not billed")
 
 
@@ -84,8 +84,8 @@ def list_cases(
     as_json: Json = False,
 ) -> None:
     """List cases, oldest first: those that wait for a decision."""
+    from control_plane.billing import refunds
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import refunds
 
     with open_local() as platform:
         found = refunds.list_cases(platform, state=None if state == "all" else state, tenant=tenant, limit=limit)
@@ -93,7 +93,7 @@ def list_cases(
         print_json([_case(row) for row in found.items])
         return
     rows = [
-        (r["id"], r["tenant_id"], r["outcome"], sheets.usd(r["amount_micros"]), r["state"], ago(r["created_at"].timestamp()))
+        (r["id"], r["tenant_id"], r["outcome"], csv_export.usd(r["amount_micros"]), r["state"], ago(r["created_at"].timestamp()))
         for r in found.items
     ]
     table(("CASE", "TENANT", "OUTCOME", "USD", "STATE", "SINCE"), rows)
@@ -103,8 +103,8 @@ def list_cases(
 
 def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
     """Give the attempt back, all of it. Granting it again changes nothing."""
+    from control_plane.billing import refunds
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import refunds
 
     with open_local() as platform:
         _decided(refunds.grant(platform, case_id, by=_me(), note=note), as_json=as_json)
@@ -112,8 +112,8 @@ def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
 
 def refuse(case_id: CaseId, note: Note, as_json: Json = False) -> None:
     """Give nothing back, and tell the tenant why."""
+    from control_plane.billing import refunds
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import refunds
 
     with open_local() as platform:
         _decided(refunds.refuse(platform, case_id, by=_me(), note=note), as_json=as_json)
@@ -127,21 +127,21 @@ def adjust(
     as_json: Json = False,
 ) -> None:
     """Correct a tenant's bill by an entry of its own."""
+    from control_plane.billing import refunds
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import refunds
 
     with open_local() as platform:
         made = refunds.adjust(platform, tenant, amount_micros=micros_of(usd), reason=reason, by=_me(), key=key)
     if as_json:
         print_json({"id": made.id, "tenant": tenant, "amount_micros": made.amount_micros})
         return
-    say(f"{tenant}: {sheets.usd(made.amount_micros)} USD entered as {made.id}")
+    say(f"{tenant}: {csv_export.usd(made.amount_micros)} USD entered as {made.id}")
 
 
 def balance(as_json: Json = False) -> None:
     """Show every account with its balance; their sum is nothing."""
+    from control_plane.billing import ledger
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import ledger
 
     with open_local() as platform:
         found = ledger.trial_balance(platform)
@@ -149,13 +149,13 @@ def balance(as_json: Json = False) -> None:
         print_json(asdict(found) | {"total_micros": found.total})
         return
     rows = [*found.accounts.items(), ("total", found.total), *((f"of receivable: {t}", owed) for t, owed in found.receivables.items())]
-    table(("ACCOUNT", "USD"), [(name, sheets.usd(value)) for name, value in rows])
+    table(("ACCOUNT", "USD"), [(name, csv_export.usd(value)) for name, value in rows])
 
 
 def check(as_json: Json = False) -> None:
     """Verify the whole ledger: both sides of every entry, and every entry recomputed. Exit code 1 on a difference."""
+    from control_plane.billing import ledger_check
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import ledger_check
 
     with open_local() as platform:
         found = ledger_check.check(platform)
@@ -172,7 +172,7 @@ def check(as_json: Json = False) -> None:
 
 def _sums(total: Total) -> tuple[str, ...]:
     hours = (f"{ms / 3_600_000:.4f}" for ms in (total.gpu_ms, total.refunded_gpu_ms))
-    return (*hours, sheets.usd(total.storage_micros), sheets.usd(total.amount_micros))
+    return (*hours, csv_export.usd(total.storage_micros), csv_export.usd(total.amount_micros))
 
 
 def _me() -> str:
@@ -185,7 +185,7 @@ def _decided(row: RowMapping, *, as_json: bool) -> None:
     if as_json:
         print_json(_case(row))
         return
-    say(f"{row['id']}: {sheets.usd(row['amount_micros'])} USD {row['state']} by {row['decided_by']}")
+    say(f"{row['id']}: {csv_export.usd(row['amount_micros'])} USD {row['state']} by {row['decided_by']}")
 
 
 def _case(row: RowMapping) -> dict[str, Any]:

@@ -170,13 +170,13 @@ def delete_data(
 ) -> None:
     """Delete all data of a tenant for good: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import data_deletion, deletion
+    from control_plane.tenant_data import deletion, deletion_requests
 
     typed = (
         confirm if confirm is not None else typer.prompt(f"Everything that {tenant} stored is deleted for good. Its id, to go on", err=True)
     )
     with open_local() as platform:
-        asked = data_deletion.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
+        asked = deletion_requests.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
         deletion.carry_out(platform, asked["id"])
         found = deletion.get(platform, tenant, asked["id"])
     if as_json:
@@ -190,7 +190,7 @@ def delete_data(
 def verify_deletions(as_json: Json = False) -> None:
     """Compute the proofs of all deletions anew; exits with 1 if one was changed or is missing."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import deletion
+    from control_plane.tenant_data import deletion
 
     with open_local() as platform:
         chain = deletion.verify_chain(platform)

@@ -10,7 +10,7 @@ from control_plane.cli.output import Json, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.tenants import Tenant
+    from control_plane.tenants.rules import Tenant
 
 Id = Annotated[str, typer.Argument(metavar="TENANT", help="Id of the tenant.")]
 OF_TIER = "tier"
@@ -30,7 +30,7 @@ def create(
 ) -> None:
     """Make a tenant and its first API key. The key is shown once: only its hash is stored."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import tenants
+    from control_plane.tenants import service as tenants
 
     with open_local() as platform:
         made, key = tenants.create(platform, tenant, tier=tier, owner_email=owner)
@@ -44,7 +44,7 @@ def create(
 def list_tenants(as_json: Json = False) -> None:
     """List tenants with the limits that hold for them."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import tenants
+    from control_plane.tenants import service as tenants
 
     with open_local() as platform:
         found = tenants.list_all(platform)
@@ -70,7 +70,7 @@ def update(
 ) -> None:
     """Change a tenant's name, tier or limits; what is left out stays. Jobs that run go on."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import tenant_changes
+    from control_plane.tenants import suspension as tenant_changes
 
     given = {
         "max_jobs_in_flight": max_jobs, "soft_gpu_hours": soft_gpu_hours, "hard_gpu_hours": hard_gpu_hours,
@@ -86,7 +86,7 @@ def suspend(
 ) -> None:
     """Refuse every call of a tenant's keys from now on; jobs that run go on."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import tenant_changes
+    from control_plane.tenants import suspension as tenant_changes
 
     with open_local() as platform:
         _told(tenant_changes.suspend(platform, tenant, reason=reason), as_json=as_json)
@@ -95,7 +95,7 @@ def suspend(
 def resume(tenant: Id, as_json: Json = False) -> None:
     """Let a suspended tenant's keys in again."""
     from control_plane.cli.local_platform import open_local
-    from control_plane.service import tenant_changes
+    from control_plane.tenants import suspension as tenant_changes
 
     with open_local() as platform:
         _told(tenant_changes.resume(platform, tenant), as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from control_plane import sheets
+from control_plane.billing import csv_export
 from control_plane.cli.output import Json, fields, print_json, say, table
 
 MICROS = 1_000_000
@@ -51,7 +51,7 @@ def usage(
         print_json(found)
         return
     if as_csv:
-        sys.stdout.write(sheets.usage(found))
+        sys.stdout.write(csv_export.usage(found))
         return
     names = found["group_by"]
     rows = [
@@ -112,7 +112,7 @@ def invoice(
         print_json(found)
         return
     if as_csv:
-        sys.stdout.write(sheets.invoice(found))
+        sys.stdout.write(csv_export.invoice(found))
         return
     rows = [
         (line["kind"] + (" (late)" if line["late"] else ""), line["description"], line["job_id"] or "", _usd(line["amount_micros"]))
@@ -237,7 +237,7 @@ def _sums(result: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _usd(micros: int) -> str:
-    return sheets.usd(micros)
+    return csv_export.usd(micros)
 
 
 def when(unix: int, width: str) -> str:

@@ -187,7 +187,7 @@ def replay(
 
 def types(as_json: Json = False) -> None:
     """List the types of events and what each tells."""
-    from control_plane.notifications import EVENT_TYPES
+    from control_plane.notifications.rules import EVENT_TYPES
 
     if as_json:
         print_json(dict(EVENT_TYPES))

@@ -25,8 +25,8 @@ from control_plane.cli.remote import connect
 from control_plane.cli.session import Credentials
 from control_plane.cli.stack_view import StackView
 from control_plane.client import FtClient
-from control_plane.service import tenants
-from control_plane.settings import Settings
+from control_plane.platform.settings import Settings
+from control_plane.tenants import service as tenants
 from ft_assets.demo import tickets
 from ft_assets.errors import FtError, Unavailable
 from resources.platform import open_platform

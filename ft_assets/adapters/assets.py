@@ -2,7 +2,9 @@
 
 import dagster as dg
 
-from control_plane.service import conclusion, evaluation, lineage, reevaluation, watching
+from control_plane.adapters import lineage
+from control_plane.attempts import watcher
+from control_plane.evaluations import conclusion, reevaluation, run
 from ft_assets.partitions import JOBS, parse
 from resources.dagster_platform import PlatformResource, owned_by, watched
 from resources.run_tags import page_of_asset, runs_of_job
@@ -15,8 +17,8 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
         record = conclusion.conclude(opened, tenant, job_id)
-    evaluation.track(opened, tenant, job_id)
-    watching.flush(opened)
+    run.track(opened, tenant, job_id)
+    watcher.flush(opened)
     told = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
     digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
     return dg.MaterializeResult(
@@ -33,7 +35,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "adapter_files": dg.MetadataValue.json(dict(told["files"]["files"])),
             "started_from": [parent["adapter"]["name"] for parent in told["parents"]],
             "trained_on": dg.MetadataValue.url(page_of_asset("dataset", partition=context.partition_key)),
-            "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,
+            "cost_usd": run.cost_micros(opened, job_id) / 1e6,
             "files": dg.MetadataValue.path(opened.objects.uri(record["object_prefix"])),
             "adapter_id": record["id"],
             "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),

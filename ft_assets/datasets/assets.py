@@ -4,7 +4,7 @@ from typing import Any
 
 import dagster as dg
 
-from control_plane.service import packing, preparation
+from control_plane.jobs.preparation import packing, pin
 from ft_assets.datasets.histogram import histogram_svg
 from ft_assets.datasets.report import DatasetReport
 from ft_assets.partitions import JOBS, parse
@@ -19,8 +19,8 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = preparation.announcer(opened, job_id, say=context.log.info)
-        pinned = preparation.pin_dataset(opened, tenant, job_id, progress=told)
+        told = pin.announcer(opened, job_id, say=context.log.info)
+        pinned = pin.pin_dataset(opened, tenant, job_id, progress=told)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(pinned.content_sha256),
         metadata={
@@ -45,7 +45,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = preparation.announcer(opened, job_id, say=context.log.info)
+        told = pin.announcer(opened, job_id, say=context.log.info)
         packed = packing.pack(opened, tenant, job_id, progress=told, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(

@@ -2,8 +2,12 @@
 
 import dagster as dg
 
-from control_plane.jobs import JobState
-from control_plane.service import attempts, checkpoint_uploads, evaluation, results, training, watching
+from control_plane.attempts import follow, watcher
+from control_plane.attempts import service as attempts
+from control_plane.attempts.checkpoints import upload
+from control_plane.evaluations import run
+from control_plane.jobs import results
+from control_plane.platform.job_states import JobState
 from ft_assets.partitions import JOBS, parse
 from ft_assets.training.curves import loss_curve_svg
 from resources.dagster_platform import PlatformResource, owned_by, watched
@@ -18,10 +22,10 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
         launcher = platform.launcher()
-        held = training.take(opened, launcher, tenant, job_id)
-        ending = training.follow(opened, launcher, held, say=context.log.info)
+        held = follow.take(opened, launcher, tenant, job_id)
+        ending = follow.follow(opened, launcher, held, say=context.log.info)
         state = attempts.finish(opened, held, ending)
-    watching.flush(opened)
+    watcher.flush(opened)
     if state is not JobState.EVALUATING:
         why = ending.failure.message if ending.failure else f"the job is {state}"
         raise dg.Failure(description=f"attempt {held.attempt}: {why}; the job is {state} now", allow_retries=False)
@@ -35,10 +39,10 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
             "trained_tokens": ending.trained_tokens,
             "tokens_per_s": next((m["tokens_per_s"] for m in reversed(lines) if m.get("tokens_per_s")), 0.0),
             "attempts": held.attempt,
-            "cost_usd": evaluation.cost_micros(opened, job_id) / 1e6,
+            "cost_usd": run.cost_micros(opened, job_id) / 1e6,
             "spec_sha256": held.spec.sha256,
             "recipe": held.spec.recipe,
-            "files": dg.MetadataValue.path(opened.objects.uri(checkpoint_uploads.final_prefix(tenant, job_id, held.attempt))),
+            "files": dg.MetadataValue.path(opened.objects.uri(upload.final_prefix(tenant, job_id, held.attempt))),
             "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
         },
     )

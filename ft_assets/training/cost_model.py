@@ -7,7 +7,7 @@
 4. A training is its micro-batches, and the set-up of its processes.
 
 `benchmarks/estimates` holds the result against published throughputs; which of them chose a number is said beside it and in
-`benchmarks/estimates/published.yaml`. What a job of this installation really takes corrects it (`control_plane.estimates`).
+`benchmarks/estimates/published.yaml`. What a job of this installation really takes corrects it (`control_plane.jobs.estimates.rules`).
 """
 
 from __future__ import annotations

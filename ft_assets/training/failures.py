@@ -122,7 +122,7 @@ class PastAttempt:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
     phase: str
-    """Of the workload: the words of ``control_plane.protocols.WorkloadPhase``."""
+    """Of the workload: the words of ``control_plane.platform.protocols.WorkloadPhase``."""
     exit: ExitEvidence | None = None
     exit_code: int | None = None
     """Of the leader process; under torchrun it says only that some rank failed."""

@@ -11,9 +11,9 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.types import ASGIApp
 
-from control_plane import installation
-from control_plane.service import operators
-from control_plane.settings import Settings, load
+from control_plane.platform import installation_secrets
+from control_plane.platform.settings import Settings, load
+from control_plane.tenants.keys import operators
 from ft_assets import logs
 from resources import http_server
 from resources.dagster_web.front import DagsterFront, allowed_hosts
@@ -43,8 +43,8 @@ def behind_front(app: ASGIApp, settings: Settings) -> DagsterFront:
     return DagsterFront(
         app,
         authenticate=lambda key: operators.authenticate(platform, key),
-        token=installation.dagster_token(settings),
-        cipher=installation.cipher(settings),
+        token=installation_secrets.dagster_token(settings),
+        cipher=installation_secrets.cipher(settings),
         hosts=allowed_hosts(settings.dagster_port, settings.dagster_hosts),
     )
 

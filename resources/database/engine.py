@@ -8,8 +8,8 @@ from functools import cache
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, make_url
 
-from control_plane.service.platform import Logins, confine
-from control_plane.settings import Settings
+from control_plane.platform.context import Logins, confine
+from control_plane.platform.settings import Settings
 from ft_assets.errors import Conflict
 from resources.database import embedded
 

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from control_plane import devices
-from control_plane.protocols import Workload, WorkloadPhase, WorkloadStatus
+from control_plane.platform import gpu_devices
+from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
 from ft_assets.layout import checked_id
 from resources.launcher.identity import alive, group_alive
@@ -35,7 +35,7 @@ POLL_S = 0.05
 
 
 class LocalLauncher:
-    """``control_plane.protocols.Launcher`` by subprocesses, one directory per workload under `root`."""
+    """``control_plane.platform.protocols.Launcher`` by subprocesses, one directory per workload under `root`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -47,7 +47,7 @@ class LocalLauncher:
         with _locked(directory / "start.lock"):
             if not (directory / "launched").exists():
                 workload.work_dir.mkdir(parents=True, exist_ok=True)
-                sharing = contextlib.nullcontext() if workload.devices else devices.shared(self._root.parent, workload.held)
+                sharing = contextlib.nullcontext() if workload.devices else gpu_devices.shared(self._root.parent, workload.held)
                 with sharing as shared:
                     numbers = workload.devices if shared is None else (shared.number,)
                     write_json(directory / "workload.json", _command(workload, numbers))
@@ -148,7 +148,7 @@ def _command(workload: Workload, numbers: Collection[int]) -> dict[str, Any]:
         "name": workload.name,
         "argv": [*python, workload.module, str(workload.run_file.absolute())],
         "cwd": str(workload.work_dir.absolute()),
-        "env": _environment({**workload.env, devices.VISIBLE: ",".join(devices.reserved(numbers, devices.visible()))}),
+        "env": _environment({**workload.env, gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(numbers, gpu_devices.visible()))}),
         "secrets": list(workload.secrets),
         "labels": dict(workload.labels),
     }

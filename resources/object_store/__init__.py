@@ -1,11 +1,11 @@
-"""Object stores behind ``control_plane.protocols.ObjectStore``: a local directory, or a bucket of S3."""
+"""Object stores behind ``control_plane.platform.protocols.ObjectStore``: a local directory, or a bucket of S3."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from control_plane.protocols import ObjectStore
+from control_plane.platform.protocols import ObjectStore
 from ft_assets.errors import InvalidRequest
 from resources.object_store.local import LocalObjectStore
 

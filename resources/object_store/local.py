@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from control_plane.protocols import ObjectInfo
+from control_plane.platform.protocols import ObjectInfo
 from resources.object_store.keys import checked_key, missing
 
 CHUNK_BYTES = 1 << 20

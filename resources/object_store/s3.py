@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
 from s3transfer.exceptions import RetriesExceededError
 
-from control_plane.protocols import ObjectInfo
+from control_plane.platform.protocols import ObjectInfo
 from ft_assets.errors import FtError, IntegrityError, Unavailable
 from resources.object_store.keys import checked_key, missing
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from control_plane.settings import Settings, load
+from control_plane.platform.settings import Settings, load
 from ft_assets.errors import FtError, Unavailable, from_dict
 from resources import run_records
 from resources.launcher.identity import alive

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from control_plane.settings import Settings
+from control_plane.platform.settings import Settings
 from ft_assets import provenance
 from ft_assets.errors import InvalidRequest
 from resources import run_records
@@ -84,11 +84,11 @@ def dagster_home(settings: Settings) -> Path:
 
 def prepare_home(settings: Settings) -> None:
     """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
-    from control_plane.service import gpu_pools  # SQLAlchemy, as in `databases`
+    from control_plane.capacity import active_pools  # SQLAlchemy, as in `databases`
     from resources.database.engine import check_owner_password
 
     check_owner_password(settings)
-    gpu_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
+    active_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
     provenance.commit(), provenance.lock_sha256()  # without them every job would fail at its lineage
     home = dagster_home(settings)
     home.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ def _code_location_server(settings: Settings, needs: tuple[str, ...]) -> Service
 
 
 def _dagster_token(settings: Settings) -> Callable[[], str]:
-    from control_plane.installation import dagster_token  # cryptography, which `ft --help` need not pay for
+    from control_plane.platform.installation_secrets import dagster_token  # cryptography, which `ft --help` need not pay for
 
     return lambda: dagster_token(settings)
 
@@ -310,7 +310,7 @@ def demo_model_dir(settings: Settings) -> Path:
 
 
 def _inference(settings: Settings) -> Service:
-    from control_plane.installation import inference_token  # cryptography, which `ft --help` need not pay for
+    from control_plane.platform.installation_secrets import inference_token  # cryptography, which `ft --help` need not pay for
 
     url = f"http://127.0.0.1:{settings.inference_port}"
     model = demo_model_dir(settings)

@@ -7,8 +7,8 @@ import sys
 import sqlalchemy as sa
 from psycopg2 import sql
 
-from control_plane import settings as settings_module
-from control_plane.settings import Settings
+from control_plane.platform import settings as settings_module
+from control_plane.platform.settings import Settings
 from ft_assets.errors import Conflict, FtError
 from resources.database.engine import (
     DAGSTER,

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from control_plane import settings as settings_module
-from control_plane.settings import Settings
+from control_plane.platform import settings as settings_module
+from control_plane.platform.settings import Settings
 from ft_assets.errors import FtError
 from resources.database import embedded
 from resources.stack.report import write_atomically

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from control_plane.protocols import WorkloadPhase
-from control_plane.settings import Settings
+from control_plane.platform.protocols import WorkloadPhase
+from control_plane.platform.settings import Settings
 from ft_assets.training import checkpoints
 from resources.launcher import LocalLauncher
 

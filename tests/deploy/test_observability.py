@@ -12,10 +12,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from control_plane.api import exposition
-from control_plane.api.measurements import RequestMeter
-from control_plane.service.gauges import RecentGauges
-from control_plane.service.platform import Platform
+from control_plane.api.metrics import exposition
+from control_plane.api.metrics.gauges import RecentGauges
+from control_plane.api.metrics.request_metrics import RequestMeter
+from control_plane.platform.context import Platform
 from ft_assets import logs
 
 ROOT = Path(__file__).resolve().parents[2]

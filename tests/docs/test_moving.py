@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from control_plane.cli.app import build
-from control_plane.service.submission import HYPERPARAMETER_ALIASES, JobRequest
+from control_plane.jobs.submission import HYPERPARAMETER_ALIASES, JobRequest
 from ft_assets.datasets import shapes
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods

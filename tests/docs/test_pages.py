@@ -11,9 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from control_plane import pools_file, prices
-from control_plane.api.schemas.errors import Error
+from control_plane.billing import prices
+from control_plane.capacity import pools_file
 from control_plane.cli.app import build
+from control_plane.http.error_body import Error
 from ft_assets.evals import task_files
 from ft_assets.training.memory.gpus import GPUS
 from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, Block, blocks, commands, of_language

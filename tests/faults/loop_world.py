@@ -16,17 +16,21 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from control_plane.jobs import FINAL, JobState
-from control_plane.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.service import attempts, files, jobs, scheduling, tenants
-from control_plane.service.attempts import Claim, Ending
-from control_plane.service.platform import Logins, Platform
-from control_plane.service.preparation import mark_packed
-from control_plane.service.submission import JobRequest
-from control_plane.service.transition import transition
-from control_plane.tables import attempts as attempts_table
-from control_plane.tables import jobs as jobs_table
-from control_plane.tables import reservations
+from control_plane.attempts import service as attempts
+from control_plane.attempts.service import Claim, Ending
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import attempts as attempts_table
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.tables import reservations
+from control_plane.jobs.transitions import transition
+from control_plane.platform.context import Logins, Platform
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.queue import cycle
+from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, Fault
 from ft_assets.training.failures import FailureClass, Retry
 from tests.training_specs import SPEC
@@ -98,11 +102,11 @@ class World:
             if one.arrives <= self.tick and self.state(one.job_id) == JobState.VALIDATING:
                 self.pack(one)
         self._wishes()
-        scheduling.place(self.platform)
+        cycle.place(self.platform)
         for held in self._held():
             self._train(held)
         self._evaluate()
-        scheduling.place(self.platform)
+        cycle.place(self.platform)
 
     def pack(self, one: Planned) -> None:
         """The job joins the queue."""

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.jobs import JobState
-from control_plane.service import scheduling
-from control_plane.service.platform import Platform
-from control_plane.tables import jobs as jobs_table
-from control_plane.tables import reservations
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.tables import reservations
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.queue import cycle
 from resources.database.engine import make_engine
 from tests.faults.loop_world import POOLS, World, breaches, build
 
@@ -155,7 +155,7 @@ def test_two_loops_at_once_give_no_gpu_twice(world: World) -> None:
     other = world.over(make_engine(world.platform.engine.url.render_as_string(hide_password=False), pool_size=8))
     for _ in range(12):
         with ThreadPoolExecutor(3) as pool:
-            rounds = [pool.submit(scheduling.place, w.platform) for w in (world, other, other)]
+            rounds = [pool.submit(cycle.place, w.platform) for w in (world, other, other)]
             world.live()
             for one in rounds:
                 one.result()
@@ -174,7 +174,7 @@ def test_a_job_that_somebody_holds_is_left_to_the_next_round(world: World) -> No
         world.pack(one)
     with world.platform.engine.begin() as conn:
         conn.execute(sa.select(jobs_table.c.id).where(jobs_table.c.id == held).with_for_update())
-        scheduling.place(world.platform)
+        cycle.place(world.platform)
         assert (world.state(held), world.state(free)) == (JobState.QUEUED, JobState.PROVISIONING)
-    scheduling.place(world.platform)
+    cycle.place(world.platform)
     assert world.state(held) == JobState.PROVISIONING

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.tables import attempts, jobs
+from control_plane.jobs.tables import attempts, jobs
 from tests.journey.conftest import Stack
 from tests.journey.test_kill import adapter_bytes
 

@@ -18,9 +18,10 @@ import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
-from control_plane.installation import cipher, dagster_token
-from control_plane.service import operators, tenants
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
+from control_plane.platform.installation_secrets import cipher, dagster_token
+from control_plane.tenants import service as tenants
+from control_plane.tenants.keys import operators
 from resources.dagster_web.front import COOKIE, SESSION_S
 from tests.database_roles import as_operator
 from tests.inference_server import free_port

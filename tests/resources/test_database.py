@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from control_plane.settings import load
-from control_plane.tables import metadata
+from control_plane.platform.settings import load
+from control_plane.platform.tables import metadata
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.database import embedded, migrate
 from resources.database.engine import control_plane_url, dagster_url, make_engine

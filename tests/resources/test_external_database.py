@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from control_plane.settings import Settings, load
+from control_plane.platform.settings import Settings, load
 from ft_assets.errors import Conflict
 from resources.database import embedded
 from resources.stack import migrate

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
 from resources.http_server import HEAD_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES
 
 MIB = 1 << 20

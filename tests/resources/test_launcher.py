@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from control_plane import devices
-from control_plane.protocols import Workload, WorkloadPhase
+from control_plane.platform import gpu_devices
+from control_plane.platform.protocols import Workload, WorkloadPhase
 from ft_assets.errors import InvalidRequest
 from resources.launcher import LocalLauncher
 from resources.launcher.identity import alive, group_alive, identity
@@ -138,7 +138,7 @@ def test_a_finished_name_is_not_started_again(bench: Bench) -> None:
 def test_a_workload_outlives_its_caller_and_is_adopted(bench: Bench) -> None:
     workload = bench.workload()
     code = (
-        "import sys, os, signal; from pathlib import Path; from control_plane.protocols import Workload;"
+        "import sys, os, signal; from pathlib import Path; from control_plane.platform.protocols import Workload;"
         "from resources.launcher import LocalLauncher; root, run, work, path = sys.argv[1:];"
         "w = Workload(name='job-a1', module='sleeper', run_file=Path(run), work_dir=Path(work), env={'PYTHONPATH': path});"
         "LocalLauncher(Path(root)).start_or_adopt(w); os.killpg(0, signal.SIGKILL)"
@@ -245,16 +245,16 @@ def test_a_workload_without_a_reservation_counts_and_is_counted_where_gpus_are_s
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    with devices.shared(bench.root, held=()) as other:
+    with gpu_devices.shared(bench.root, held=()) as other:
         assert other is not None and other.name == "6"
         bench.launcher.start_or_adopt(replace(bench.workload(), held=(0,)))
     bench.wait_ready("job-a1")
     assert json.loads((bench.root / "work" / "job-a1" / "environment.json").read_text())["CUDA_VISIBLE_DEVICES"] == "5"
     os.kill(bench.recorded("job-a1", "watcher.json"), signal.SIGKILL)
-    with devices.shared(bench.root, held=(0, 2)) as least:
+    with gpu_devices.shared(bench.root, held=(0, 2)) as least:
         assert least is not None and least.name == "6", "each has one user: without its watcher the workload still uses its GPU"
     bench.launcher.stop("job-a1", grace_s=5)
-    with devices.shared(bench.root, held=(0, 2)) as least:
+    with gpu_devices.shared(bench.root, held=(0, 2)) as least:
         assert least is not None and least.name == "5"
 
 

@@ -11,10 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError as Violation
 
-from control_plane.service import lineage_rules
-from control_plane.service.platform import Platform
-from control_plane.tables import adapter_stage_moves, adapters, datasets, deletions, evaluations, files, jobs
-from control_plane.tenants import Tenant
+from control_plane.adapters import lineage_errors
+from control_plane.adapters.tables import adapter_stage_moves, adapters, evaluations
+from control_plane.datasets.tables import datasets, files
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
+from control_plane.tenant_data.tables import deletions
+from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.stages import TRANSITIONS
 from ft_assets.errors import Conflict, FtError, LineageIncomplete
 from resources.database import embedded, migrate
@@ -35,7 +38,7 @@ def registered(platform: Platform, tenant: Tenant) -> Callable[[str], str]:
 
 
 def error_of(engine: Engine, statement: sa.Executable) -> FtError:
-    with pytest.raises(FtError) as refused, lineage_rules.kept("adapter adp-1"), engine.begin() as conn:
+    with pytest.raises(FtError) as refused, lineage_errors.kept("adapter adp-1"), engine.begin() as conn:
         conn.execute(statement)
     return refused.value
 

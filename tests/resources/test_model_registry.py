@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.protocols import ModelRegistry, RegisteredModels, RegisteredVersion
+from control_plane.platform.protocols import ModelRegistry, RegisteredModels, RegisteredVersion
 from ft_assets.errors import Unavailable
 from resources.model_registry import MlflowRegistry, carry_out
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from control_plane.protocols import ObjectStore
+from control_plane.platform.protocols import ObjectStore
 from ft_assets.errors import InvalidRequest, NotFound, Unavailable
 from resources.object_store import LocalObjectStore, from_url
 from resources.object_store.local import STAGING

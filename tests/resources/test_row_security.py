@@ -10,11 +10,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
-from control_plane.service import tenants
-from control_plane.service.platform import Actor, Platform
-from control_plane.tables import api_keys, audit_log, metadata, outbox
-from control_plane.tables import tenants as tenants_table
-from control_plane.tenants import Tenant
+from control_plane.notifications.tables import outbox
+from control_plane.platform.context import Actor, Platform
+from control_plane.platform.tables import metadata
+from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Tenant
+from control_plane.tenants.tables import api_keys, audit_log
+from control_plane.tenants.tables import tenants as tenants_table
 from tests.database_roles import as_owner
 
 OF_THE_PLATFORM = {"operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains"}
@@ -205,8 +207,9 @@ def child(request: pytest.FixtureRequest) -> str:
 def test_events_and_attempts_of_other_tenants_jobs_are_hidden(
     platform: Platform, tenant: Tenant, other: Tenant, child: str, write_chat_rows: Callable[..., object]
 ) -> None:
-    from control_plane.service import files, jobs
-    from control_plane.service.submission import JobRequest
+    from control_plane.datasets.uploads import files
+    from control_plane.jobs import service as jobs
+    from control_plane.jobs.submission import JobRequest
 
     with open(str(write_chat_rows()), "rb") as rows:
         file = files.create(platform, other.id, rows, filename="rows.jsonl", purpose="fine-tune")

@@ -23,12 +23,14 @@ from dagster._core.definitions.reconstruct import ReconstructableRepository
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher import LaunchRunContext, WorkerStatus
 
-from control_plane.service import files, jobs, tenants
-from control_plane.service.due_runs import due_runs
-from control_plane.service.platform import Platform
-from control_plane.service.submission import JobRequest
-from control_plane.settings import load
-from control_plane.tables import jobs as jobs_table
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.platform.context import Platform
+from control_plane.platform.settings import load
+from control_plane.queue.launches.pending_runs import due_runs
+from control_plane.tenants import service as tenants
 from resources.dagster_platform import PlatformResource
 from resources.database import embedded
 from resources.database.engine import make_engine

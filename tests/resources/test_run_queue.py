@@ -20,7 +20,7 @@ from dagster._core.test_utils import create_run_for_test, create_test_daemon_wor
 from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from dagster._daemon.run_coordinator import QueuedRunCoordinatorDaemon
 
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
 from resources.database import embedded
 from resources.database.engine import make_engine
 from tests.queued_jobs import Queued

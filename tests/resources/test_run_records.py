@@ -18,8 +18,8 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 from dagster._serdes import serialize_value
 
-from control_plane import settings as settings_module
-from control_plane.settings import Settings
+from control_plane.platform import settings as settings_module
+from control_plane.platform.settings import Settings
 from ft_assets.errors import Unavailable
 from resources.launcher.identity import identity
 from resources.launcher.watch import write_json

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 import httpx
 import pytest
 
-from control_plane.protocols import Fleet, Replica
-from control_plane.settings import load
+from control_plane.platform.protocols import Fleet, Replica
+from control_plane.platform.settings import load
 from ft_assets.errors import Conflict, Unavailable
 from resources.platform import mounted
 from resources.serving import SILENT_S, HttpFleet, Mounted

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from control_plane import settings as settings_module
+from control_plane.platform import settings as settings_module
 from ft_assets.errors import Conflict, Unavailable
 from resources.stack import commands, embedded, lock, report
 from resources.stack.lock import StackFiles

@@ -24,9 +24,10 @@ from dagster._core.remote_origin import (
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData, TickData, TickStatus
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from control_plane.protocols import RegisteredModels, TrackedRun
-from control_plane.service import deletion, registered_models
-from control_plane.service.platform import Platform
+from control_plane.models import mlflow_mirror
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import RegisteredModels, TrackedRun
+from control_plane.tenant_data import deletion
 from ft_assets.partitions import JOBS, partition_key
 from resources.database import embedded
 from resources.database.engine import make_engine
@@ -143,7 +144,7 @@ def track(world: World, tenant: str, job_id: str) -> None:
     log.end(outcome="succeeded")
     tracker.flush(timeout_s=300)
     assert log.problem() is None
-    models = registered_models.desired(world.platform)
+    models = mlflow_mirror.desired(world.platform)
     versions = [replace(version, description=f"{CANARY} of {tenant}") for version in models.versions if version.tags["ft.tenant"] == tenant]
     carry_out(uri, RegisteredModels(versions=versions, aliases={}))
     file = file_of(uri)
@@ -214,4 +215,4 @@ def test_no_text_of_a_deleted_tenant_is_left_in_dagster_or_mlflow_and_another_te
     )
     assert (searched["dagster"]["found"], searched["mlflow"]["found"]) == (0, 0)
     assert proof["kept"] and proof["not_inspected"]
-    assert tenant not in {version.tags["ft.tenant"] for version in registered_models.desired(world.platform).versions}
+    assert tenant not in {version.tags["ft.tenant"] for version in mlflow_mirror.desired(world.platform).versions}

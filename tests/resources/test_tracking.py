@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.protocols import TrackedRun
+from control_plane.platform.protocols import TrackedRun
 from resources.tracking import MAX_FILE_BYTES, MAX_QUEUED, MAX_UPLOADS, MlflowRunLog, MlflowTracker, file_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own: it uses what SQLAlchemy 2.1 has deprecated

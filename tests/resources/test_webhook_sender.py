@@ -12,7 +12,7 @@ from typing import Any
 import httpcore
 import pytest
 
-from control_plane.targets import parse_networks
+from control_plane.platform.webhook_targets import parse_networks
 from ft_assets.errors import InvalidRequest
 from resources.webhook_sender import MAX_BODY_BYTES, HttpWebhookSender, system_resolve
 from tests.certificates import contexts

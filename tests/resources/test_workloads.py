@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from control_plane import settings as settings_module
-from control_plane.protocols import Workload
+from control_plane.platform import settings as settings_module
+from control_plane.platform.protocols import Workload
 from resources.launcher import LocalLauncher
 from resources.stack import workloads
 

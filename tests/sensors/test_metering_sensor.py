@@ -10,8 +10,9 @@ import dagster as dg
 import pytest
 from sqlalchemy.engine import RowMapping
 
-from control_plane.service import budgets, invoices, ledger
-from control_plane.service.platform import Platform
+from control_plane.billing import budgets, ledger
+from control_plane.billing.invoices import service as invoices
+from control_plane.platform.context import Platform
 from resources.dagster_platform import PlatformResource
 from sensors.metering import metering, one_round
 from tests.metered_job import AT, at_time, metered_job

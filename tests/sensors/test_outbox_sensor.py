@@ -7,9 +7,10 @@ from collections.abc import Callable
 import dagster as dg
 import pytest
 
-from control_plane.service import deliveries, tenants, webhooks
-from control_plane.service.outbox import publish
-from control_plane.service.platform import Platform
+from control_plane.notifications import deliveries, webhook_endpoints
+from control_plane.notifications.outbox import publish
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 from resources.dagster_platform import PlatformResource
 from sensors.outbox import outbox
 from tests.webhook_receiver import receiver
@@ -25,7 +26,7 @@ def test_a_tick_sends_what_is_due_and_the_next_finds_nothing(
     monkeypatch.setenv("FT_WEBHOOK_ALLOW", "127.0.0.1/32")
     tenants.create(platform, "acme")
     with receiver() as there:
-        endpoint = webhooks.create(platform, "acme", name="e", url=there.url(), event_types=["*"]).row["id"]
+        endpoint = webhook_endpoints.create(platform, "acme", name="e", url=there.url(), event_types=["*"]).row["id"]
         with platform.engine.begin() as conn:
             publish(conn, "acme", "invoice.issued", "inv_1", now=platform.clock())
         with dg.DagsterInstance.ephemeral() as instance:

@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import jobs
-from control_plane.service.platform import Platform
-from control_plane.tables import tenants
+from control_plane.jobs import service as jobs
+from control_plane.platform.context import Platform
+from control_plane.tenants.tables import tenants
 from resources.dagster_platform import PlatformResource
 from sensors.quotas import quotas
 from tests.started_job import start_job

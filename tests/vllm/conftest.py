@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.service import tenants
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from resources.serving import HttpFleet
 from tests.inference_server import TOKEN

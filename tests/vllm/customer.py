@@ -12,11 +12,13 @@ import numpy as np
 import sqlalchemy as sa
 from safetensors.numpy import load_file, save_file
 
-from control_plane.service import adapters, promotions
-from control_plane.service.adapters import Adapter
-from control_plane.service.fleet import reconcile
-from control_plane.service.platform import Platform
-from control_plane.tables import files, jobs
+from control_plane.adapters import promotions
+from control_plane.adapters import service as adapters
+from control_plane.adapters.service import Adapter
+from control_plane.datasets.tables import files
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
+from control_plane.serving.rollout import reconcile
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from control_plane.service import adapters, promotions
-from control_plane.service.fleet import reconcile
+from control_plane.adapters import promotions
+from control_plane.adapters import service as adapters
+from control_plane.serving.rollout import reconcile
 from tests.vllm.customer import Customer
 from tests.vllm.reference import expected_tokens
 from tests.vllm.vllm_server import MAX_CPU_LORAS, SERVED, Server

@@ -11,8 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from control_plane.service import adapters, promotions
-from control_plane.service.fleet import reconcile
+from control_plane.adapters import promotions
+from control_plane.adapters import service as adapters
+from control_plane.serving.rollout import reconcile
 from ft_assets.adapters.package import CONFIG, WEIGHTS
 from ft_assets.errors import Conflict, FtError
 from tests.tiny_adapter import Arrays

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from control_plane.service import tenants
-from control_plane.service.adapters import find_record
-from control_plane.service.platform import Platform
+from control_plane.adapters.service import find_record
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 from ft_assets.adapters import cluster, servers
 from ft_assets.adapters.cluster import ClusterSettings
 from ft_assets.training import shapes

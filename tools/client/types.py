@@ -1,4 +1,4 @@
-"""The client's types, made from the API's OpenAPI document: a TypedDict for each object, a module for each module of the API's schemas.
+"""The client's types, made from the API's OpenAPI document: a TypedDict for each object, a module for each noun.
 
 What the document requires is required here, what it does not may be absent. Descriptions stay with their fields.
 """
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 def with_streamed(document: Schema) -> Schema:
     """The document with the objects that only streams of events carry: OpenAPI has no words for these."""
-    from control_plane.api.schemas import FileEvent
+    from control_plane.datasets.schemas import FileEvent
 
     components = document["components"]
     made: dict[str, Any] = {}
@@ -44,11 +44,11 @@ def with_streamed(document: Schema) -> Schema:
 
 
 def homes_of() -> dict[str, str]:
-    """The name of the module that each schema comes from, by the name of the schema; the application has to be loaded."""
+    """The noun that each schema belongs to, by the name of the schema; the application has to be loaded."""
     homes: dict[str, str] = {}
     for kind in _subclasses(BaseModel):
-        if kind.__module__.startswith("control_plane.api."):
-            homes.setdefault(kind.__name__, kind.__module__.rpartition(".")[2])
+        if kind.__module__.startswith("control_plane."):
+            homes.setdefault(kind.__name__, kind.__module__.split(".")[1])
     return homes
 
 
@@ -66,8 +66,8 @@ def modules(document: Schema, *, homes: Mapping[str, str]) -> dict[str, str]:
     for module in sorted(set(where.values())):
         own = {name: schema for name, schema in schemas.items() if where[name] == module}
         made[f"types/{module}.py"] = _module(module, own, where)
-    made["types/listing.py"] = made.get("types/listing.py", _module("listing", {}, where)) + "\n\n" + LISTING
-    made["types/__init__.py"] = _package({**{class_name(n): m for n, m in where.items()}, "ListOf": "listing", "Json": "listing"})
+    made["types/http.py"] = made.get("types/http.py", _module("http", {}, where)) + "\n\n" + LISTING
+    made["types/__init__.py"] = _package({**{class_name(n): m for n, m in where.items()}, "ListOf": "http", "Json": "http"})
     return made
 
 
@@ -89,7 +89,7 @@ def _module(module: str, schemas: Schema, where: Mapping[str, str]) -> str:
         "from __future__ import annotations",
         "from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar",
         *(f"from control_plane.client.types.{home} import {name}" for name, home in sorted(used.items())),
-        'T = TypeVar("T")' if module == "listing" else "",
+        'T = TypeVar("T")' if module == "http" else "",
         *(_typed_dict(class_name(name), schema) for name, schema in _in_order(schemas)),
     ]
     return "\n\n".join(line for line in lines if line) + "\n"

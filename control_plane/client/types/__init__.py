@@ -1,41 +1,9 @@
 # Written by `python -m tools.client` from the API's OpenAPI document: change that, and run it again.
 """What the API takes and gives: every object as a TypedDict."""
 
-from control_plane.client.types.adapter_evaluations import AdapterEvaluation, AdapterEvaluationReport, CreateEvaluation
-from control_plane.client.types.audit import AuditActor, AuditLine
-from control_plane.client.types.capability import CapabilitySuite
-from control_plane.client.types.data import Dataset, File, FileEvent, ImportDataset, Progress, Suite
-from control_plane.client.types.errors import Error, ErrorDetail
-from control_plane.client.types.evaluations import EvaluationAdvice, EvaluationSample, EvaluationVerdict, Finding, JobEvaluation
-from control_plane.client.types.experiments import ComparedJob, CreateSweep, JobComparison, Sweep, SweepCounts, SweepSettings, SweepTrial
-from control_plane.client.types.graders import GraderErrors, GraderRun, GraderRunMetadata, RunGrader, ValidatedGrader, ValidateGrader
-from control_plane.client.types.jobs import (
-    Checkpoint,
-    CreateJob,
-    Estimate,
-    EstimatedTokens,
-    EvaluationProgress,
-    Event,
-    Job,
-    JobError,
-    WarmStart,
-)
-from control_plane.client.types.keys import (
-    ApiKey,
-    CreateKey,
-    CreateMember,
-    Me,
-    Member,
-    NewApiKey,
-    RemovedMember,
-    RotateKey,
-    TenantLimits,
-    UpdateMember,
-)
-from control_plane.client.types.limits import AdapterLimits, DefaultFit, MethodLimits, ModelLimits, PreviewRequest, ValueLimit
-from control_plane.client.types.listing import Deleted, Json, ListOf
-from control_plane.client.types.models import Adapter, CreateExport, Deploy, Export, Model, Recipe, RecipeDefault, RolledBack
-from control_plane.client.types.money import (
+from control_plane.client.types.adapters import Approve, Decide, DeleteData, Deletion, Lineage
+from control_plane.client.types.attempts import CheckpointPermission, CreatePermissions, PermissionList
+from control_plane.client.types.billing import (
     Adjust,
     Balance,
     Budget,
@@ -61,8 +29,72 @@ from control_plane.client.types.money import (
     UsageResult,
     UsageTotal,
 )
-from control_plane.client.types.nodes import DrainNode, Node
-from control_plane.client.types.permissions import CheckpointPermission, CreatePermissions, PermissionList
+from control_plane.client.types.capacity import DrainNode, Node
+from control_plane.client.types.datasets import (
+    CompleteUpload,
+    CreateUpload,
+    Dataset,
+    ExpiresAfter,
+    File,
+    FileEvent,
+    ImportDataset,
+    Progress,
+    Suite,
+    Upload,
+    UploadPart,
+    UploadWithParts,
+)
+from control_plane.client.types.evaluations import (
+    AdapterEvaluation,
+    AdapterEvaluationReport,
+    CapabilitySuite,
+    CreateEvaluation,
+    EvaluationAdvice,
+    EvaluationSample,
+    EvaluationVerdict,
+    Finding,
+    JobEvaluation,
+)
+from control_plane.client.types.graders import GraderErrors, GraderRun, GraderRunMetadata, RunGrader, ValidatedGrader, ValidateGrader
+from control_plane.client.types.http import Deleted, Error, ErrorDetail, Json, ListOf
+from control_plane.client.types.jobs import (
+    AdapterLimits,
+    Checkpoint,
+    ComparedJob,
+    CreateJob,
+    CreateSweep,
+    DefaultFit,
+    Estimate,
+    EstimatedTokens,
+    EvaluationProgress,
+    Event,
+    Job,
+    JobComparison,
+    JobError,
+    MethodLimits,
+    ModelLimits,
+    PreviewRequest,
+    Sweep,
+    SweepCounts,
+    SweepSettings,
+    SweepTrial,
+    ValueLimit,
+    WarmStart,
+)
+from control_plane.client.types.models import Adapter, CreateExport, Deploy, Export, Model, Recipe, RecipeDefault, RolledBack
+from control_plane.client.types.notifications import (
+    CreateWebhookEndpoint,
+    DeletedWebhookEndpoint,
+    ReplayDeliveries,
+    Replayed,
+    RotateSecret,
+    SendTestEvent,
+    UpdateWebhookEndpoint,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookEndpointWithSecret,
+    WebhookTestResult,
+)
 from control_plane.client.types.queue import (
     Ahead,
     NodeState,
@@ -80,23 +112,26 @@ from control_plane.client.types.queue import (
     SchedulerState,
     TenantShare,
 )
-from control_plane.client.types.quota import JobQuota, Quota
-from control_plane.client.types.registry import Approve, Decide, DeleteData, Deletion, Lineage
-from control_plane.client.types.routes import ModelRoute, RoutedTarget, RouteTarget, SetRoute
-from control_plane.client.types.tenants import CreateTenant, NewTenant, Suspend, Tenant, UpdateTenant
-from control_plane.client.types.uploads import CompleteUpload, CreateUpload, ExpiresAfter, Upload, UploadPart, UploadWithParts
-from control_plane.client.types.webhooks import (
-    CreateWebhookEndpoint,
-    DeletedWebhookEndpoint,
-    ReplayDeliveries,
-    Replayed,
-    RotateSecret,
-    SendTestEvent,
-    UpdateWebhookEndpoint,
-    WebhookDelivery,
-    WebhookEndpoint,
-    WebhookEndpointWithSecret,
-    WebhookTestResult,
+from control_plane.client.types.quotas import JobQuota, Quota
+from control_plane.client.types.serving import ModelRoute, RoutedTarget, RouteTarget, SetRoute
+from control_plane.client.types.tenants import (
+    ApiKey,
+    AuditActor,
+    AuditLine,
+    CreateKey,
+    CreateMember,
+    CreateTenant,
+    Me,
+    Member,
+    NewApiKey,
+    NewTenant,
+    RemovedMember,
+    RotateKey,
+    Suspend,
+    Tenant,
+    TenantLimits,
+    UpdateMember,
+    UpdateTenant,
 )
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from control_plane.tables import metadata
+from control_plane.platform.tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, transaction_per_migration=True)

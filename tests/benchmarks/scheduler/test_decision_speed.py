@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scheduler.decision_speed import STATES, decision, snapshot
-from control_plane.scheduler import Promise
+from control_plane.queue.scheduler import Promise
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -13,8 +13,8 @@ from benchmarks.scheduler.engine import Simulation
 from benchmarks.scheduler.outcome import Outcome
 from benchmarks.scheduler.policies import easy, fifo, first_fit, shortest_first
 from benchmarks.scheduler.trace import Job
-from control_plane.pools import Pool, nodes
-from control_plane.scheduler import Decision, Preempt, Promise, Reason, Snapshot, Start, Wait
+from control_plane.capacity.pools import Pool, nodes
+from control_plane.queue.scheduler import Decision, Preempt, Promise, Reason, Snapshot, Start, Wait
 
 NO_COSTS = Costs(save_s=0.0, load_s={"lora": 0.0, "large": 0.0, "full": 0.0})
 

@@ -11,9 +11,9 @@ from benchmarks.scheduler.costs import Costs
 from benchmarks.scheduler.engine import Simulation
 from benchmarks.scheduler.nodes import place
 from benchmarks.scheduler.trace import Job
-from control_plane import scheduler
-from control_plane.pools import Pool, nodes
-from control_plane.scheduler import Placement, Running, Snapshot, Start, Waiting
+from control_plane.capacity.pools import Pool, nodes
+from control_plane.queue import scheduler
+from control_plane.queue.scheduler import Placement, Running, Snapshot, Start, Waiting
 
 
 def pool(num_gpus: int, fabrics_of: int = 0) -> Pool:

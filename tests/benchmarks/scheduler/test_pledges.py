@@ -8,8 +8,8 @@ from benchmarks.scheduler.engine import Simulation
 from benchmarks.scheduler.pledges import Pledges
 from benchmarks.scheduler.policies import Policy
 from benchmarks.scheduler.trace import Job
-from control_plane.pools import Pool, nodes
-from control_plane.scheduler import Decision, Promise, Reason, Snapshot, Start, Wait
+from control_plane.capacity.pools import Pool, nodes
+from control_plane.queue.scheduler import Decision, Promise, Reason, Snapshot, Start, Wait
 
 HEARD = 0.0
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.service import files, jobs, tenants
-from control_plane.service.platform import Platform
-from control_plane.service.submission import JobRequest
-from control_plane.tables import health_verdicts
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import health_verdicts
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 
 
 def test_verdicts_that_hold_are_listed_and_those_that_are_over_are_not(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
 
 
 def test_a_benchmark_is_registered_from_a_local_file_by_its_name_alone(

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from control_plane.service import base_models, base_updates, evaluations
-from control_plane.service.base_models import Given, add_local
-from control_plane.service.platform import Platform
-from control_plane.settings import load
-from control_plane.tables import evaluations as table
-from control_plane.tenants import Tenant
+from control_plane.adapters.tables import evaluations as table
+from control_plane.evaluations import service as evaluations
+from control_plane.models import base_models, base_updates
+from control_plane.models.base_models import Given, add_local
+from control_plane.platform.context import Platform
+from control_plane.platform.settings import load
+from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from tests.control_plane.cli.conftest import Done, Ft
-from tests.control_plane.service.test_base_updates import variant
+from tests.control_plane.models.test_base_updates import variant
 from tests.eval_results import store_evaluation
 from tests.registered_adapter import add_adapter
 from tests.tiny_model import build_tiny_model

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
-from control_plane.service.platform import Platform
+from control_plane.platform.context import Platform
 from ft_assets.base_models import Catalogue
 from tests.tiny_model import build_tiny_model
 

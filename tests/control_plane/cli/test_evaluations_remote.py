@@ -11,8 +11,8 @@ import pytest
 
 from control_plane.cli.evaluations import printable
 from control_plane.client import FtClient
-from control_plane.service.platform import Platform
-from control_plane.tenants import Tenant
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
 from tests.eval_results import store_evaluation
 
 Ft = Callable[..., Any]

@@ -12,9 +12,9 @@ import pytest
 
 from control_plane.cli.part_uploads import send_in_parts
 from control_plane.client import FtClient
-from control_plane.service import files
-from control_plane.service.platform import Platform
-from control_plane.tenants import Tenant
+from control_plane.datasets.uploads import files
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
 
 PART = 4000
 

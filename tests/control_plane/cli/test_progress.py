@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from control_plane.cli.progress import JobView
-from control_plane.events import as_reported, metrics_event
+from control_plane.platform.job_events import as_reported, metrics_event
 
 
 def event(line: dict[str, Any]) -> dict[str, Any]:

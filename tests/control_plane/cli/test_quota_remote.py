@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.service.platform import Platform
-from control_plane.tables import tenants
-from control_plane.tenants import Tenant
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
+from control_plane.tenants.tables import tenants
 
 
 def test_the_quota_is_shown_in_words_and_as_json(ft: Callable[..., Any], platform: Platform, tenant: Tenant) -> None:

@@ -25,12 +25,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
-from control_plane.jobs import JobState
-from control_plane.service import jobs, tenants
-from control_plane.service.platform import Platform
-from control_plane.service.transition import transition
-from control_plane.tables import jobs as jobs_table
-from control_plane.tenants import Tenant
+from control_plane.jobs import service as jobs
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.transitions import transition
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Tenant
 from tests.registered_adapter import add_adapter
 
 MODEL = "tiny-base"

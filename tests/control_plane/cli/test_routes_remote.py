@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from control_plane.service import promotions
-from control_plane.service.platform import Platform
-from control_plane.tenants import Tenant
+from control_plane.adapters import promotions
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
 from tests.registered_adapter import add_adapter
 
 Ft = Callable[..., Any]

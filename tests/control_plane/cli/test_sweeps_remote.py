@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from control_plane.cli.sweeps import parse_parameters
-from control_plane.service.platform import Platform
-from control_plane.tenants import Tenant
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
 from tests.finished_job import finish
 
 Ft = Callable[..., Any]

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from control_plane.cli.app import build
 from control_plane.cli.audit import _cell
 from control_plane.cli.keys import span_s
-from control_plane.service.platform import Platform
-from control_plane.tenants import Tenant
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
 from ft_assets.errors import FtError, InvalidRequest
 
 Ft = Callable[..., Any]

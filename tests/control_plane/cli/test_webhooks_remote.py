@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from control_plane.service.deliveries import backlog
-from control_plane.service.outbox import publish
-from control_plane.service.platform import Platform
-from control_plane.tenants import Tenant
+from control_plane.notifications.deliveries import backlog
+from control_plane.notifications.outbox import publish
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
 from tests.control_plane.cli.conftest import Ft
 from tests.webhook_receiver import Receiver, receiver, until
 

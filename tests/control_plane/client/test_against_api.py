@@ -16,9 +16,9 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.client import AsyncFtClient, FtClient
-from control_plane.service.platform import Platform
-from control_plane.tables import jobs
-from control_plane.tenants import Tenant
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import FtError, InvalidRequest, NotFound
 from tests.finished_job import finish

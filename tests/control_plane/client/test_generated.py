@@ -210,5 +210,5 @@ def test_the_client_loads_neither_the_server_nor_its_other_half() -> None:
     code = "import sys, control_plane.client; print(*sorted(m for m in sys.modules))"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.split())
     assert "control_plane.client.synchronous.jobs" in loaded
-    kept_out = ("fastapi", "pydantic", "sqlalchemy", "control_plane.api", "control_plane.service", "control_plane.client.asynchronous")
+    kept_out = ("fastapi", "pydantic", "sqlalchemy", "control_plane.api", "control_plane.jobs", "control_plane.client.asynchronous")
     assert [m for m in loaded if m in kept_out] == []

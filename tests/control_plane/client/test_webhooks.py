@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from standardwebhooks import Webhook
 
-from control_plane import signing
 from control_plane.client import webhooks
+from control_plane.notifications import signatures
 from ft_assets.errors import InvalidRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -21,14 +21,14 @@ def now() -> float:
 
 
 def test_what_the_platform_signs_is_verified_during_a_rotation_too() -> None:
-    old, new = signing.new_secret(), signing.new_secret()
-    headers = {k.title(): v for k, v in signing.headers(event_id="evt_1", body=BODY, live=[old, new], now=NOW).items()}
+    old, new = signatures.new_secret(), signatures.new_secret()
+    headers = {k.title(): v for k, v in signatures.headers(event_id="evt_1", body=BODY, live=[old, new], now=NOW).items()}
     for secret in (old, new):
         assert webhooks.verify(BODY, headers, secret, now=now)["data"] == {"id": "ftjob-1"}
 
 
 def test_what_the_reference_library_signs_is_verified() -> None:
-    secret = signing.new_secret()
+    secret = signatures.new_secret()
     signature = Webhook(secret).sign("evt_1", NOW, BODY.decode())
     headers = {"webhook-id": "evt_1", "webhook-timestamp": str(int(now())), "webhook-signature": f"v1a,AAAA v1,!! {signature}"}
     assert webhooks.verify(BODY.decode(), headers, secret, now=now)["type"] == "fine_tuning.job.succeeded"
@@ -36,8 +36,8 @@ def test_what_the_reference_library_signs_is_verified() -> None:
 
 @pytest.mark.parametrize("change", ["body", "id", "late", "early", "secret", "missing", "no_time", "no_ascii", "no_age"])
 def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
-    secret = signing.new_secret()
-    headers = dict(signing.headers(event_id="evt_1", body=BODY, live=[secret], now=NOW))
+    secret = signatures.new_secret()
+    headers = dict(signatures.headers(event_id="evt_1", body=BODY, live=[secret], now=NOW))
     at, body = now(), BODY
     if change == "body":
         body = BODY.replace(b"ftjob-1", b"ftjob-2")
@@ -48,7 +48,7 @@ def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
     elif change == "early":
         at -= 301
     elif change == "secret":
-        secret = signing.new_secret()
+        secret = signatures.new_secret()
     elif change == "missing":
         del headers["webhook-signature"]
     elif change == "no_ascii":
@@ -61,7 +61,7 @@ def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
 
 
 def test_a_secret_that_is_none_says_so() -> None:
-    headers = signing.headers(event_id="evt_1", body=BODY, live=[signing.new_secret()], now=NOW)
+    headers = signatures.headers(event_id="evt_1", body=BODY, live=[signatures.new_secret()], now=NOW)
     for wrong in ("not a secret", "whsec_\u00e9"):
         with pytest.raises(InvalidRequest, match="no base64"):
             webhooks.verify(BODY, headers, wrong, now=now)

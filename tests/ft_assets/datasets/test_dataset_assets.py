@@ -12,9 +12,11 @@ import dagster as dg
 import pytest
 import yaml
 
-from control_plane.service import files, jobs, tenants
-from control_plane.service.platform import Platform
-from control_plane.service.submission import JobRequest
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.assets import dataset, tokenized_pack
 from resources.dagster_platform import PlatformResource

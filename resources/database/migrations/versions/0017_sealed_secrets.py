@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from control_plane import settings
-from control_plane.service.endpoint_secrets import opened, sealed_secrets, sealed_url
+from control_plane.notifications.endpoint_secrets import opened, sealed_secrets, sealed_url
+from control_plane.platform import settings
 
 revision = "0017"
 down_revision = "0016"

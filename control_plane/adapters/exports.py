@@ -1,0 +1,297 @@
+"""Exports of adapters: asked for, made once by a process of its own, stored under the tenant, downloaded by anyone who may read.
+
+A row is the order; whoever claims it makes the archive. What is made is named by adapter, base, format and precision, so that
+asking again gives what is there. It is kept for a week, or until its tenant deletes it, and made again on request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import exports
+from control_plane.jobs.tables import jobs
+from control_plane.models import base_models
+from control_plane.platform.context import Platform
+from control_plane.sandbox import scratch
+from control_plane.sandbox.host_memory import host_bytes
+from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, carry_out_apart
+from control_plane.serving import rollout
+from control_plane.tenants.tables import tenants
+from ft_assets.adapters.exports import Format, Precision, checked, export_key
+from ft_assets.adapters.exports.build import Order
+from ft_assets.adapters.record import AdapterRecord
+from ft_assets.datasets.progress import Progress
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.layout import export_key as object_key
+from ft_assets.storable import printable
+
+QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
+MAKER = "control_plane.sandbox.task_export"
+MAX_PENDING = 10
+"""Exports of a tenant that are not made yet: each loads a model, and nobody needs a day's worth in line."""
+LOST_AFTER = timedelta(seconds=60)
+"""Without a beat, after which whoever made an export is taken for dead."""
+BEAT_EVERY_S = 5.0
+"""While an export is made, its base is hashed or its archive is uploaded: twelve may fail before it is lost."""
+KEPT_FOR = timedelta(days=7)
+"""After it was made, or failed: it is as large as the model, and can be made again."""
+WALL_S = 6 * 3600.0
+BASE_MEMORY = 4 << 30
+MEMORY_PER_BYTE = 3
+"""Of weights: a model in float32 and the shard that is being merged, both stored in 16 bits at most times."""
+IN_MEMORY = (Format.MERGED, Format.GGUF)
+"""Forms whose making loads the base model."""
+FAILURE = "export_failed"
+BROKEN = "the export could not be made; that is the platform's failure: ask for it again, and tell your operator if it fails again"
+
+log = logging.getLogger(__name__)
+
+
+def request(platform: Platform, tenant: str, reference: str, *, format: str, precision: str | None = None) -> RowMapping:
+    """The export of an adapter in this form: the one that is there, or a new order. One that failed is ordered again."""
+    kind, exact = checked(format, precision)
+    adapter = adapters.get_adapter(platform, tenant, reference)
+    key = export_key(adapter["manifest_sha256"], adapter["base_digest"], kind, exact)
+    same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"], exports.c.key == key)
+    asked_before = sa.select(exports).where(same, exports.c.status != FAILED)
+    with platform.engine.connect() as conn:
+        if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
+            return known
+    if (directory := platform.models.card(adapter["base_model"]).directory) is not None:
+        check_memory(adapter["base_model"], directory, kind, host=host_bytes())
+    with platform.engine.begin() as conn:
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or many count the same room
+        if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
+            return known
+        waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))
+        if (num := conn.execute(waiting).scalar_one()) >= MAX_PENDING:
+            raise QuotaExceeded(
+                f"{num} exports wait to be made, and {MAX_PENDING} may; ask again when one of them is ready", code="too_many_exports"
+            )
+        fresh = {"status": QUEUED, "error": sa.null(), "progress": sa.null(), "claim": None, "beat_at": None, "finished_at": None}
+        values = {
+            "id": f"exp-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "adapter_id": adapter["id"], "key": key, "format": kind,
+            "precision": exact, "created_at": platform.clock(), **fresh,
+        }  # fmt: skip
+        again = insert(exports).values(values).on_conflict_do_update(
+            index_elements=["tenant_id", "adapter_id", "key"], set_=fresh, where=exports.c.status == FAILED
+        )  # fmt: skip
+        conn.execute(again)
+        return conn.execute(sa.select(exports).where(same)).mappings().one()
+
+
+def get(platform: Platform, tenant: str, reference: str, export_id: str) -> RowMapping:
+    """One export of an adapter of the tenant."""
+    adapter = adapters.get_adapter(platform, tenant, reference)
+    query = sa.select(exports).where(exports.c.id == export_id, exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(
+            f"no export {export_id[:80]!r} of {adapter['id']}; ask for one with POST", code="export_not_found", param="export_id"
+        )
+    return row
+
+
+def list_exports(platform: Platform, tenant: str, reference: str) -> list[RowMapping]:
+    """Exports of an adapter, newest first; there are as many at most as there are forms."""
+    adapter = adapters.get_adapter(platform, tenant, reference)
+    query = sa.select(exports).where(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
+    with platform.engine.connect() as conn:
+        return list(conn.execute(query.order_by(exports.c.created_at.desc(), exports.c.id)).mappings())
+
+
+def content(platform: Platform, tenant: str, reference: str, export_id: str) -> tuple[RowMapping, BinaryIO]:
+    """The archive; ``Conflict`` while it is being made, and with the reason where it could not be."""
+    row = get(platform, tenant, reference, export_id)
+    if row["status"] != READY:
+        why = f": {row['error']['message']}" if row["error"] else ""
+        raise Conflict(f"export {export_id} is {row['status']}{why}; it can be downloaded when it is {READY}", code="export_not_ready")
+    return row, platform.objects.open(row["object_key"])
+
+
+def delete(platform: Platform, tenant: str, reference: str, export_id: str) -> None:
+    """Take an export away with its archive; one that is being made is given up."""
+    row = get(platform, tenant, reference, export_id)
+    with platform.engine.begin() as conn:
+        _remove(platform, conn, exports.c.id == row["id"])
+
+
+def expire(platform: Platform) -> int:
+    """Take away the exports that were made, or failed, longer ago than they are kept; how many. Safe to repeat."""
+    due = sa.and_(exports.c.status.in_((READY, FAILED)), exports.c.finished_at < platform.clock() - KEPT_FOR)
+    with platform.engine.begin() as conn:
+        return _remove(platform, conn, due)
+
+
+def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool]) -> int:
+    """Rows and archives; the transaction ends after both, so that what fails is found again."""
+    removed = list(conn.execute(sa.delete(exports).where(which).returning(exports)).mappings())
+    for row in removed:
+        if row["object_key"]:
+            platform.objects.delete(row["object_key"])
+    return len(removed)
+
+
+def pending(platform: Platform) -> list[RowMapping]:
+    """Orders that nobody works on, oldest first: new ones, and those of a process that died."""
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(exports).where(_unclaimed(platform)).order_by(exports.c.created_at)).mappings())
+
+
+def make(platform: Platform, export_id: str, *, beat_every_s: float = BEAT_EVERY_S) -> str | None:
+    """Make an export and store it; the status that it has then, None where somebody else makes it or it was deleted meanwhile."""
+    claim = uuid.uuid4().hex
+    query = sa.update(exports).where(exports.c.id == export_id, _unclaimed(platform))
+    with platform.engine.begin() as conn:
+        taken = query.values(status=RUNNING, claim=claim, beat_at=platform.clock()).returning(exports)
+        row = conn.execute(taken).mappings().one_or_none()
+    if row is None:
+        return None
+    try:
+        with _beating(platform, export_id, claim, every_s=beat_every_s) as hold:
+            values: dict[str, Any] = {"status": READY, **_made(platform, row, hold), "error": sa.null()}
+    except _Lost:
+        _give_up(platform, row)
+        return None
+    except FtError as error:
+        log.error("export %s failed: %s\n%s", export_id, error.message, "\n".join(getattr(error, "__notes__", ())))
+        told = {"code": FAILURE, "message": BROKEN, "param": None} if error.code == CRASHED else error.to_dict()
+        values = {"status": FAILED, "error": {**told, "message": printable(str(told["message"]))}}
+    except Exception:
+        log.exception("export %s broke", export_id)
+        values = {"status": FAILED, "error": {"code": FAILURE, "message": BROKEN, "param": None}}
+    mine = sa.update(exports).where(exports.c.id == export_id, exports.c.claim == claim)
+    with platform.engine.begin() as conn:
+        ended = conn.execute(mine.values(**values, progress=sa.null(), claim=None, finished_at=platform.clock())).rowcount
+    if not ended:
+        _give_up(platform, row)
+    return str(values["status"]) if ended else None
+
+
+class _Lost(Exception):
+    """The order was deleted, or another process took it over."""
+
+
+class _Hold:
+    """The claim on an order, for as long as its maker shows signs of life."""
+
+    def __init__(self, platform: Platform, export_id: str, claim: str) -> None:
+        self._platform = platform
+        self._mine = sa.update(exports).where(exports.c.id == export_id, exports.c.claim == claim)
+        self._lost = threading.Event()
+
+    def beat(self, **values: Any) -> bool:
+        """Say that the work goes on; False once the order is no longer ours. A database that is away is no loss yet."""
+        try:
+            with self._platform.engine.begin() as conn:
+                if not conn.execute(self._mine.values(beat_at=self._platform.clock(), **values)).rowcount:
+                    self._lost.set()
+        except SQLAlchemyError as error:
+            log.warning("a beat of an export was not recorded: %s", error)
+        return not self._lost.is_set()
+
+    def check(self) -> None:
+        if self._lost.is_set():
+            raise _Lost
+
+    def tell(self, progress: Progress) -> None:
+        self.beat(progress={"stage": progress.stage, "seconds": progress.rows})
+        self.check()
+
+
+@contextmanager
+def _beating(platform: Platform, export_id: str, claim: str, *, every_s: float) -> Iterator[_Hold]:
+    """A hold on the order that beats by itself, whatever its maker waits for."""
+    hold, over = _Hold(platform, export_id, claim), threading.Event()
+
+    def beat() -> None:
+        while not over.wait(every_s) and hold.beat():
+            pass
+
+    thread = threading.Thread(target=beat, name=f"beat-{export_id}", daemon=True)
+    thread.start()
+    try:
+        yield hold
+    finally:
+        over.set()
+        thread.join()
+
+
+def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
+    record = AdapterRecord.from_row(adapters.get_adapter(platform, row["tenant_id"], row["adapter_id"]))
+    model, base_dir = base_models.for_job(platform, record.base_model, record.base_digest, fresh=True)
+    kind, precision = Format(row["format"]), Precision(row["precision"]) if row["precision"] else None
+    check_memory(model.id, base_dir, kind, host=host_bytes())
+    order = Order(
+        format=kind, precision=precision, base_dir=base_dir.absolute(), adapter_dir=rollout.materialise(platform, record).absolute(),
+        name=record.name, trained_in_4_bit=_trained_in_4_bit(platform, record.job_id),
+        adapter={k: getattr(record, k) for k in ("id", "job_id", "dataset_id", "spec_sha256", "manifest_sha256")},
+        base={"id": model.id, **{k: getattr(model, k) for k in ("repo", "revision", "digest", "license")}},
+    )  # fmt: skip
+    hold.check()
+    limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
+    with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
+        made = carry_out_apart(
+            MAKER, order.to_dict(), directory, limits=limits, what=f"the export of {record.id}",
+            progress=hold.tell, environment=("OMP_NUM_THREADS",),
+        )  # fmt: skip
+        hold.check()
+        platform.objects.put_file(_object_key(row), Path(made["archive"]))
+    told = {"bytes": made["bytes"], "sha256": made["sha256"], "manifest": json.loads(json.dumps(made["manifest"]))}
+    return {"object_key": _object_key(row), **told}
+
+
+def _give_up(platform: Platform, row: RowMapping) -> None:
+    """Leave nothing behind of an order that was deleted; where another process makes it, the archive is that one's too."""
+    with platform.engine.connect() as conn:
+        there = conn.execute(sa.select(exports.c.id).where(exports.c.id == row["id"])).one_or_none()
+    log.warning("export %s is %s", row["id"], "made by another process" if there else "deleted")
+    if there is None:
+        platform.objects.delete(_object_key(row))
+
+
+def _object_key(row: RowMapping) -> str:
+    """Of this order alone: the archive of a later order for the same is another object, and either can be deleted."""
+    return object_key(row["tenant_id"], row["adapter_id"], f"{row['key']}-{row['id']}")
+
+
+def _memory(base_dir: Path) -> int:
+    """Bytes that the making of an export may take."""
+    return BASE_MEMORY + MEMORY_PER_BYTE * sum(f.stat().st_size for f in base_dir.glob("*.safetensors"))
+
+
+def check_memory(model_id: str, base_dir: Path, kind: Format, *, host: int) -> None:
+    """Refuse a form that this machine, with `host` bytes of memory, cannot make."""
+    if kind in IN_MEMORY and (needed := _memory(base_dir)) > host:
+        raise InvalidRequest(
+            f"a {kind} export of {model_id} takes up to {needed / GIB:.0f} GiB of memory, and the machine that makes exports has "
+            f"{host / GIB:.0f} GiB; export the adapter alone (format adapter) and merge it where there is room",
+            code="export_too_large",
+            param="format",
+        )
+
+
+def _unclaimed(platform: Platform) -> sa.ColumnElement[bool]:
+    lost = sa.and_(exports.c.status == RUNNING, exports.c.beat_at < platform.clock() - LOST_AFTER)
+    return sa.or_(exports.c.status == QUEUED, lost)
+
+
+def _trained_in_4_bit(platform: Platform, job_id: str) -> bool:
+    with platform.engine.connect() as conn:
+        spec: Mapping[str, Any] | None = conn.execute(sa.select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
+    return bool((spec or {}).get("quantization"))

@@ -1,0 +1,164 @@
+"""Whether the links of a lineage hold: stored bytes read again and held against the digests that were recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqlalchemy.engine import RowMapping
+
+from control_plane.datasets.tables import files
+from control_plane.platform.context import Platform
+from control_plane.sandbox import scratch
+from control_plane.tenant_data.deletion import digest_of
+from ft_assets import layout
+from ft_assets.adapters.package import MANIFEST
+from ft_assets.datasets.stored import content_digest
+from ft_assets.errors import FtError, NotFound, QuotaExceeded, Unavailable
+from ft_assets.training.spec import canonical_json
+
+AT_ONCE = 2
+"""Verifications of one process at once: each reads gigabytes."""
+_turns = threading.BoundedSemaphore(AT_ONCE)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Holds one of the process's turns to verify; ``QuotaExceeded`` (``too_many_verifications``) where none is free."""
+    if not _turns.acquire(blocking=False):
+        raise QuotaExceeded(
+            f"{AT_ONCE} lineages are being verified, and each reads all of its bytes; ask again when one is done, or without verify",
+            code="too_many_verifications",
+            param="verify",
+        )
+    try:
+        yield
+    finally:
+        _turns.release()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """One digest that ties two steps together."""
+
+    link: str
+    """What was looked at: ``adapter manifest``, ``dataset``, ..."""
+    recorded: str | None
+    found: str | None
+    holds: bool | None
+    """None: there is nothing to look at any more, and that is recorded (deleted), or it cannot be looked at now."""
+    detail: str = ""
+    adapter_id: str | None = None
+    """Of a parent's link."""
+
+    def of(self, adapter_id: str) -> Link:
+        return replace(self, adapter_id=adapter_id)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def manifest(platform: Platform, row: RowMapping) -> dict[str, Any]:
+    """The adapter's files with their sha256, as its manifest lists them; empty once they are deleted, with the reason."""
+    key = f"{row['object_prefix']}/{MANIFEST}"
+    try:
+        body = platform.objects.get_bytes(key)
+    except (FtError, OSError) as error:
+        gone = isinstance(error, NotFound)
+        return {"manifest": key, "files": {}, "detail": "its files are deleted" if gone else f"the object store does not answer: {error}"}
+    return {"manifest": key, "files": _listed(body), "detail": None}
+
+
+def check(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> list[Link]:
+    """Every link of one adapter, in the order of the answer. Reads its files, its dataset and the uploads whole."""
+    return [*_adapter(platform, row, told), *_training(platform, row, told), *_data(platform, row, told)]
+
+
+def _adapter(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Iterator[Link]:
+    gone = row["stage"] == "archived" or told["deletion"] is not None
+    key = f"{row['object_prefix']}/{MANIFEST}"
+    yield _stored(platform, "adapter manifest", key, row["manifest_sha256"], gone=gone)
+    for name, sha256 in sorted(told["files"]["files"].items()):
+        yield _stored(platform, f"adapter file {name}", f"{row['object_prefix']}/{name}", sha256, gone=gone)
+
+
+def _training(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Iterator[Link]:
+    spec = told["training"]["spec"]
+    found = hashlib.sha256(canonical_json(spec).encode()).hexdigest() if spec else None
+    yield _link("frozen spec", row["spec_sha256"], found)
+    for name in ("base_digest", "pack_fingerprint", "dataset_id", "lock_sha256", "commit"):
+        yield _link(f"spec's {name}", row[name], (spec or {}).get(name))
+    base = told["base_model"]
+    try:
+        digest = platform.models.card(base["id"]).digest
+    except FtError as error:
+        yield Link(link="base model", recorded=base["digest"], found=None, holds=None, detail=error.message)
+        return
+    changed = "" if digest == base["digest"] else "the catalogue has other bytes by now; what was trained on is recorded"
+    yield Link(link="base model", recorded=base["digest"], found=digest, holds=True if not changed else None, detail=changed)
+
+
+def _data(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Iterator[Link]:
+    deleted = told["deletion"] is not None and told["deletion"]["subject_kind"] == "tenant"
+    dataset = told["dataset"]
+    if dataset is None:
+        yield Link(link="dataset", recorded=row["dataset_id"], found=None, holds=False, detail="there is no such dataset")
+    else:
+        yield _content(platform, row, dataset, gone=deleted)
+    for upload in told["uploads"]:
+        gone = deleted or upload["deleted_at"] is not None
+        yield _stored(platform, f"{upload['role']} file {upload['id']}", _key(platform, upload["id"]), upload["sha256"], gone=gone)
+        if dataset is not None and upload["role"] == "training":
+            yield _link(f"dataset of file {upload['id']}", row["dataset_id"], upload["dataset_id"])
+
+
+def _content(platform: Platform, row: RowMapping, dataset: Mapping[str, Any], *, gone: bool) -> Link:
+    """Of the rows, not of the file that holds them: the same rows have the same digest however they were compressed."""
+    key = f"{layout.dataset_prefix(row['tenant_id'], dataset['id'])}/rows.parquet"
+    try:
+        with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
+            rows = directory / "rows.parquet"
+            platform.objects.get_file(key, rows)
+            found = content_digest(rows)
+    except (FtError, OSError, ValueError) as error:
+        return _unread("dataset rows", dataset["content_sha256"], error, gone=gone)
+    return _link("dataset rows", dataset["content_sha256"], found)
+
+
+def _stored(platform: Platform, what: str, key: str, sha256: str, *, gone: bool) -> Link:
+    try:
+        _, found = digest_of(platform, key)
+    except (FtError, OSError) as error:
+        return _unread(what, sha256, error, gone=gone)
+    return _link(what, sha256, found)
+
+
+def _unread(what: str, recorded: str, error: Exception, *, gone: bool) -> Link:
+    if isinstance(error, NotFound) and gone:
+        return Link(link=what, recorded=recorded, found=None, holds=None, detail="deleted; see its proof")
+    holds = None if isinstance(error, Unavailable) else False
+    return Link(link=what, recorded=recorded, found=None, holds=holds, detail=str(error))
+
+
+def _link(what: str, recorded: str | None, found: str | None) -> Link:
+    same = recorded == found
+    return Link(link=what, recorded=recorded, found=found, holds=same, detail="" if same else "not what was recorded")
+
+
+def _key(platform: Platform, file_id: str) -> str:
+    with platform.engine.connect() as conn:
+        return str(conn.execute(files.select().with_only_columns(files.c.object_key).where(files.c.id == file_id)).scalar_one())
+
+
+def _listed(body: bytes) -> dict[str, str]:
+    """Name and sha256 of each file; nothing of a manifest that cannot be read, which its digest tells."""
+    try:
+        listed = json.loads(body)["files"]
+        return {str(name): str(one["sha256"] if isinstance(one, dict) else one) for name, one in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

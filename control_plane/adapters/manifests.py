@@ -1,0 +1,101 @@
+"""Objects of a cluster for what the registry holds: a server for a whole model, a pool for a base, a rewrite for a route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import yaml
+
+from control_plane.adapters import service as adapters
+from control_plane.platform.context import Platform
+from control_plane.serving import model_routes
+from ft_assets.adapters import cluster, llm_d, servers
+from ft_assets.adapters.cluster import ClusterSettings
+from ft_assets.adapters.llm_d import Pool
+from ft_assets.base_models import BaseModel
+from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from ft_assets.training import shapes
+from ft_assets.training.shapes import ModelShape
+
+FIELDS = frozenset(f.name for f in fields(ClusterSettings))
+
+
+def server(platform: Platform, tenant: str, reference: str) -> str:
+    """YAML of a whole model's own server; ``Conflict`` for an adapter, which needs none."""
+    record = adapters.find_record(platform, tenant, reference)
+    base = platform.models.card(record.base_model)
+    settings = _settings(platform)
+    try:
+        return cluster.to_yaml(servers.render(record, _shape(base), settings, context_length=base.context_length))
+    except ValueError as e:
+        raise Conflict(f"model {record.id} has no server on this cluster: {e}", code="invalid_cluster") from e
+
+
+def pool(platform: Platform, model: str, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256) -> str:
+    """YAML of the servers of a base model, as it is in the catalogue now; its first lines say what to tell the platform."""
+    base = platform.models.card(model)
+    settings = _settings(platform)
+    try:
+        asked = replace(_pool(base), replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+        return _told(asked, settings) + cluster.to_yaml(llm_d.render_pool(asked, settings))
+    except ValueError as e:
+        raise InvalidRequest(f"no pool for {model}: {e}", code="invalid_cluster") from e
+
+
+def _told(pool: Pool, settings: ClusterSettings) -> str:
+    lines = [
+        f"the platform's processes, in namespace {settings.namespace}: claim {settings.adapters_claim} (ReadWriteMany) at",
+        "<FT_HOME>/work/adapters, and",
+        *(f"{name}={value}" for name, value in llm_d.environment(pool, settings).items()),
+    ]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def route(platform: Platform, tenant: str, name: str) -> str:
+    """YAML of a route as an InferenceModelRewrite; its targets have to be on one base, as a rewrite holds within one pool."""
+    targets = model_routes.get(platform, tenant, name)["targets"]
+    bases = sorted({_base_of(platform, tenant, target) for target in targets})
+    if len(bases) != 1:
+        raise Conflict(
+            f"route {name!r} has targets on {', '.join(bases)}, and a rewrite holds within one pool; make a route for each base model",
+            code="route_over_bases",
+            param="name",
+        )
+    shares = [(str(target["model"]), int(target["weight"])) for target in targets]
+    made = llm_d.render_route(
+        tenant=tenant, name=name, targets=shares, pool=_pool(platform.models.card(bases[0])).name, settings=_settings(platform)
+    )
+    return cluster.to_yaml([made])
+
+
+def _base_of(platform: Platform, tenant: str, target: Mapping[str, Any]) -> str:
+    if target["adapter_id"] is None:
+        return str(target["model"])
+    return adapters.find_record(platform, tenant, str(target["adapter_id"])).base_model
+
+
+def _pool(base: BaseModel) -> Pool:
+    return Pool(base_model=base.id, base_digest=base.digest, shape=_shape(base), context_length=base.context_length)
+
+
+def _shape(base: BaseModel) -> ModelShape:
+    return shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
+
+
+def _settings(platform: Platform) -> ClusterSettings:
+    file = platform.settings.cluster_file
+    if file is None:
+        raise Unavailable(
+            "this platform knows no cluster: set FT_CLUSTER to a YAML file with vllm_image and platform_image, each by its digest",
+            code="no_cluster",
+        )
+    try:
+        asked = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(asked, dict) or (unknown := sorted(map(str, asked.keys() - FIELDS))):
+            raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(asked, dict) else "it is no mapping")
+        given = {"object_store": platform.settings.object_store, **asked}
+        return ClusterSettings(**given | ({"callers": tuple(given["callers"])} if "callers" in given else {}))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as e:
+        raise InvalidRequest(f"FT_CLUSTER {file}: {e}; fields are {', '.join(sorted(FIELDS))}", code="invalid_cluster") from e

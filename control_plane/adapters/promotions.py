@@ -1,0 +1,346 @@
+"""What is served: adapters promoted, rolled back, deprecated, and the model that a request names.
+
+The desired state is a row, written in one transaction with the stage; serving follows it (:mod:`control_plane.serving.rollout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.adapters.service import Adapter, find_record, get_adapter, locked_row, select_adapters, set_stage, unservable, view
+from control_plane.adapters.tables import adapters
+from control_plane.notifications import outbox
+from control_plane.platform.context import Platform
+from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
+from control_plane.serving.rollout import LOADED, UNLOADED
+from ft_assets.adapters import promotion, whole_model
+from ft_assets.adapters.package import Refusal
+from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
+from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
+from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolledBack:
+    withdrawn: Adapter
+    serving: Adapter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """What to put into ``model`` of a request to the fleet."""
+
+    model: str
+    adapter: Adapter | None
+    """None for a base model."""
+    served_on: Sequence[str] | None = None
+    """URLs of the servers that were seen to answer with it; None where nobody has looked yet, and for a base model."""
+
+
+def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
+    """Put an adapter into production and load it on every server; a second call finds it done.
+
+    All refusals are named at once (``Conflict``, code ``promotion_refused``). A fleet that does not answer is no refusal:
+    the adapter is promoted, and `observed` and `detail` say that it is not served yet. Requests to its lineage go on to the
+    one before until a server was seen to answer with this one (:func:`resolve_model`).
+    """
+    current = find_record(platform, tenant, reference)
+    asked = rollout.ask(platform)
+    candidate = _candidate(platform, current, asked)
+    if found := promotion.refusals(candidate):
+        raise _refused(current, found)
+    with platform.engine.begin() as conn:
+        row = locked_row(conn, tenant, current.id)
+        if (mismatch := promotion.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
+            raise _refused(current, [mismatch])
+        if row["stage"] != Stage.PRODUCTION:
+            check_transition(current.id, Stage(row["stage"]), Stage.PRODUCTION)
+            set_stage(conn, current.id, Stage.PRODUCTION, promoted_at=platform.clock())
+        rollout.desire(conn, current, LOADED, platform.clock())
+    rollout.load(platform, current, asked)
+    return get_adapter(platform, tenant, current.id)
+
+
+def deploy(platform: Platform, tenant: str, reference: str, *, stage: str = Stage.PRODUCTION) -> Adapter:
+    """Move an adapter to `stage`: ``production`` promotes it (:func:`promote`), ``staging`` holds it, unserved, for a later promotion.
+
+    A second call finds it done. A production adapter is not moved back to staging: ``Conflict`` names the calls that withdraw it.
+    """
+    if stage == Stage.PRODUCTION:
+        return promote(platform, tenant, reference)
+    if stage != Stage.STAGING:
+        raise InvalidRequest(
+            f"stage {stage[:80]!r} is not one of staging, production; choose one, or leave it out for production",
+            code="invalid_stage",
+            param="stage",
+        )
+    with platform.engine.begin() as conn:
+        current = AdapterRecord.from_row(locked_row(conn, tenant, find_record(platform, tenant, reference).id))
+        if current.stage == Stage.PRODUCTION:
+            raise Conflict(
+                f"adapter {current.id} is in production, and staging would stop serving it; roll it back or deprecate it instead",
+                code="invalid_state",
+                param="stage",
+            )
+        if current.stage != Stage.STAGING:
+            check_transition(current.id, current.stage, Stage.STAGING)
+            set_stage(conn, current.id, Stage.STAGING)
+    return get_adapter(platform, tenant, current.id)
+
+
+def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
+    reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
+    what = "model" if record.type == FULL else "adapter"
+    return Conflict(f"{what} {record.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
+
+
+def _on_present_base(platform: Platform, conn: Connection, candidate: promotion.Candidate) -> promotion.Candidate:
+    """`candidate` by the catalogue and the verdicts of now: an update of its base waits for the adapter's locked row, or is seen."""
+    present, accepted = platform.models.card(candidate.record.base_model).digest, _accepted(conn, candidate.record)
+    served = candidate.served_digests if candidate.told else (present,)
+    return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
+
+
+def _accepted(conn: Connection, record: AdapterRecord) -> frozenset[str]:
+    return accepted_bases.accepted_digests(conn, record.id, record.base_digest)
+
+
+def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked) -> promotion.Candidate:
+    told = {r.base_digest for r in asked.pool(current.base_model) if r.base_digest}
+    in_catalogue = platform.models.get(current.base_model).digest
+    served = told or {in_catalogue}
+    looked: _Looked = ((), ())
+    accepted = frozenset({current.base_digest})
+    if current.type == LORA:  # a whole model is not fetched to be refused
+        looked = _look(platform, current)
+        with platform.engine.connect() as conn:
+            accepted = _accepted(conn, current)
+    return promotion.Candidate(
+        record=current, served_digests=sorted(served), told=bool(told), accepted_digests=accepted, catalogue_digest=in_catalogue,
+        file_refusals=looked[0], package_refusals=looked[1],
+    )  # fmt: skip
+
+
+_Looked = tuple[Sequence[Refusal], Sequence[Refusal]]
+_looked: dict[tuple[object, ...], _Looked] = {}
+"""What was found in a directory, as long as the file system says that its files are the same."""
+MAX_LOOKED = 4096
+
+
+def _look(platform: Platform, record: AdapterRecord) -> _Looked:
+    """Differences from the manifest, and what the servers could not serve: every byte is read once for each directory."""
+    directory = node_files.materialise(platform, record)
+    key = (directory, record.manifest_sha256, *node_files.stats(directory))
+    if key not in _looked:
+        if len(_looked) >= MAX_LOOKED:
+            _looked.clear()
+        found = (
+            node_files.differences(directory, manifest_sha256=record.manifest_sha256),
+            unservable(platform, record.base_model, directory),
+        )
+        if found[0]:
+            return found  # a disk that failed once may read them now
+        _looked[key] = found
+    return _looked[key]
+
+
+def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
+    """Withdraw a production adapter in favour of the one promoted before it in the same lineage, in one call.
+
+    The lineage is tenant, base model and suffix. The earlier adapter is in production and so loaded still; where it is not,
+    it is loaded before anything changes, and where no server that is ready answers with it then, nothing does: ``Conflict``
+    (``previous_not_served``). A fleet without a ready server is no refusal, as for a promotion. The commit switches requests
+    over; the withdrawn adapter is unloaded once the requests that were on their way to it have ended. A second call finds it
+    done; ``Conflict`` (``no_previous_adapter``) if there is nothing to go back to.
+    """
+    id_ = find_record(platform, tenant, reference).id
+    brought_back: str | None = None
+    while True:
+        with platform.engine.begin() as conn:
+            current, previous = _to_roll_back(conn, tenant, id_)
+            if previous.id == brought_back or observations.is_served(conn, previous.id):
+                _go_back(platform, conn, current, previous)
+                break
+            observations.forgive(conn, previous.id)
+        _bring_back(platform, current, previous)
+        brought_back = previous.id  # and again for another one that is promoted in between
+    return RolledBack(withdrawn=get_adapter(platform, tenant, current.id), serving=get_adapter(platform, tenant, previous.id))
+
+
+def _go_back(platform: Platform, conn: Connection, current: AdapterRecord, previous: AdapterRecord) -> None:
+    if current.stage == Stage.PRODUCTION:
+        set_stage(conn, current.id, Stage.STAGING)
+        data = {"stage": Stage.STAGING.value, "job_id": current.job_id, "in_favour_of": previous.id}
+        outbox.publish(conn, current.tenant_id, "adapter.rolled_back", current.id, data, now=platform.clock())
+        model_routes.tell_of_withdrawal(conn, current, platform.clock())
+    wishes = sorted([(previous.id, previous, LOADED), (current.id, current, UNLOADED)], key=lambda w: w[0])
+    for _, record, desired in wishes:  # in one order, so that two rollbacks never wait for each other
+        rollout.desire(conn, record, desired, platform.clock())
+
+
+def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRecord) -> None:
+    """Load the earlier adapter; ``Conflict`` if servers are ready and none answers with it, or none serves bytes that it is accepted on."""
+    asked = rollout.ask(platform)
+    ready = asked.pool(previous.base_model)
+    why = rollout.load(platform, previous, asked)
+    if not ready or current.stage != Stage.PRODUCTION:
+        return
+    with platform.engine.connect() as conn:
+        served = observations.is_served(conn, previous.id, [r.url for r in ready])
+        accepted = _accepted(conn, previous)
+    told = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
+    if served and told & accepted:
+        return
+    if served:
+        why = f"base_digest_mismatch: the catalogue's {previous.base_model} is not one that it was accepted on; evaluate it there"
+    raise Conflict(
+        f"adapter {current.id} goes on being served: no server can answer with {previous.id}, the one before it ({why}); "
+        "try again, mend that, promote another one, or deprecate this one to stop serving it",
+        code="previous_not_served",
+        param="adapter_id",
+    )
+
+
+def _to_roll_back(conn: Connection, tenant: str, id_: str) -> tuple[AdapterRecord, AdapterRecord]:
+    """The adapter, locked, and the one before it."""
+    current = AdapterRecord.from_row(locked_row(conn, tenant, id_))
+    again = current.stage == Stage.STAGING and current.promoted_at is not None
+    if current.stage != Stage.PRODUCTION and not again:
+        raise Conflict(f"adapter {current.id} is {current.stage}; only a production adapter can be rolled back", param="adapter_id")
+    previous = _previous(conn, current)
+    if previous is None:
+        raise Conflict(
+            f"adapter {current.id} has no earlier production adapter of {parse_name(current.name).logical!r} to go back to; "
+            "deprecate it to stop serving it, or promote another one",
+            code="no_previous_adapter",
+            param="adapter_id",
+        )
+    return current, previous
+
+
+def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> None:
+    """Withdraw an adapter from a promotion that is not wanted any more, one promoted again since then excepted.
+
+    It goes back to the stage that it had `before`, where that is a legal move; a draft waits in staging.
+    """
+    record = AdapterRecord.from_row(before)
+    with platform.engine.begin() as conn:
+        row = locked_row(conn, record.tenant_id, record.id)
+        if row["stage"] != Stage.PRODUCTION or row["promoted_at"] != promoted["promoted_at"]:
+            return
+        back = record.stage if record.stage in TRANSITIONS[Stage.PRODUCTION] else Stage.STAGING
+        set_stage(conn, record.id, back, promoted_at=record.promoted_at)
+        model_routes.tell_of_withdrawal(conn, record, platform.clock())
+        rollout.desire(conn, record, UNLOADED, platform.clock())
+
+
+def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
+    """Stop serving an adapter; its files stay for the days of grace. A second call finds it done.
+
+    No new request reaches it; it is unloaded once those that were on their way have ended.
+    """
+    with platform.engine.begin() as conn:
+        record = AdapterRecord.from_row(locked_row(conn, tenant, find_record(platform, tenant, reference).id))
+        if record.stage != Stage.DEPRECATED:
+            check_transition(record.id, record.stage, Stage.DEPRECATED)
+            set_stage(conn, record.id, Stage.DEPRECATED, deprecated_at=platform.clock())
+            if record.type == LORA:
+                model_routes.tell_of_withdrawal(conn, record, platform.clock())
+                rollout.desire(conn, record, UNLOADED, platform.clock())
+    return get_adapter(platform, tenant, record.id)
+
+
+def delete(platform: Platform, tenant: str, model: str) -> None:
+    """OpenAI's deletion of a fine-tuned model: :func:`deprecate`, by its model name or id. Deleting again changes nothing.
+
+    What is not served and never was (a quarantined model) only leaves by its deletion with all data; ``Conflict`` says so.
+    """
+    if model in platform.models.ids():
+        raise Forbidden(
+            f"{model} is a base model of the platform and not yours to delete; name a fine-tuned model of yours (GET /v1/models)",
+            code="not_your_model",
+            param="model",
+        )
+    try:
+        record = find_record(platform, tenant, model)
+    except NotFound as e:
+        raise NotFound(
+            f"no fine-tuned model {model[:120]!r}; list yours with GET /v1/adapters (a logical name: DELETE /v1/model_routes/NAME)",
+            code="model_not_found",
+            param="model",
+        ) from e
+    if record.stage != Stage.ARCHIVED:
+        deprecate(platform, tenant, record.id)
+
+
+def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str = "") -> Resolved:
+    """What the fleet calls the model that a tenant's request names, and which servers have it.
+
+    1. A base model of the catalogue.
+    2. A logical name of the tenant: one of its targets, the same one for the same `affinity`.
+    3. An ``ft:`` name without its last part: the newest production adapter of that lineage that a server was seen to answer
+       with; the newest if there is none.
+    4. An adapter id or full ``ft:`` name: that adapter, if it is in production.
+    """
+    if name in platform.models.ids():
+        return Resolved(model=name, adapter=None)
+    with platform.engine.connect() as conn:
+        if model_routes.is_name(name) and (targets := model_routes.targets_of(conn, tenant, name)) is not None:
+            return _resolved(model_routes.choose(name, targets, affinity=affinity))
+        lineage = parse_name(f"{name}:x") if name.count(":") >= 3 and name.startswith("ft:") else None
+        if lineage is not None and lineage.tenant == tenant:
+            newest = conn.execute(_production(tenant, lineage.base, f"{name}:")).mappings().all()
+            if newest:
+                return _resolved(next((row for row in newest if row["served_on"] != []), newest[0]))
+        query = _with_servers(select_adapters(tenant)).where(sa.or_(adapters.c.id == name, adapters.c.name == name))
+        row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(
+            f"the model {name[:160]!r} does not exist; use a base model ({', '.join(platform.models.ids())}) or an adapter of yours",
+            code="model_not_found",
+            param="model",
+        )
+    return _in_production(row)
+
+
+def _in_production(row: RowMapping) -> Resolved:
+    if row["type"] == FULL:
+        raise Conflict(f"model {row['id']} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
+    if row["stage"] != Stage.PRODUCTION:
+        raise Conflict(f"adapter {row['id']} is {row['stage']} and not served; promote it first", code="model_not_served", param="model")
+    return _resolved(row)
+
+
+def _resolved(row: RowMapping | model_routes.Base) -> Resolved:
+    if isinstance(row, model_routes.Base):
+        return Resolved(model=row.model, adapter=None)
+    return Resolved(model=row["name"], adapter=view(row), served_on=row["served_on"])
+
+
+def _with_servers(query: sa.Select[Any]) -> sa.Select[Any]:
+    return query.add_columns(observations.served_on())
+
+
+def _production(tenant: str, base: str, name_prefix: str) -> sa.Select[Any]:
+    """Production adapters of one lineage with the servers that have them, the newest first."""
+    return (
+        _with_servers(select_adapters(tenant))
+        .where(
+            adapters.c.base_model == base,
+            adapters.c.stage == Stage.PRODUCTION.value,
+            adapters.c.name.startswith(name_prefix, autoescape=True),
+        )
+        .order_by(adapters.c.promoted_at.desc(), adapters.c.id.desc())
+    )
+
+
+def _previous(conn: Connection, current: AdapterRecord) -> AdapterRecord | None:
+    prefix = f"{parse_name(current.name).logical}:"
+    query = _production(current.tenant_id, current.base_model, prefix).where(adapters.c.promoted_at < current.promoted_at).limit(1)
+    row = conn.execute(query).mappings().one_or_none()
+    return AdapterRecord.from_row(row) if row else None

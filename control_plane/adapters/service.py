@@ -1,0 +1,215 @@
+"""The registry of adapters: entered with their complete lineage, listed, found.
+
+What is served is :mod:`control_plane.adapters.promotions`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.adapters import lineage_errors
+from control_plane.adapters.tables import adapters, deployments
+from control_plane.jobs.tables import jobs
+from control_plane.notifications import outbox
+from control_plane.platform.context import Platform, utc_now
+from control_plane.platform.pagination import page
+from control_plane.sandbox import scratch
+from control_plane.serving import rollout
+from control_plane.serving.rollout import UNLOADED
+from ft_assets.adapters import package, tensors, whole_model
+from ft_assets.adapters.package import Refusal
+from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import NotFound, Unavailable
+from ft_assets.evals.gates import Verdict
+from ft_assets.evals.report import EvalReport
+from ft_assets.layout import adapter_prefix
+
+MAX_PAGE = 100
+
+Adapter = Mapping[str, Any]
+"""The fields of an :class:`AdapterRecord`, with ``desired`` and ``observed`` (``loaded``, ``unloaded``, ``failed``) and ``detail``: why
+they differ, where they do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterPage:
+    items: Sequence[Adapter]
+    has_more: bool
+
+
+def adapter_id(job_id: str) -> str:
+    """The id of a job's adapter: known before it exists, so that making it twice makes it once."""
+    return f"adp-{hashlib.sha256(job_id.encode()).hexdigest()[:24]}"
+
+
+def register(
+    platform: Platform, *, tenant: str, job_id: str, directory: Path, report: EvalReport, verdict: Verdict, eval_report_key: str
+) -> Adapter:
+    """Store and register the adapter or whole model in `directory`, as ``draft`` or ``quarantined``; a job's second call returns
+    the first's.
+
+    Lineage is taken from the job's row and must be complete. A draft whose job asked for a person's approval waits for it from
+    the first, however the job ends. An adapter that the servers could not serve is quarantined
+    too, whatever the verdict, and so is a whole model that is not one of its base; ``refusals`` of the answer says why. The
+    caller moves the job.
+    """
+    job = _job(platform, tenant, job_id)
+    with platform.engine.connect() as conn:
+        known = conn.execute(select_adapters(tenant).where(adapters.c.job_id == job_id)).mappings().one_or_none()
+    if known is not None:
+        return view(known)
+    id_ = adapter_id(job_id)
+    with scratch.directory(platform.settings.work_dir, tenant) as beside:
+        made = beside / id_
+        write = whole_model.write if whole_model.is_whole(directory) else package.write
+        sha256 = write(directory, made, served_name=job["model"], base_digest=job["base_digest"])
+        refused = unservable(platform, job["model"], made)
+        passed = verdict.passed and not refused
+        record = check_complete(
+            _record(job, id_, report, made, sha256, eval_report_key=eval_report_key, passed=passed, now=platform.clock())
+        )
+        for path in sorted(made.iterdir()):
+            platform.objects.put_file(f"{record.object_prefix}/{path.name}", path)
+    with lineage_errors.kept(f"adapter {id_} of job {job_id}"), platform.engine.begin() as conn:
+        entered = insert(adapters).values(**record.to_row()).on_conflict_do_nothing(index_elements=["job_id"]).returning(adapters)
+        _tell(conn, conn.execute(entered).mappings().one_or_none(), platform.clock())
+    return {**get_adapter(platform, tenant, id_), "refusals": [f"{r.code}: {r.detail}" for r in refused]}
+
+
+def list_adapters(
+    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, stage: str | None = None, approval: str | None = None
+) -> AdapterPage:
+    """The tenant's adapters, newest first."""
+    query = select_adapters(tenant)
+    if approval is not None:
+        query = query.where(adapters.c.approval == approval)
+    if stage is not None:
+        query = query.where(adapters.c.stage == stage)
+    keys = (adapters.c.created_at, adapters.c.id)
+    with platform.engine.connect() as conn:
+        found = page(conn, query, keys, id_column=adapters.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+    return AdapterPage(items=[view(row) for row in found.items], has_more=found.has_more)
+
+
+def get_adapter(platform: Platform, tenant: str, reference: str) -> Adapter:
+    """The tenant's adapter with this id or this ``ft:`` name."""
+    query = select_adapters(tenant).where(sa.or_(adapters.c.id == reference, adapters.c.name == reference))
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no adapter {reference[:160]!r}; list yours with GET /v1/adapters", code="adapter_not_found", param="adapter_id")
+    return view(row)
+
+
+def unservable(platform: Platform, base_model: str, directory: Path) -> list[Refusal]:
+    base = platform.models.get(base_model)
+    if base.directory is None:
+        raise Unavailable(
+            f"the weights of base model {base_model} are not on this node, so the adapter's shapes cannot be checked; fetch them"
+        )
+    if whole_model.is_whole(directory):
+        return whole_model.verify(directory, base_dir=base.directory)
+    return package.verify(directory, base_shapes=tensors.weight_shapes(base.directory), served_name=base_model)
+
+
+def _record(
+    job: RowMapping, id_: str, report: EvalReport, made: Path, manifest_sha256: str, *, eval_report_key: str, passed: bool, now: datetime
+) -> AdapterRecord:
+    spec: Mapping[str, Any] = job["spec"] or {}
+    asked: Mapping[str, Any] = (job["request"] or {}).get("eval_config") or {}
+    start: Mapping[str, Any] = job["warm_start"] or {}
+    read = None if whole_model.is_whole(made) else package.read(made)
+    opaque = id_.removeprefix("adp-")[:12]
+    return AdapterRecord(
+        id=id_,
+        tenant_id=job["tenant_id"],
+        name=str(make_name(job["model"], job["tenant_id"], job["suffix"], opaque)),
+        type=LORA if read else FULL,
+        base_model=job["model"],
+        base_digest=job["base_digest"],
+        job_id=job["id"],
+        dataset_id=job["dataset_id"],
+        pack_fingerprint=job["pack_fingerprint"],
+        spec_sha256=job["spec_sha256"],
+        lock_sha256=str(spec.get("lock_sha256") or ""),
+        commit=str(spec.get("commit") or ""),
+        metrics=report.metrics | {"max_logit_difference": report.max_logit_difference},
+        eval_report_key=eval_report_key,
+        eval_passed=passed,
+        rank=read.rank if read else None,
+        alpha=read.alpha if read else None,
+        modules=read.modules if read else (),
+        object_prefix=adapter_prefix(job["tenant_id"], id_),
+        manifest_sha256=manifest_sha256,
+        stage=Stage.DRAFT if passed else Stage.QUARANTINED,
+        created_at=now,
+        promoted_at=None,
+        parent_adapter_id=start.get("adapter_id"),
+        parent_checkpoint_id=start.get("checkpoint_id"),
+        approval="pending" if passed and asked.get("approval") == "required" else "none",
+    )
+
+
+def select_adapters(tenant: str) -> sa.Select[Any]:
+    joined = adapters.outerjoin(deployments, deployments.c.adapter_id == adapters.c.id)
+    return sa.select(adapters, *rollout.state_columns()).select_from(joined).where(adapters.c.tenant_id == tenant)
+
+
+def find_record(platform: Platform, tenant: str, reference: str) -> AdapterRecord:
+    return AdapterRecord.from_row(get_adapter(platform, tenant, reference))
+
+
+def view(row: RowMapping) -> Adapter:
+    view = {**row, "desired": row["desired"] or UNLOADED, "observed": row["observed"] or UNLOADED}
+    return view if row["type"] == LORA else {**view, "detail": whole_model.OWN_SERVER.detail}
+
+
+def _job(platform: Platform, tenant: str, job_id: str) -> RowMapping:
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(jobs).where(jobs.c.tenant_id == tenant, jobs.c.id == job_id)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="job_id")
+    return row
+
+
+def locked_row(conn: Connection, tenant: str, id_: str) -> RowMapping:
+    query = sa.select(adapters).where(adapters.c.tenant_id == tenant, adapters.c.id == id_).with_for_update()
+    return conn.execute(query).mappings().one()
+
+
+def set_stage(conn: Connection, id_: str, stage: Stage, **columns: Any) -> None:
+    """Move an adapter; the database refuses what :data:`ft_assets.adapters.stages.TRANSITIONS` does not allow.
+
+    Its grace runs from `deprecated_at`: now, unless `columns` say when; cleared by every other move but that to the archive.
+    """
+    if stage is Stage.DEPRECATED:
+        columns.setdefault("deprecated_at", utc_now())
+    elif stage is not Stage.ARCHIVED:
+        columns["deprecated_at"] = None
+    with lineage_errors.kept(f"adapter {id_}"):
+        moved = sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **columns).returning(adapters)
+        _tell(conn, conn.execute(moved).mappings().one(), utc_now())
+
+
+TOLD = {Stage.PRODUCTION: "adapter.promoted", Stage.QUARANTINED: "adapter.quarantined", Stage.DEPRECATED: "adapter.deprecated"}
+
+
+def _tell(conn: Connection, row: RowMapping | None, now: datetime) -> None:
+    """Have the tenant told of the stage that an adapter has now; None where nothing was changed."""
+    if row is not None and row["stage"] in TOLD:
+        tell(conn, row, TOLD[Stage(row["stage"])], now)
+
+
+def tell(conn: Connection, row: RowMapping | Mapping[str, Any], kind: str, now: datetime) -> None:
+    """Have the tenant told of `kind` about an adapter: ids and its stage, nothing else."""
+    outbox.publish(conn, row["tenant_id"], kind, row["id"], {"stage": row["stage"], "job_id": row["job_id"]}, now=now)

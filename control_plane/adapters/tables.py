@@ -1,0 +1,131 @@
+"""Adapters, where they are served, and how they were judged."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.platform.tables import metadata, timestamp
+
+adapters = sa.Table(
+    "adapters", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False, unique=True),  # ft:<base>:<tenant>:<suffix>:<opaque>
+    sa.Column("type", sa.Text, nullable=False),  # lora_adapter | full_model
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("base_digest", sa.Text, nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, unique=True),
+    sa.Column("dataset_id", sa.Text, nullable=False),
+    sa.Column("pack_fingerprint", sa.Text, nullable=False),
+    sa.Column("spec_sha256", sa.Text, nullable=False),  # of the job's frozen spec; a trigger holds this and the above against the job
+    sa.Column("lock_sha256", sa.Text, nullable=False),
+    sa.Column("commit", sa.Text, nullable=False),
+    sa.Column("metrics", JSONB, nullable=False),
+    sa.Column("eval_report_key", sa.Text, nullable=False),
+    sa.Column("eval_passed", sa.Boolean, nullable=False),
+    sa.Column("rank", sa.Integer), sa.Column("alpha", sa.Float), sa.Column("modules", JSONB, nullable=False),
+    sa.Column("object_prefix", sa.Text, nullable=False),
+    sa.Column("manifest_sha256", sa.Text, nullable=False),
+    sa.Column("stage", sa.Text, nullable=False),
+    sa.Column("parent_adapter_id", sa.Text, sa.ForeignKey("adapters.id")),  # of a warm start
+    sa.Column("parent_checkpoint_id", sa.Text, sa.ForeignKey("checkpoints.id")),
+    sa.Column("approval", sa.Text, nullable=False, server_default="none"),  # none | pending | approved | rejected
+    sa.Column("approved_by", sa.Text), timestamp("approved_at", nullable=True),  # id of the key that approved or rejected it
+    sa.Column("approval_note", sa.Text),
+    timestamp("created_at"), timestamp("promoted_at", nullable=True),
+    timestamp("deprecated_at", nullable=True), timestamp("archived_at", nullable=True),  # archived: its files are deleted
+    sa.ForeignKeyConstraint(["tenant_id", "dataset_id"], ["datasets.tenant_id", "datasets.id"]),
+    sa.Index("ix_adapters_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_adapters_pending", "tenant_id", "created_at", postgresql_where=sa.text("approval = 'pending'")),
+    sa.Index("ix_adapters_deprecated", "deprecated_at", postgresql_where=sa.text("stage = 'deprecated'")),
+)  # fmt: skip
+"""Checks and triggers of the migrations enforce the rest: what a record must hold, that it never changes, how its stage moves."""
+
+adapter_stage_moves = sa.Table(
+    "adapter_stage_moves", metadata,
+    sa.Column("from_stage", sa.Text, primary_key=True),
+    sa.Column("to_stage", sa.Text, primary_key=True),
+)  # fmt: skip
+"""``ft_assets.adapters.stages.TRANSITIONS``, for the trigger that refuses every other move."""
+
+deployments = sa.Table(
+    "deployments", metadata,
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("desired", sa.Text, nullable=False),  # loaded | unloaded
+    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
+    sa.Column("detail", sa.Text),
+    timestamp("updated_at"),
+    timestamp("desired_at", nullable=True),  # when `desired` was last written: an unload waits for the requests under way
+)  # fmt: skip
+
+replica_adapters = sa.Table(
+    "replica_adapters", metadata,
+    sa.Column("replica", sa.Text, primary_key=True),  # URL of the inference server
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
+    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
+    sa.Column("detail", sa.Text),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # loads that failed for now, since the last success
+    timestamp("updated_at"),
+)  # fmt: skip
+
+model_routes = sa.Table(
+    "model_routes", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),  # what callers put into `model`
+    sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "base_model", "weight"}]; no adapter: the base itself
+    timestamp("created_at"), timestamp("updated_at"),
+)  # fmt: skip
+
+evaluations = sa.Table(
+    "evaluations", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # ev-...
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("base_digest", sa.Text, nullable=False),  # of the bytes that the adapter is judged on
+    sa.Column("kind", sa.Text, nullable=False),  # gate | base_update | monitor | manual
+    sa.Column("state", sa.Text, nullable=False),  # queued | running | succeeded | failed
+    sa.Column("outcome", sa.Text),  # passed | quarantined, once it has succeeded
+    sa.Column("reasons", JSONB),  # reason codes of what blocks
+    sa.Column("report_key", sa.Text),
+    sa.Column("error", JSONB),
+    sa.Column("eval_config", JSONB),  # rules of its own; null: those of the adapter's job
+    sa.Column("runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs that were started for it
+    timestamp("created_at"), timestamp("started_at", nullable=True), timestamp("beat_at", nullable=True),
+    timestamp("finished_at", nullable=True),
+    sa.Index("ix_evaluations_adapter", "adapter_id", "base_digest"),
+    sa.Index("ix_evaluations_open", "created_at", postgresql_where=sa.text("state IN ('queued', 'running')")),
+)  # fmt: skip
+
+eval_scores = sa.Table(
+    "eval_scores", metadata,
+    sa.Column("subject_digest", sa.Text, primary_key=True),  # base model, or base model and adapter manifest; "@" and where
+    sa.Column("suite_digest", sa.Text, primary_key=True),  # one suite's items and decoding settings
+    sa.Column("suite", sa.Text, nullable=False),  # its id
+    sa.Column("scores", JSONB, nullable=False),  # its answers, as the runner leaves them
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), index=True),  # whose items they answer; null: the platform's own
+    timestamp("created_at"),
+    sa.Index("ix_eval_scores_suite", "subject_digest", "suite", "created_at"),
+)  # fmt: skip
+
+exports = sa.Table(
+    "exports", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
+    sa.Column("key", sa.Text, nullable=False),  # of what it is made of: adapter's manifest, base, format, precision
+    sa.Column("format", sa.Text, nullable=False),  # adapter | merged | gguf | tokenizer
+    sa.Column("precision", sa.Text),  # of gguf: f32 | f16 | q8_0
+    sa.Column("status", sa.Text, nullable=False),  # queued | running | ready | failed
+    sa.Column("error", JSONB),
+    sa.Column("progress", JSONB),
+    sa.Column("claim", sa.Text),  # token of whoever makes it
+    sa.Column("object_key", sa.Text), sa.Column("bytes", sa.BigInteger), sa.Column("sha256", sa.Text),
+    sa.Column("manifest", JSONB),
+    timestamp("created_at"), timestamp("beat_at", nullable=True),
+    timestamp("finished_at", nullable=True),
+    sa.UniqueConstraint("tenant_id", "adapter_id", "key"),
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""Bodies that are not read: without a key, or beyond what the path takes. FastAPI reads and parses a body before it asks who sent it.
+
+An answer that comes before its request's body was read ends the connection: nobody sends gigabytes to a refusal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from control_plane.datasets.suites import MAX_FILE_BYTES
+from control_plane.http import errors
+from control_plane.http.authentication import missing_key
+from ft_assets.errors import BodyTooLarge, FtError
+
+MIB = 1 << 20
+NEGLIGIBLE_BYTES = MIB
+"""A body of up to this size is read, and the connection is kept."""
+STREAMED = re.compile(r"/v1/(?:files|uploads/[^/]+/parts)")
+"""Read as they come by routes that have asked who sends them, up to limits of their own."""
+MAX_BODY_BYTES = 4 * MIB
+MAX_VALUES = 20_000
+"""Of a JSON body: each is checked and may be named in the refusal, 16 us a value. An upload has 10,000 parts at most."""
+MAX_PROMPT_VALUES = 1_000_000
+"""Of a completion, which is passed on unchecked: its prompt may be a list of tokens."""
+STRING_OR_COMMA = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|,', re.DOTALL)
+COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
+OTHER_LIMITS = {**dict.fromkeys(COMPLETIONS, 16 * MIB), "/v1/suites": MAX_FILE_BYTES + MIB}
+"""Conversations with images; and a file with the fields beside it."""
+
+
+class UnreadBodies:
+    """Refuses bodies, and says ``connection: close`` with an answer to a request whose large body is not read to its end.
+
+    The server then closes it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(raw=list(scope.get("headers", ())))
+        length, comes_in_chunks = _length(headers), "transfer-encoding" in headers
+        if scope["type"] != "http" or not (length or comes_in_chunks):
+            await self.app(scope, receive, send)
+            return
+        pieces: list[bytes] | None = [] if is_json(headers) else None
+        limit, num_bytes, is_read = limit_of(scope["path"]), 0, not (comes_in_chunks or length > NEGLIGIBLE_BYTES)
+
+        async def watched() -> Message:
+            nonlocal is_read, num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            is_read = is_read or message["type"] != "http.request" or not message.get("more_body", False)
+            if limit is not None and num_bytes > limit:
+                is_read = False
+                raise HTTPException(BodyTooLarge.http_status, detail=too_large(scope["path"], limit).message)
+            if pieces is not None and limit is not None and message["type"] == "http.request":
+                pieces.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    refuse_many_values(scope["path"], b"".join(pieces))
+            return message
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and not is_read:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        refusal: FtError | None = None
+        if scope["path"].startswith("/v1/") and not _has_key(headers):
+            refusal = missing_key("ft-op-..." if scope["path"].startswith("/v1/admin/") else "ft-sk-...")
+        elif limit is not None and length > limit:
+            refusal = too_large(scope["path"], limit)
+        app = self.app if refusal is None else errors.response(refusal)
+        await app(scope, watched, closing)
+
+
+def limit_of(path: str) -> int | None:
+    """Bytes that a body of this path may have; None where the route itself counts them."""
+    bare = path.rstrip("/")
+    return None if STREAMED.fullmatch(bare) else OTHER_LIMITS.get(bare, MAX_BODY_BYTES)
+
+
+def is_json(headers: Headers) -> bool:
+    """Whether a route may parse the body as JSON: FastAPI reads the first of several types, and may take a body without one as JSON."""
+    media_types = headers.getlist("content-type")
+    return not media_types or any("json" in media_type.lower() for media_type in media_types)
+
+
+def refuse_many_values(path: str, body: bytes) -> None:
+    """Raise 413 for JSON of more values than are worth parsing; a comma inside of a string counts for nothing."""
+    most = MAX_PROMPT_VALUES if path.rstrip("/") in COMPLETIONS else MAX_VALUES
+    if body.count(b",") < most:
+        return
+    found = [match[0] == b"," for match in itertools.islice(STRING_OR_COMMA.finditer(body), 3 * most)]
+    if sum(found) >= most or len(found) == 3 * most:  # of valid JSON a third are commas: between two are a key and a value
+        raise HTTPException(
+            BodyTooLarge.http_status, detail=f"the JSON body of {path[:80]} has more than {most} values; send fewer in one request"
+        )
+
+
+def too_large(path: str, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body is larger than {limit} bytes ({limit // MIB} MiB), the limit of {path[:80]}; send less in one request, and files "
+        "through POST /v1/files or /v1/uploads"
+    )
+
+
+def _has_key(headers: Headers) -> bool:
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and bool(credentials.strip())
+
+
+def _length(headers: Headers) -> int:
+    length = headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0

@@ -1,0 +1,1 @@
+"""The platform's numbers for Prometheus."""

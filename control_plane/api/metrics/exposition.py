@@ -1,0 +1,155 @@
+"""The platform's numbers in Prometheus' text format. Names carry their unit; only jobs that hold GPUs have series of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from control_plane.api.metrics.gauges import Gauges, LiveJob, Notices, RecentGauges
+from control_plane.api.metrics.request_metrics import RequestMeter
+from control_plane.platform.job_states import JobState
+from control_plane.queue.status.metrics import PoolGauges, QueueGauges
+
+JOB_LABELS = ("job", "tenant", "tier", "model")
+OF_A_STEP = {
+    "train_loss": ("ft_job_loss", "Training loss of the newest step"),
+    "learning_rate": ("ft_job_learning_rate", "Learning rate of the newest step"),
+    "grad_norm": ("ft_job_grad_norm", "Gradient norm of the newest step, before clipping"),
+    "tokens_per_s": ("ft_job_tokens_per_second", "Tokens per second of the newest step, all ranks together"),
+    "mfu": ("ft_job_mfu_ratio", "Model FLOP utilization of the newest step, where the device's peak is known"),
+    "memory_bytes": ("ft_job_memory_bytes", "Peak of the device memory allocated, or resident memory without a GPU"),
+    "gpu_utilization": ("ft_job_gpu_utilization_ratio", "GPU utilization at the newest step"),
+}
+"""Gauges of a live job that its newest metrics event has under this name."""
+
+
+def registry(recent: RecentGauges, meter: RequestMeter) -> CollectorRegistry:
+    """All that a scraper reads of one process of the API: what `meter` counted, and the platform as `recent` has it."""
+    both = CollectorRegistry(auto_describe=False)
+    both.register(meter.registry)
+    both.register(_Families(recent))
+    return both
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Families:
+    recent: RecentGauges
+
+    def collect(self) -> Iterator[Metric]:
+        g = self.recent.read()
+        states = {(s.value, tier) for s in JobState for tier in {tier for _, tier in g.jobs}}  # a count that falls to 0 is said, too
+        yield _gauge("ft_jobs", "Jobs by state and tier", ("state", "tier"), {k: g.jobs.get(k, 0) for k in sorted(states)}.items())
+        yield from _of_queue(g.queue)
+        yield from _of_pools(g.queue.pools)
+        yield from _of_rounds(g.queue)
+        yield from _of_jobs(g.live)
+        yield _counter("ft_checkpoints_committed", "Checkpoints committed", (), [((), g.checkpoints)])
+        yield _counter("ft_alerts", "Events of jobs above info", ("code", "level"), sorted(g.alerts.items()))
+        verdicts = sorted(g.verdicts.items())
+        yield _counter("ft_health_verdicts_raised", "Health verdicts raised", ("code", "audience"), [(k, n) for k, (n, _) in verdicts])
+        yield _gauge("ft_health_verdicts", "Health verdicts that hold now", ("code", "audience"), [(k, n) for k, (_, n) in verdicts])
+        yield from _of_notices(g.notices)
+        yield from _of_books(g)
+
+
+def _of_queue(queue: QueueGauges) -> Iterator[Metric]:
+    yield _gauge("ft_queue_waiting", "Jobs that wait, by tier and by why", ("tier", "reason"), sorted(queue.waiting.items()))
+    yield _gauge("ft_queue_waiting_gpus", "GPUs that they wait for", ("tier",), _by_one(queue.waiting_gpus))
+    yield _gauge("ft_queue_oldest_wait_seconds", "Wait of the job that waits longest", ("tier",), _by_one(queue.oldest_wait_s))
+    yield _gauge("ft_queue_age_seconds", "How long those that wait have waited", ("tier", "quantile"), _by_quantile(queue.ages_s))
+    doc = "From queue to GPUs, of jobs placed within the last hour"
+    yield _gauge("ft_queue_wait_seconds", doc, ("tier", "quantile"), _by_quantile(queue.waits_s))
+    doc = "Jobs that wait for their first start for longer than their tier promises"
+    yield _gauge("ft_sla_waiting", doc, ("tier",), _by_one(queue.promised_waiting))
+    yield _counter("ft_sla_missed", "Jobs that started later than their tier promises", ("tier",), _by_one(queue.promised_late))
+
+
+def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
+    named = sorted(pools.items())
+    yield _gauge("ft_pool_gpus", "GPU slots of the pool, on nodes that are ready", ("pool",), [((p,), g.gpus) for p, g in named])
+    yield _gauge("ft_pool_gpus_used", "GPU slots that are reserved", ("pool",), [((p,), g.used) for p, g in named])
+    yield _gauge("ft_pool_gpus_free", "GPU slots that are free, on nodes that are ready", ("pool",), [((p,), g.free) for p, g in named])
+    largest = [((p,), g.largest_free) for p, g in named]
+    yield _gauge("ft_pool_gpus_largest_free", "The most GPU slots that are free on one node", ("pool",), largest)
+    apart = [((p,), g.unusable) for p, g in named]
+    yield _gauge("ft_pool_gpus_unusable", "Free GPU slots that would do for the widest waiting job, and lie apart", ("pool",), apart)
+
+
+def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:
+    last, counts = queue.round, queue.round.counts
+    age = [] if queue.round_age_s is None else [((), queue.round_age_s)]
+    yield _gauge("ft_scheduler_last_round_age_seconds", "Since the queue was last looked at", (), age)
+    took = [] if last.took_s is None else [((), last.took_s)]
+    yield _gauge("ft_scheduler_round_seconds", "How long the last round took", (), took)
+    yield _counter("ft_scheduler_rounds", "Rounds", (), [((), counts["rounds"])])
+    yield _counter("ft_scheduler_starts", "Jobs that rounds have given GPUs to", (), [((), counts["starts"])])
+    yield _counter("ft_scheduler_backfills", "Those that overtook a reservation without delaying it", (), [((), counts["backfills"])])
+    yield _counter("ft_scheduler_preemptions", "Jobs that were asked to stop for another one", (), [((), counts["preemptions"])])
+    yield _counter("ft_scheduler_reservations", "Starts promised to jobs that wait", (), [((), counts["promises"])])
+    yield _counter("ft_scheduler_reservations_slipped", "Those that were not kept, whatever the cause", (), [((), counts["slipped"])])
+    yield _counter("ft_lost_gpu_seconds", "Work after the last checkpoint, which was done again", (), [((), queue.lost_gpu_s)])
+    doc = "Reservations whose workload has not begun, or has not stopped, in time"
+    yield _gauge("ft_releases_overdue", doc, ("kind",), _by_one(queue.overdue))
+
+
+def _by_one(values: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
+    return sorted(((name,), value) for name, value in values.items())
+
+
+def _by_quantile(values: Mapping[tuple[str, float], float]) -> list[tuple[tuple[str, ...], float]]:
+    return sorted(((name, f"{q:g}"), value) for (name, q), value in values.items())
+
+
+def _of_notices(notices: Notices) -> Iterator[Metric]:
+    yield _gauge("ft_outbox_events", "Events that no delivery was made of yet", (), [((), notices.outbox)])
+    yield _gauge("ft_outbox_oldest_seconds", "Age of the oldest of them", (), [((), notices.outbox_oldest_s)])
+    pending, dead = sorted(notices.pending.items()), sorted(notices.dead.items())
+    yield _gauge("ft_deliveries_pending", "Deliveries on their way, retries included", ("channel",), [((c,), n) for c, n in pending])
+    overdue = [((), notices.overdue_s)]
+    yield _gauge("ft_deliveries_overdue_seconds", "Since the delivery that waits longest was due", (), overdue)
+    yield _gauge("ft_deliveries_dead", "Deliveries that were given up", ("channel",), [((c,), n) for c, n in dead])
+
+
+def _of_books(g: Gauges) -> Iterator[Metric]:
+    yield _gauge("ft_ledger_imbalance_micros", "Sum of all postings: nothing, or the ledger is broken", (), [((), g.ledger_imbalance)])
+    yield _gauge("ft_refund_cases_pending", "Refunds that an operator has to decide on", (), [((), g.refunds[0])])
+    yield _gauge("ft_refund_cases_oldest_seconds", "Age of the oldest of them", (), [((), g.refunds[1])])
+    yield _gauge("ft_attempts_unbilled", "Attempts that have ended and are not billed", (), [((), g.unbilled[0])])
+    yield _gauge("ft_attempts_unbilled_oldest_seconds", "Since the end of the oldest of them was reported", (), [((), g.unbilled[1])])
+    yield _gauge("ft_uploads_pending", "Uploads in parts that are open", (), [((), g.uploads[0])])
+    yield _gauge("ft_uploads_expired", "Open uploads whose time is over: nobody clears them away", (), [((), g.uploads[1])])
+    yield _gauge("ft_quota_held_gpu_seconds", "GPU time that admitted jobs are expected to take", (), [((), g.quota_held_s)])
+    yield _gauge("ft_deletions_pending", "Deletions that were asked for and are not done", (), [((), g.deletions[0])])
+    yield _gauge("ft_deletions_oldest_seconds", "Age of the oldest of them", (), [((), g.deletions[1])])
+
+
+def _of_jobs(live: Iterable[LiveJob]) -> Iterator[Metric]:
+    labelled = [((j.job_id, j.tenant, j.tier, j.model), j) for j in live]
+
+    def family(name: str, doc: str, values: Iterable[tuple[tuple[str, ...], object]]) -> Metric:
+        return _gauge(name, doc, JOB_LABELS, [(labels, v) for labels, v in values if isinstance(v, int | float)])
+
+    yield family("ft_job_attempt", "Attempt of the job", [(k, j.attempt) for k, j in labelled])
+    yield family("ft_job_step", "Optimizer steps done", [(k, j.step) for k, j in labelled])
+    yield family("ft_job_total_steps", "Optimizer steps in all", [(k, j.total_steps) for k, j in labelled])
+    yield family("ft_job_follower_age_seconds", "Since the job's follower last wrote a beat", [(k, j.beat_age_s) for k, j in labelled])
+    yield family("ft_job_metrics_age_seconds", "Since the newest step was reported", [(k, j.newest_age_s) for k, j in labelled])
+    for field, (name, doc) in OF_A_STEP.items():
+        yield family(name, doc, [(k, j.newest.get(field)) for k, j in labelled])
+
+
+def _gauge(name: str, doc: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(name, doc, labels=labels)
+    for key, value in values:
+        family.add_metric(key, value)
+    return family
+
+
+def _counter(name: str, doc: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = CounterMetricFamily(name, doc, labels=labels)
+    for key, value in values:
+        family.add_metric(key, value)
+    return family

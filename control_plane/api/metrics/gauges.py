@@ -1,0 +1,226 @@
+"""The platform in numbers, as a monitoring system scrapes it: a few short queries, none over the events of finished jobs.
+
+What is counted since the beginning is counted in indexes alone, and all of it at most once in :data:`MAX_AGE_S`, however many scrape.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.engine import Connection
+
+from control_plane.billing.metering import service as metering
+from control_plane.billing.tables import ledger_postings, refund_cases
+from control_plane.datasets.tables import uploads
+from control_plane.jobs.tables import checkpoints, health_verdicts, job_events, jobs, quota_holds
+from control_plane.notifications.tables import deliveries, outbox
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL, HOLDING_GPUS
+from control_plane.queue.status import metrics
+from control_plane.queue.status.metrics import QueueGauges
+from control_plane.tenant_data.tables import deletion_requests
+
+MAX_AGE_S = 10.0
+"""Scrapes come every 15 s or more seldom; what comes more often gets the same numbers again."""
+LEDGER_EVERY_S = 300.0
+"""Between sums of the whole ledger: half a second for 5M postings, and a broken one stays broken."""
+CHANNELS = ("webhook", "email")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveJob:
+    """A job that holds GPUs."""
+
+    job_id: str
+    tenant: str
+    tier: str
+    model: str
+    attempt: int
+    step: int | None
+    total_steps: int | None
+    beat_age_s: float | None
+    """Since whoever follows the job last wrote a beat."""
+    newest: Mapping[str, Any]
+    """Its last metrics event of a step; empty before the first."""
+    newest_age_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notices:
+    """What tenants are still to be told."""
+
+    outbox: int
+    outbox_oldest_s: float
+    pending: Mapping[str, int]
+    """Deliveries by channel; those that were given up likewise."""
+    dead: Mapping[str, int]
+    overdue_s: float
+    """Since the delivery that waits longest was due; 0 where none is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gauges:
+    jobs: Mapping[tuple[str, str], int]
+    """By state and tier."""
+    queue: QueueGauges
+    live: Sequence[LiveJob]
+    checkpoints: int
+    """Committed so far."""
+    alerts: Mapping[tuple[str, str], int]
+    """Events above ``info`` so far, by code and level."""
+    verdicts: Mapping[tuple[str, str], tuple[int, int]]
+    """Health verdicts by code and audience: raised so far, and those that hold now."""
+    notices: Notices
+    ledger_imbalance: int
+    """Sum of all postings, in micro-dollars."""
+    refunds: tuple[int, float]
+    """Refunds that wait for a decision, and the age of the oldest in seconds; deletions likewise."""
+    deletions: tuple[int, float]
+    unbilled: tuple[int, float]
+    """Attempts that have ended and are not billed, and seconds since the first of their ends was reported."""
+    uploads: tuple[int, int]
+    """Uploads in parts that are open, and those of them whose time is over."""
+    quota_held_s: float
+    """GPU-seconds."""
+
+
+@dataclass(kw_only=True)
+class RecentGauges:
+    """What was read last, read anew when it is :data:`MAX_AGE_S` old; callers at the same time wait for one reading."""
+
+    platform: Platform
+    max_age_s: float = MAX_AGE_S
+    _last: Gauges | None = None
+    _read_at: float = 0.0
+    _imbalance: int = 0
+    _summed_at: float | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self) -> Gauges:
+        with self._lock:
+            if self._last is None or time.monotonic() - self._read_at >= self.max_age_s:
+                if self._summed_at is None or time.monotonic() - self._summed_at >= LEDGER_EVERY_S:
+                    self._imbalance, self._summed_at = ledger_imbalance(self.platform), time.monotonic()
+                self._last = read(self.platform, ledger_imbalance=self._imbalance)
+                self._read_at = time.monotonic()
+            return self._last
+
+
+def ledger_imbalance(platform: Platform) -> int:
+    """Sum of all postings in micro-dollars: the database holds it at nothing, and this would tell if something had got around it."""
+    with platform.engine.connect() as conn:
+        return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(ledger_postings.c.amount_micros), 0))).scalar_one())
+
+
+def read(platform: Platform, *, ledger_imbalance: int = 0) -> Gauges:
+    """All of it at one moment, but for the ledger's sum, which the caller has."""
+    now = platform.clock()
+    with platform.engine.connect() as conn:
+        counted = conn.execute(sa.select(jobs.c.state, jobs.c.tier, sa.func.count()).group_by(jobs.c.state, jobs.c.tier)).all()
+        alerts = sa.select(job_events.c.code, job_events.c.level, sa.func.count()).where(job_events.c.level != "info")
+        return Gauges(
+            jobs={(state, tier): n for state, tier, n in counted},
+            queue=metrics.read(conn, platform, now),
+            live=_live(conn, now),
+            checkpoints=conn.execute(sa.select(sa.func.count()).select_from(checkpoints)).scalar_one(),
+            alerts={(c, level): n for c, level, n in conn.execute(alerts.group_by(job_events.c.code, job_events.c.level)).all()},
+            verdicts=_verdicts(conn),
+            notices=_notices(conn, now),
+            ledger_imbalance=ledger_imbalance,
+            refunds=_waiting(conn, refund_cases.c.created_at, refund_cases.c.state == "pending", now),
+            deletions=_waiting(conn, deletion_requests.c.requested_at, deletion_requests.c.done_at.is_(None), now),
+            unbilled=_unbilled(conn, now),
+            uploads=_uploads(conn, now),
+            quota_held_s=_sum(conn, quota_holds.c.gpu_seconds, quota_holds.c.released_at.is_(None)),
+        )
+
+
+def _notices(conn: Connection, now: Any) -> Notices:
+    waiting, oldest_s = _waiting(conn, outbox.c.created_at, outbox.c.fanned_out_at.is_(None), now)
+    by_channel = sa.select(deliveries.c.channel, sa.func.count().label("number")).group_by(deliveries.c.channel)
+    pending = {r.channel: r.number for r in conn.execute(by_channel.where(deliveries.c.state == "pending"))}
+    dead = {r.channel: r.number for r in conn.execute(by_channel.where(deliveries.c.state == "dead"))}
+    return Notices(
+        outbox=waiting,
+        outbox_oldest_s=oldest_s,
+        pending={c: pending.get(c, 0) for c in CHANNELS},
+        dead={c: dead.get(c, 0) for c in CHANNELS},
+        overdue_s=_overdue_s(conn, now),
+    )
+
+
+def _overdue_s(conn: Connection, now: Any) -> float:
+    """Of the first delivery to each target about each object, for the others wait behind it; one that is being sent is not overdue."""
+    d = deliveries.c
+    of_each = sa.select(d.next_attempt_at, d.claimed_until).where(d.state == "pending").ext(distinct_on(d.target, d.subject))
+    first = of_each.order_by(d.target, d.subject, d.event_seq).subquery()
+    unclaimed = sa.or_(first.c.claimed_until.is_(None), first.c.claimed_until <= now)
+    due = conn.execute(sa.select(sa.func.min(first.c.next_attempt_at)).where(unclaimed)).scalar_one()
+    return 0.0 if due is None else max(0.0, (now - due).total_seconds())
+
+
+def _waiting(conn: Connection, since: sa.ColumnElement[Any], which: sa.ColumnElement[bool], now: Any) -> tuple[int, float]:
+    """How many rows wait, and for how long the first of them has; the condition is that of a partial index."""
+    number, oldest = conn.execute(sa.select(sa.func.count(), sa.func.min(since)).where(which)).one()
+    return int(number), 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
+
+
+def _unbilled(conn: Connection, now: Any) -> tuple[int, float]:
+    number, oldest = metering.closed_unbilled(conn)
+    return number, 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
+
+
+def _uploads(conn: Connection, now: Any) -> tuple[int, int]:
+    over = sa.func.count().filter(uploads.c.expires_at < now)
+    number, expired = conn.execute(sa.select(sa.func.count(), over).where(uploads.c.status == "pending")).one()
+    return int(number), int(expired)
+
+
+def _sum(conn: Connection, column: sa.ColumnElement[Any], which: sa.ColumnElement[bool]) -> float:
+    return float(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(column), 0)).where(which)).scalar_one())
+
+
+def _live(conn: Connection, now: Any) -> list[LiveJob]:
+    """Jobs that hold GPUs, each with the newest event of its own: an index finds it."""
+    of_job = (job_events.c.job_id == jobs.c.id) & (job_events.c.type == "metrics") & job_events.c.data.has_key("train_loss")
+    newest = (
+        sa.select(job_events.c.data, job_events.c.created_at).where(of_job).order_by(job_events.c.seq.desc()).limit(1).lateral("newest")
+    )
+    query = (
+        sa.select(jobs, newest.c.data.label("newest"), newest.c.created_at.label("newest_at"))
+        .outerjoin(newest, sa.true())
+        .where(jobs.c.state.in_([s.value for s in HOLDING_GPUS]))
+    )
+    return [
+        LiveJob(
+            job_id=r.id,
+            tenant=r.tenant_id,
+            tier=r.tier,
+            model=r.model,
+            attempt=r.attempt,
+            step=r.step,
+            total_steps=r.total_steps,
+            beat_age_s=None if r.heartbeat_at is None else (now - r.heartbeat_at).total_seconds(),
+            newest=r.newest or {},
+            newest_age_s=None if r.newest_at is None else (now - r.newest_at).total_seconds(),
+        )
+        for r in conn.execute(query).all()
+    ]
+
+
+def _verdicts(conn: Connection) -> dict[tuple[str, str], tuple[int, int]]:
+    """A verdict on a job that has ended holds no more, whoever forgot to say so."""
+    table = health_verdicts
+    raised = sa.select(table.c.code, table.c.audience, sa.func.count()).group_by(table.c.code, table.c.audience)
+    holds = (
+        raised.join(jobs, jobs.c.id == table.c.job_id)
+        .where(table.c.cleared_at.is_(None), jobs.c.state.not_in([s.value for s in FINAL]))
+    )  # fmt: skip
+    open_ = {(code, audience): n for code, audience, n in conn.execute(holds).all()}
+    return {(code, audience): (n, open_.get((code, audience), 0)) for code, audience, n in conn.execute(raised).all()}

@@ -1,0 +1,48 @@
+"""``/metrics``: for the operator's Prometheus. It names every tenant's jobs, so tenants' keys do not open it."""
+
+from __future__ import annotations
+
+import hmac
+from ipaddress import ip_address
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response, Security
+from fastapi.security import HTTPAuthorizationCredentials
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from control_plane.http.authentication import WholePlatform, bearer
+from ft_assets.errors import Forbidden
+
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+"""A proxy on this machine passes on callers from elsewhere: they come from here only in looks."""
+
+router = APIRouter(tags=["health"])
+
+
+def scraper(
+    request: Request, platform: WholePlatform, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
+) -> None:
+    """Let the holder of ``FT_METRICS_TOKEN`` in; where none is set, callers on this machine."""
+    token = platform.settings.metrics_token
+    if token:
+        sent = credentials.credentials if credentials is not None else ""
+        allowed, need = hmac.compare_digest(sent.encode(), token.encode()), "send FT_METRICS_TOKEN of the API as bearer token"
+    else:
+        near = request.client is not None and _is_loopback(request.client.host)
+        allowed = near and not any(name in request.headers for name in FORWARDED)
+        need = "scrape it on the API's own machine, or set FT_METRICS_TOKEN and send it as bearer token"
+    if not allowed:
+        raise Forbidden(f"the metrics of the whole platform are for its operators; {need}", code="metrics_forbidden")
+
+
+@router.get("/metrics", response_class=Response, dependencies=[Depends(scraper)])
+def metrics(request: Request) -> Response:
+    """Requests, jobs, queue, pools, live training, notices and money in Prometheus' text format, for operators."""
+    return Response(generate_latest(request.app.state.exposed), media_type=CONTENT_TYPE_LATEST)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Attempts of training: claims, supervision, endings, health."""

@@ -1,0 +1,1 @@
+"""Checkpoints of attempts: upload, restore, retention, permissions."""

@@ -1,0 +1,212 @@
+"""Which checkpoints are kept, in the object store and on this machine. A row that is retired is read by nobody; then its objects go."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane.attempts.service import Claim, holds_in
+from control_plane.jobs.tables import checkpoints, jobs, reservations
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL
+from control_plane.platform.transfer import FAILURES
+from ft_assets import layout
+from ft_assets.errors import IntegrityError
+from ft_assets.training.checkpoints import committed, discard, read_manifest, set_aside_newer, step_name
+from ft_assets.training.disk_space import directory_bytes
+
+log = logging.getLogger(__name__)
+
+MIN_KEPT = 3
+"""Of a running job, whatever its policy: the newest may be torn, and the one before it damaged."""
+KEPT_AFTER_END = timedelta(days=7)
+"""How long the last checkpoints of an ended job can be started from; its finished model is kept with its adapter."""
+MAX_JOBS = 50
+"""Ended jobs that are looked up at a time."""
+BUDGET_S = 30.0
+"""Seconds that a call takes at most, the deletion it is at aside: a sensor's tick has a minute."""
+
+
+def retire_checkpoints(platform: Platform, held: Claim) -> list[int]:
+    """Give up all but the newest checkpoints of a running job; returns the steps that are gone now.
+
+    Fenced: an attempt that was released retires nothing. Finished models stay, and so does a checkpoint from which another
+    job is to start. Called after each commit; what a store that is away leaves behind goes with the next call.
+    """
+    early = held.spec.optimization.early_stopping
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held):
+            return []
+        best = _best_step(conn, held.job_id)
+        among_newest = early.patience + 1 if early and best is None else 0  # at a checkpoint per validation, the best one is
+        keep = max(MIN_KEPT, held.spec.checkpoint.keep_last, among_newest)
+        steps = [step for step in _kept_steps(conn, held.job_id)[keep:] if step != best]
+        _retire(conn, platform, held.job_id, steps)
+    return remove_retired(platform, held.job_id)
+
+
+def give_up_newer(platform: Platform, held: Claim, checkpoints_dir: Path, step: int) -> list[int]:
+    """Give up the checkpoints of steps after `step`, from which the attempt is about to go on; returns those of the store.
+
+    None of them could be used: damaged, or of another training. Left there, they would count as the newest. Fenced, here and
+    in the store; objects go with the next commit.
+    """
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held):
+            return []
+        set_aside_newer(checkpoints_dir, step)
+        steps = [newer for newer in _kept_steps(conn, held.job_id) if newer > step]
+        _retire(conn, platform, held.job_id, steps)
+    return steps
+
+
+def retire_ended(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: int = MAX_JOBS) -> int:
+    """Give up the checkpoints of jobs that ended :data:`KEPT_AFTER_END` ago, and whatever else they left; returns how many jobs.
+
+    Goes on until nothing is left or `budget_s` is over. What a store did not delete waits behind all that was not tried yet.
+    """
+    until = time.monotonic() + budget_s
+    tried: set[str] = set()
+    done = 0
+    while time.monotonic() < until:
+        with platform.engine.connect() as conn:
+            ended = conn.execute(_ended(platform, tried).limit(at_a_time)).all()
+        if not ended:
+            break
+        for job in ended:
+            tried.add(job.id)
+            done += _retire_job(platform, job.tenant_id, job.id)
+            if time.monotonic() >= until:
+                break
+    return done
+
+
+def _ended(platform: Platform, tried: Collection[str]) -> sa.Select[Any]:
+    """Jobs with checkpoints that can go, those first of which none was retired by an earlier call."""
+    mine = (checkpoints.c.job_id == jobs.c.id) & ~checkpoints.c.final
+    retired = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
+    left = sa.exists().where(mine, retired)
+    held = sa.exists().where(reservations.c.job_id == jobs.c.id, reservations.c.released_at.is_(None))
+    return (
+        sa.select(jobs.c.id, jobs.c.tenant_id)
+        .where(jobs.c.state.in_(FINAL), jobs.c.finished_at < platform.clock() - KEPT_AFTER_END, jobs.c.id.not_in(tried), ~held)
+        .where(left | sa.exists().where(mine, checkpoints.c.retired_at.is_(None), ~_wanted()))
+        .order_by(left, jobs.c.finished_at, jobs.c.id)
+    )
+
+
+def _retire_job(platform: Platform, tenant: str, job_id: str) -> bool:
+    """False where something of the job is still there."""
+    with platform.engine.begin() as conn:
+        _retire(conn, platform, job_id, _kept_steps(conn, job_id))
+    remove_retired(platform, job_id)
+    _sweep(platform, tenant, job_id)
+    due = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
+    with platform.engine.connect() as conn:
+        return conn.execute(sa.select(checkpoints.c.id).where(checkpoints.c.job_id == job_id, due).limit(1)).first() is None
+
+
+def remove_retired(platform: Platform, job_id: str) -> list[int]:
+    """Delete the objects of retired checkpoints; one whose objects are not gone yet is tried again by the next call."""
+    due = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
+    with platform.engine.connect() as conn:
+        rows = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, due)).all()
+    removed = []
+    for row in rows:
+        try:
+            _delete_all(platform, row.object_prefix)
+        except FAILURES as e:
+            log.warning("objects of retired checkpoint %s are still there: %s", row.id, e)
+            continue
+        this = (checkpoints.c.id == row.id) & (checkpoints.c.object_prefix == row.object_prefix) & due
+        with platform.engine.begin() as conn:
+            conn.execute(sa.update(checkpoints).where(this).values(removed_at=platform.clock()))
+        removed.append(int(row.step))
+    return removed
+
+
+def free_machine(platform: Platform, job_id: str) -> int:
+    """Free bytes on this machine's disk: checkpoints of ended jobs, and of `job_id` all but the two newest and the best one that an
+    early stop goes back to; returns how many."""
+    root = platform.settings.work_dir / "jobs"
+    freed = 0
+    with platform.engine.connect() as conn:
+        ended = set(conn.execute(sa.select(jobs.c.id).where(jobs.c.state.in_(FINAL))).scalars())
+    for work_dir in sorted(root.iterdir()) if root.is_dir() else ():
+        directory = work_dir / "checkpoints"
+        doomed = [directory] if work_dir.name in ended else []
+        if work_dir.name == job_id:
+            doomed = [*_dispensable(directory), *directory.glob(".tmp-*"), work_dir / "uploads"]
+        for path in doomed:
+            freed += directory_bytes(path)
+            discard(path)
+    return freed
+
+
+def _best_step(conn: Connection, job_id: str) -> int | None:
+    """The step to which an early stop would go back, as the newest checkpoint tells."""
+    this = (checkpoints.c.job_id == job_id) & ~checkpoints.c.final & checkpoints.c.retired_at.is_(None)
+    newest = sa.select(checkpoints.c.metrics["best_step"].astext).where(this).order_by(checkpoints.c.step.desc()).limit(1)
+    best = conn.execute(newest).scalar()
+    return None if best is None else int(best)
+
+
+def _dispensable(checkpoints_dir: Path) -> list[Path]:
+    """Committed checkpoints but for the two newest and the best."""
+    found = committed(checkpoints_dir)
+    best: str | None = None
+    for path in reversed(found):
+        try:
+            told = read_manifest(path).metrics.get("best_step")
+        except IntegrityError:
+            continue
+        best = None if told is None else step_name(int(told))
+        break
+    return [path for path in found[:-2] if path.name != best]
+
+
+def _kept_steps(conn: Connection, job_id: str) -> Sequence[int]:
+    """Steps of checkpoints that could be retired, newest first."""
+    query = sa.select(checkpoints.c.step).where(
+        checkpoints.c.job_id == job_id, ~checkpoints.c.final, checkpoints.c.retired_at.is_(None), ~_wanted()
+    )
+    return list(conn.execute(query.order_by(checkpoints.c.step.desc())).scalars())
+
+
+def _wanted() -> sa.Exists:
+    """Whether a job that has not ended is to start from the checkpoint."""
+    other = jobs.alias("starting")
+    return sa.exists().where(other.c.warm_start["checkpoint_id"].astext == checkpoints.c.id, other.c.state.not_in(FINAL))
+
+
+def _retire(conn: Connection, platform: Platform, job_id: str, steps: Sequence[int]) -> None:
+    if steps:
+        this = (checkpoints.c.job_id == job_id) & checkpoints.c.step.in_(steps)
+        conn.execute(sa.update(checkpoints).where(this).values(retired_at=platform.clock()))
+
+
+def _sweep(platform: Platform, tenant: str, job_id: str) -> None:
+    """Delete what uploads left that were never committed, or were committed anew by a later attempt."""
+    with platform.engine.connect() as conn:
+        query = sa.select(checkpoints.c.object_prefix).where(checkpoints.c.job_id == job_id, checkpoints.c.removed_at.is_(None))
+        kept = tuple(f"{prefix}/" for prefix in conn.execute(query).scalars())
+    try:
+        for info in list(platform.objects.list(f"{layout.job_prefix(tenant, job_id)}/checkpoints")):
+            if not info.key.startswith(kept):
+                platform.objects.delete(info.key)
+    except FAILURES as e:
+        log.warning("leftovers of job %s are still there: %s", job_id, e)
+
+
+def _delete_all(platform: Platform, prefix: str) -> None:
+    """The manifest first: what is left by a crash is no checkpoint."""
+    found = sorted(platform.objects.list(prefix), key=lambda i: not i.key.endswith("/manifest.json"))
+    for info in found:
+        platform.objects.delete(info.key)

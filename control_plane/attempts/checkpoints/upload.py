@@ -1,0 +1,301 @@
+"""Checkpoints to the object store while training goes on: one at a time, the newest first, again and again while the store fails."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.attempts import service as attempts
+from control_plane.attempts.checkpoints import retention
+from control_plane.attempts.service import Claim
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import Event
+from control_plane.platform.transfer import FAILURES, Patience, Sending, patiently
+from ft_assets import layout
+from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.redaction import without_credentials
+from ft_assets.training.checkpoints import Manifest, manifest_digest, read_manifest, step_name
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+CHECKPOINT_PATIENCE = Patience(give_up_s=120.0)
+"""For the last checkpoint of an attempt, whose GPUs are held meanwhile; before that an upload has all the time it needs."""
+FINAL_PATIENCE = Patience(give_up_s=600.0)
+"""For what a job was trained for. After it the step fails and is replaced; the next one adopts the workload and sends it again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pinned:
+    directory: Path
+    """Links to the files of a checkpoint: they stay while the training process retires it."""
+    manifest: Manifest
+
+
+class _Lost(Exception):
+    """The attempt was released: what it would send is nobody's."""
+
+
+class Uploader:
+    """A background thread that uploads and commits the checkpoints of one attempt.
+
+    One waits while one is sent: a newer one takes the place of an older one that waits, and of one whose upload fails. Behind it
+    waits the one with the best validation, where an early stop would go back to that. ``close`` ends the thread; what was not
+    sent stays on this machine.
+    """
+
+    def __init__(self, platform: Platform, held: Claim, work_dir: Path, *, patience: Patience = CHECKPOINT_PATIENCE) -> None:
+        self._platform, self._held, self._patience = platform, held, patience
+        self._pins = work_dir / "uploads"
+        shutil.rmtree(self._pins, ignore_errors=True)
+        self._known = {row.step: (row.attempt, row.manifest_sha256) for row in attempts.committed(platform, held.job_id)}
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._waiting: list[_Pinned] = []
+        self._pinned_steps: set[int] = set()
+        self._sending: _Pinned | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._failing_since: float | None = None
+        self._moved_at = time.monotonic()
+
+    def offer(self, directory: Path) -> bool:
+        """Have the committed checkpoint in `directory` uploaded unless it was; False where it cannot or need not be.
+
+        The one with the best validation is offered with it: it may have come and been followed by others between two looks.
+        """
+        pinned = self._pin(directory)
+        if pinned is None:
+            return False
+        best = _best_step(pinned.manifest)
+        missed = self._pin(directory.with_name(step_name(best))) if best is not None and best not in self._pinned_steps else None
+        with self._changed:
+            self._wait(*([missed] if missed else []), pinned)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"upload-{self._held.workload}", daemon=True)
+            self._thread.start()
+        return True
+
+    def drain(self, *, abandon: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until nothing is left to send; False when `abandon` said so or the store failed for too long."""
+        self._moved_at = time.monotonic()
+        while True:
+            with self._changed:
+                if not self._waiting and self._sending is None:
+                    return True
+                self._changed.wait(POLL_S)
+            if abandon():
+                return False
+            stuck_since = self._moved_at if self._failing_since is None else self._failing_since
+            if time.monotonic() - stuck_since > self._patience.give_up_s:
+                step = max((p.manifest.step for p in (*self._waiting, self._sending) if p is not None), default=0)
+                message = f"The checkpoint of step {step} could not be uploaded; it stays on the machine that trained, and is used there."
+                self._tell(Event(code="checkpoint_upload_abandoned", level="warn", message=message, data={"step": step}))
+                return False
+
+    def close(self) -> None:
+        """End the thread at its next look around; a put that hangs is left to itself, its row is never written."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        shutil.rmtree(self._pins, ignore_errors=True)
+
+    def _wait(self, *pinned: _Pinned) -> None:
+        """Have the newest of those that wait and of `pinned` sent, then the best one that it names; the others are let go."""
+        waiting = sorted([*self._waiting, *pinned], key=lambda p: p.manifest.step)
+        newest = waiting[-1].manifest
+        self._waiting = [p for p in waiting if p.manifest.step in (newest.step, _best_step(newest))]
+        for passed in waiting:
+            if passed not in self._waiting:
+                shutil.rmtree(passed.directory, ignore_errors=True)
+        self._changed.notify_all()
+
+    def _pin(self, directory: Path) -> _Pinned | None:
+        pin = self._pins / f"{next(self._numbers)}-{directory.name}"
+        try:
+            for path in (p for p in sorted(directory.rglob("*")) if p.is_file()):
+                linked = pin / path.relative_to(directory)
+                linked.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, linked)
+            manifest = read_manifest(pin)
+        except (FileNotFoundError, IntegrityError):  # retired while it was looked at, or damaged: the one before it stands
+            shutil.rmtree(pin, ignore_errors=True)
+            return None
+        if not self._is_news(manifest, manifest_digest(pin)):
+            shutil.rmtree(pin, ignore_errors=True)
+            return None
+        self._pinned_steps.add(manifest.step)
+        return _Pinned(directory=pin, manifest=manifest)
+
+    def _is_news(self, manifest: Manifest, digest: str) -> bool:
+        """Whether the store lacks it; one that an earlier attempt left on this machine alone is news too."""
+        if manifest.resume_sha256 != self._held.spec.resume_sha256:
+            return False
+        attempt, known = self._known.get(manifest.step, (0, ""))
+        return bool(known != digest and manifest.attempt > attempt)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                sending = self._sending = self._waiting.pop()
+            try:
+                self._send(sending)
+            except _Lost:
+                self._closed = True
+            except Exception:
+                log.exception("upload of %s failed", sending.directory.name)
+            finally:
+                with self._changed:
+                    if sending not in self._waiting:
+                        shutil.rmtree(sending.directory, ignore_errors=True)
+                    self._sending = None
+                    self._changed.notify_all()
+
+    def _send(self, item: _Pinned) -> None:
+        held, step = self._held, item.manifest.step
+        prefix = layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, step)
+        sending = Sending(
+            objects=self._platform.objects, directory=item.directory, prefix=prefix, on_bytes=self._moved, on_part=self._recovered
+        )
+        failures = 0
+        while not self._closed:
+            try:
+                self._commit(sending, prefix)
+                return
+            except IntegrityError as e:
+                log.warning("checkpoint of step %s of %s is damaged: %s", step, held.workload, e.message)
+                message = (
+                    f"The checkpoint of step {step} is damaged on the machine that trained, and was not uploaded; the one before stands."
+                )
+                self._tell(Event(code="checkpoint_skipped", level="warn", message=message, data={"step": step}))
+                return
+            except (*FAILURES, SQLAlchemyError) as e:
+                self._failed(step, e)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._newer_waits(step), timeout=self._patience.wait_s(failures))
+                if self._newer_waits(step):
+                    self._wait(item)  # behind it, or not at all: the newer one is worth more
+                    return
+            failures += 1
+
+    def _newer_waits(self, step: int) -> bool:
+        return any(p.manifest.step > step for p in self._waiting)
+
+    def _commit(self, sending: Sending, prefix: str) -> None:
+        if not attempts.holds(self._platform, self._held):
+            raise _Lost
+        manifest = sending.go_on()
+        if self._closed:
+            return
+        digest = manifest_digest(sending.directory)
+        metrics = openai_metrics(manifest.step, manifest.metrics)
+        recorded = attempts.record_checkpoint(
+            self._platform, self._held, step=manifest.step, prefix=prefix, manifest_sha256=digest, metrics=metrics
+        )
+        if not recorded:
+            raise _Lost
+        self._known[manifest.step] = (self._held.attempt, digest)
+        self._recovered()
+        retention.retire_checkpoints(self._platform, self._held)
+
+    def _moved(self) -> None:
+        self._moved_at = time.monotonic()
+
+    def _failed(self, step: int, error: Exception) -> None:
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+            self._tell(upload_failed(f"the checkpoint of step {step}", step, error))
+
+    def _recovered(self) -> None:
+        if self._failing_since is not None:
+            lasted, self._failing_since = time.monotonic() - self._failing_since, None
+            self._tell(upload_recovered(lasted))
+
+    def _tell(self, event: Event) -> None:
+        with contextlib.suppress(SQLAlchemyError):
+            attempts.tell(self._platform, self._held, event)
+
+
+def commit_final(platform: Platform, held: Claim, directory: Path, *, step: int, patience: Patience = FINAL_PATIENCE) -> bool:
+    """Upload the finished model, read it back, and commit it; False where the attempt was released.
+
+    It is asked again and again while the store fails, then ``Unavailable`` is raised: nothing is lost, the files stay here.
+    """
+    prefix = final_prefix(held.tenant, held.job_id, held.attempt)
+    sending = Sending(objects=platform.objects, directory=directory, prefix=prefix, read_back=True)
+    failed_at: list[float] = []
+
+    def failed(error: Exception) -> None:
+        if not attempts.holds(platform, held):
+            raise error
+        if not failed_at:
+            attempts.tell(platform, held, upload_failed("the finished model", step, error))
+        failed_at.append(time.monotonic())
+
+    if not attempts.holds(platform, held):
+        return False
+    try:
+        manifest = patiently(sending.go_on, patience, on_failure=failed)
+    except Unavailable as e:
+        message = f"the finished model of {held.job_id} is on this machine and could not be stored yet: {e.message}"
+        raise Unavailable(message, code=e.code) from e
+    if failed_at:
+        attempts.tell(platform, held, upload_recovered(time.monotonic() - failed_at[0]))
+    return attempts.record_checkpoint(
+        platform,
+        held,
+        step=step,
+        prefix=prefix,
+        manifest_sha256=manifest_digest(directory),
+        metrics=openai_metrics(step, manifest.metrics),
+        final=True,
+    )
+
+
+def final_prefix(tenant: str, job_id: str, attempt: int) -> str:
+    """Where the finished model of a job lies until it is registered; each attempt has a place of its own."""
+    return f"{layout.job_prefix(tenant, job_id)}/final/a{attempt}"
+
+
+def _best_step(manifest: Manifest) -> int | None:
+    """The step to which an early stop at this checkpoint would go back."""
+    best = manifest.metrics.get("best_step")
+    return None if best is None else int(best)
+
+
+def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Checkpoint metrics under the names that OpenAI's clients know, and the step of the best validation where an early stop goes
+    back to it; what is not a number is left out, JSON has no word for it."""
+    names = {"loss": "train_loss", "eval_loss": "full_valid_loss", "best_step": "best_step"}
+    return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
+
+
+def upload_failed(what: str, step: int, error: Exception) -> Event:
+    """Its tenant is told that and what follows; why is in the log, for operators."""
+    reason = error.message if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+    log.warning("the object store does not take %s: %s", what, without_credentials(reason))
+    message = f"The object store does not take {what} at the moment. Training goes on, and it is tried again."
+    return Event(code="checkpoint_upload_failed", level="warn", message=message, data={"step": step})
+
+
+def upload_recovered(lasted_s: float) -> Event:
+    message = f"The object store takes checkpoints again, after {lasted_s:.0f} s."
+    return Event(code="checkpoint_upload_recovered", message=message)

@@ -1,0 +1,151 @@
+"""What the end of an attempt changes: its row, the ledger, the job; all in the transaction that gives its reservation back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.attempts.claims import Claim, Ending
+from control_plane.billing.metering import service as metering
+from control_plane.capacity.active_pools import named
+from control_plane.jobs.tables import attempts, checkpoints, jobs, reservations
+from control_plane.jobs.transitions import transition
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL, JobState
+from ft_assets.errors import Fault
+from ft_assets.training.failures import Outcome, Retry, with_half_batch
+from ft_assets.training.spec import TrainingSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Released:
+    """A reservation that was given back just now."""
+
+    asked: bool
+    """The scheduler had asked its attempt to make room."""
+    for_tier: str | None
+    """Tier of the job that it was to make room for; None where nobody said for which."""
+
+    @property
+    def for_whom(self) -> str:
+        return "another job" if self.for_tier is None else f"a {self.for_tier} job"
+
+
+def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
+    """Give the reservation back; None where it was before."""
+    this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt) & reservations.c.released_at.is_(None)
+    given = sa.update(reservations).where(this).values(released_at=now)
+    row = conn.execute(given.returning(reservations.c.stop_asked_at, reservations.c.preempted_for)).one_or_none()
+    if row is None:
+        return None
+    tier = conn.execute(sa.select(jobs.c.tier).where(jobs.c.id == row.preempted_for)).scalar()
+    return Released(asked=row.stop_asked_at is not None, for_tier=tier)
+
+
+def settled(ending: Ending, job: RowMapping, released: Released) -> Ending:
+    """The ending as the job's state has it: a tenant's stop that came while the attempt made room is the tenant's stop."""
+    failure, state = ending.failure, JobState(job["state"])
+    made_room = released.asked and failure is not None and failure.code == Outcome.PREEMPTED
+    if failure is None or not made_room or state not in (JobState.CANCELLED, JobState.PAUSING):
+        return ending
+    code = "paused" if state is JobState.PAUSING else "cancelled"
+    return replace(ending, outcome=code, failure=replace(failure, code=code, fault=Fault.USER, retry=Retry.NEVER))
+
+
+def close(conn: Connection, held: Claim, ending: Ending, now: datetime) -> None:
+    """Write how the attempt ended, and how much of its work is done again."""
+    status = ending.status
+    conn.execute(
+        sa.update(attempts)
+        .where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
+        .values(
+            outcome=ending.outcome,
+            exit_code=status.exit_code,
+            last_step=ending.last_step,
+            lost_s=ending.again_s * held.num_gpus if _goes_on(ending) else 0.0,
+            started_at=sa.func.coalesce(attempts.c.started_at, moment(status.started_at)),
+            ended_at=moment(status.ended_at) or now,
+        )
+    )
+
+
+def _goes_on(ending: Ending) -> bool:
+    """Whether another attempt may follow."""
+    return ending.failure is not None and (ending.failure.retry is not Retry.NEVER or ending.failure.code == "paused")
+
+
+def bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> None:
+    """Report the end, and the start where nobody has, and bill what lies between; a workload that never started costs nothing."""
+    status = ending.status
+    started = moment(status.started_at)
+    if started is not None:
+        report_started(conn, platform, held, job, at=started, now=now)
+    fault = ending.failure.fault if ending.failure else None
+    ended = moment(status.ended_at) or metering.last_proof_of_life(conn, held.job_id, held.attempt)
+    if ended is None:
+        return
+    work = metering.work(conn, held.job_id, held.attempt, began_at=moment(ending.began_at), kept_until=moment(ending.kept_until))
+    metering.report_ended(conn, job, held.attempt, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen, work=work)
+    metering.settle(conn, platform, held.tenant, held.job_id, held.attempt)
+
+
+def report_started(conn: Connection, platform: Platform, held: Claim, job: RowMapping, *, at: datetime, now: datetime) -> None:
+    pool = named(platform, held.pool)
+    metering.report_started(conn, job, held.attempt, pool=pool, num_gpus=held.num_gpus, at=at, now=now)
+
+
+def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, released: Released, now: datetime) -> JobState:
+    """Move the job to where its attempt's end leads; the rules are those of ``attempts.finish``."""
+    data: dict[str, Any] = {"attempt": held.attempt, "outcome": ending.outcome, "step": ending.last_step}
+
+    def to(target: JobState, message: str, *, more: Mapping[str, Any] | None = None, **columns: Any) -> JobState:
+        transition(conn, held.job_id, target, message=message, data={**data, **(more or {})}, now=now, stop_requested=None, **columns)
+        return target
+
+    state, failure = JobState(job["state"]), ending.failure
+    if state in FINAL:
+        return state
+    if failure is None:
+        message = f"Training finished: {ending.last_step} steps. Evaluation is next."
+        return to(JobState.EVALUATING, message, trained_tokens=ending.trained_tokens)
+    again = with_half_batch(held.spec) if failure.retry is Retry.HALVE_BATCH else held.spec
+    columns: dict[str, Any] = {} if again is None else {"spec": again.to_dict(), "spec_sha256": again.sha256}
+    onward = _onward(held, again, saved=_saved(conn, held.job_id))
+    if failure.code == "paused" or (state is JobState.PAUSING and failure.retry is not Retry.NEVER and again is not None):
+        if state is not JobState.PAUSING:
+            to(JobState.PAUSING, "The workload stopped.")
+        where = f"at step {ending.last_step}" if ending.last_step else "before its first step"
+        return to(JobState.PAUSED, f"Paused {where}; resume {onward}.", **columns)
+    if failure.retry is Retry.NEVER or again is None:
+        error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
+        return to(JobState.FAILED, f"{error['message']}", error=error)
+    if released.asked and failure.code == Outcome.PREEMPTED:
+        told = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
+        why = failure.message.replace("another job", released.for_whom)
+        to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=told, preemptions=job["preemptions"] + 1)
+    else:
+        to(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
+    return to(JobState.QUEUED, f"Queued again; training {onward}.", queued_at=job["queued_at"], **columns)
+
+
+def _saved(conn: Connection, job_id: str) -> int:
+    """Step of the newest checkpoint that the next attempt may go on from; 0 for none."""
+    kept = sa.select(sa.func.max(checkpoints.c.step)).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
+    return int(conn.execute(kept).scalar() or 0)
+
+
+def _onward(held: Claim, again: TrainingSpec | None, *, saved: int) -> str:
+    """Where the next attempt begins, and with what that this one did not have."""
+    where = "goes on from the last verified checkpoint" if saved else "starts from the first step"
+    if again is None or again.sha256 == held.spec.sha256:
+        return where
+    return f"{where} with micro-batches of {again.optimization.per_device_batch_size} rows"
+
+
+def moment(unix: float | None) -> datetime | None:
+    return None if unix is None else datetime.fromtimestamp(unix, tz=UTC)

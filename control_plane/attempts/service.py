@@ -1,0 +1,359 @@
+"""One attempt of training, from the reservation to the ledger: every write is fenced by the attempt number.
+
+The attempt number of the unreleased reservation is the fencing token: a step that was replaced, or a workload that
+outlived its reservation, finds its token released and can neither commit a checkpoint nor move the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.attempts import endings, preemption_notices, reserved_devices
+from control_plane.attempts.claims import NOTHING
+from control_plane.attempts.claims import Claim as Claim
+from control_plane.attempts.claims import Ending as Ending
+from control_plane.attempts.claims import Reported as Reported
+from control_plane.billing.metering import service as metering
+from control_plane.jobs.preparation.pin import fail_in, job_row
+from control_plane.jobs.tables import attempts, checkpoints, job_events, jobs, reservations
+from control_plane.jobs.transitions import locked, record, transition
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import Event, as_reported, metrics_event, provisioning_event
+from control_plane.platform.job_states import FINAL, JobState
+from ft_assets.errors import FtError, NotAdmitted
+from ft_assets.training.failures import StopReason
+from ft_assets.training.spec import TrainingSpec
+
+UNREADABLE = "spec_unreadable"
+"""Code of a spec whose format is not that of this platform."""
+
+log = logging.getLogger(__name__)
+
+
+def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
+    """The job's reservation; ``NotAdmitted`` when it holds none, so nobody trains around the queue, and with the code
+    :data:`UNREADABLE` where its spec is of another format."""
+    with platform.engine.connect() as conn:
+        job = job_row(conn, tenant, job_id)
+        held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))).first()
+        if held is None or job.spec is None:
+            raise NotAdmitted(
+                f"job {job_id} is {job.state} and holds no reservation, so it may not train; submit it through the API, `ft submit` or "
+                "the `submit` job, and the scheduler starts it when it fits"
+            )
+        return Claim(
+            tenant=tenant,
+            job_id=job_id,
+            attempt=held.attempt,
+            pool=held.pool,
+            num_gpus=held.num_gpus,
+            devices=reserved_devices.on_this_machine(platform, held.placement, held.devices),
+            model=job.model,
+            spec=_readable(job_id, job.spec),
+            workload=_workload(job_id, held.attempt),
+        )
+
+
+def workload_held(platform: Platform, job_id: str) -> str | None:
+    """Name of the workload that the job's reservation is for."""
+    query = sa.select(reservations.c.attempt).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))
+    with platform.engine.connect() as conn:
+        attempt = conn.execute(query).scalar_one_or_none()
+    return None if attempt is None else _workload(job_id, attempt)
+
+
+def abandon(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
+    """End a job that cannot be trained: it fails with `error`, and its reservation goes; what ran is billed and given back.
+
+    One transaction, which locks as the end of an attempt does: the reservation, then the job.
+    """
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        held = (reservations.c.job_id == job_id) & reservations.c.released_at.is_(None)
+        conn.execute(sa.update(reservations).where(held).values(released_at=now))
+        job = locked(conn, job_id, tenant_id=tenant)
+        fail_in(conn, job, error, now=now)
+        over = (attempts.c.job_id == job_id) & attempts.c.ended_at.is_(None)
+        ended = sa.update(attempts).where(over).values(outcome=error.code, ended_at=now).returning(attempts.c.attempt)
+        for attempt in conn.execute(ended).scalars().all():
+            metering.report_lost(conn, job, attempt, outcome=error.code, now=now)
+            metering.settle(conn, platform, tenant, job_id, attempt)
+
+
+def _workload(job_id: str, attempt: int) -> str:
+    return f"{job_id}-a{attempt}"
+
+
+def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
+    try:
+        return TrainingSpec.from_dict(dict(stored))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.error("the spec of %s is not of this platform's format: %s: %s", job_id, type(error).__name__, error)
+        raise NotAdmitted(
+            f"the training spec of job {job_id} was frozen by another version of the platform, and this one cannot train it; that is the "
+            "platform's failure, and nothing of it is billed: submit the job again",
+            code=UNREADABLE,
+        ) from error
+
+
+def stop_asked(platform: Platform, held: Claim) -> str | None:
+    """``cancel``, ``pause`` or ``preempt`` when somebody asked this attempt to end; records a beat in passing.
+
+    A word to make room is for the attempt that it was said to: one that it has outlived stops nobody. An attempt without its reservation
+    beats for nobody, or nobody would miss whoever follows the next one, and is cancelled: its GPUs are another's.
+    """
+    this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt) & reservations.c.released_at.is_(None)
+    beat = sa.update(jobs).where(jobs.c.id == reservations.c.job_id, this).values(heartbeat_at=platform.clock())
+    with platform.engine.begin() as conn:
+        row = conn.execute(beat.returning(jobs.c.stop_requested, reservations.c.stop_asked_at)).one_or_none()
+    if row is None:
+        return StopReason.CANCEL
+    asked: str | None = row.stop_requested
+    return None if asked == StopReason.PREEMPT and row.stop_asked_at is None else asked
+
+
+def reported(platform: Platform, held: Claim, *, from_step: int = 0) -> Reported:
+    """What earlier attempts and earlier followers of this one have reported."""
+    step = sa.cast(job_events.c.data["step"].astext, sa.Integer)
+    trained, validated = (sa.func.coalesce(sa.func.max(step).filter(job_events.c.data.has_key(k)), 0) for k in ("train_loss", "valid_loss"))
+    query = sa.select(trained, validated).where(job_events.c.job_id == held.job_id, job_events.c.type == "metrics")
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).one()
+    return Reported(step=row[0], validation=row[1], from_step=from_step)
+
+
+def record_progress(
+    platform: Platform,
+    held: Claim,
+    steps: Sequence[Mapping[str, Any]],
+    *,
+    phase: str,
+    validation: Sequence[Mapping[str, Any]] = (),
+    before: Reported = NOTHING,
+) -> None:
+    """Store new metric lines of the workload as events and the newest on the job; the first step makes the job ``running``.
+
+    Lines of steps that were reported `before` move the job, and make no second event.
+    """
+    if not steps and not validation:
+        return
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held):
+            return
+        now = platform.clock()
+        job = locked(conn, held.job_id)
+        if JobState(job["state"]) in FINAL:
+            return
+        if steps:
+            last = steps[-1]
+            if last["step"] > before.from_step:
+                _start_running(conn, job, held, now)
+            left = last["total_steps"] - last["step"]
+            pace = _seconds_per_step(steps)
+            known = pace or left == 0  # after the last step it is that step's moment
+            finish = datetime.fromtimestamp(now.timestamp() + left * (pace or 0.0), tz=UTC) if known else None
+            values = {
+                "step": last["step"],
+                "total_steps": last["total_steps"],
+                "loss": last["loss"],
+                "tokens_per_s": last.get("tokens_per_s"),
+            }
+            conn.execute(
+                sa.update(jobs).where(jobs.c.id == held.job_id).values(**values, checkpointing=phase == "save", estimated_finish_at=finish)
+            )
+        news = [m for m in steps if m["step"] > before.step] + [m for m in validation if m["step"] > before.validation]
+        if news:
+            conn.execute(sa.insert(job_events), [_metric_event(held.job_id, m, now) for m in news])
+
+
+def record_provisioning(platform: Platform, held: Claim, phase: str) -> None:
+    """Tell the job's tenant what the attempt does before its first step (``job_events.PROVISIONING``); each phase once."""
+    event = provisioning_event(phase, attempt=held.attempt)
+    before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held) or locked(conn, held.job_id)["state"] != JobState.PROVISIONING:
+            return
+        if conn.execute(sa.select(sa.exists().where(before))).scalar_one():
+            return
+        record(conn, held.job_id, event, now=platform.clock())
+
+
+def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    if len(steps) < 2:
+        return None
+    return max(0.0, float(steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
+
+
+def _start_running(conn: Connection, job: RowMapping, held: Claim, now: datetime) -> None:
+    if job["state"] != JobState.PROVISIONING:
+        return
+    transition(
+        conn,
+        held.job_id,
+        JobState.RUNNING,
+        message=f"Training runs (attempt {held.attempt}).",
+        now=now,
+        first_step_at=job["first_step_at"] or now,
+    )
+
+
+def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    data = as_reported(metric)
+    return {
+        "id": f"ftevent-{uuid.uuid4().hex}",
+        "job_id": job_id,
+        "level": "info",
+        "type": "metrics",
+        "code": "metrics",
+        "message": metrics_event(data).message,
+        "data": data,
+        "created_at": now,
+    }
+
+
+def record_checkpoint(
+    platform: Platform, held: Claim, *, step: int, prefix: str, manifest_sha256: str, metrics: Mapping[str, Any], final: bool = False
+) -> bool:
+    """Commit a checkpoint whose verified files lie under `prefix`; False when the token is no
+    longer held or the job has ended.
+
+    The row is the commit: files without one are leftovers. Each attempt has a prefix of its own, so that uploading a step
+    again never touches what is committed; the row then names the newer one.
+    """
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
+            return False
+        values = {
+            "id": f"ftckpt_{uuid.uuid4().hex[:24]}",
+            "job_id": held.job_id,
+            "attempt": held.attempt,
+            "step": step,
+            "object_prefix": prefix,
+            "manifest_sha256": manifest_sha256,
+            "metrics": dict(metrics),
+            "final": final,
+            "created_at": platform.clock(),
+        }
+        changed: dict[str, Any] = {k: values[k] for k in ("attempt", "object_prefix", "manifest_sha256", "metrics", "final")}
+        changed |= {"retired_at": None, "removed_at": None}
+        statement = insert(checkpoints).values(values)
+        replaced = statement.on_conflict_do_update(
+            index_elements=["job_id", "step"], set_=changed, where=sa.true() if final else ~checkpoints.c.final
+        )
+        if conn.execute(replaced.returning(checkpoints.c.id)).first() is None:
+            return True  # the finished model has this step: it is not replaced by its checkpoint
+        message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
+        record(
+            conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step, "attempt": held.attempt}), now=platform.clock()
+        )
+    return True
+
+
+def committed(platform: Platform, job_id: str) -> list[sa.Row[Any]]:
+    """Committed checkpoints of the job that are kept, newest step first."""
+    kept = sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
+    with platform.engine.connect() as conn:
+        return list(conn.execute(kept.order_by(checkpoints.c.step.desc())).all())
+
+
+def holds(platform: Platform, held: Claim) -> bool:
+    """Whether the attempt still has its reservation."""
+    with platform.engine.begin() as conn:
+        return holds_in(conn, held)
+
+
+def must_hold(platform: Platform, held: Claim) -> None:
+    """``NotAdmitted`` when the attempt was released: it may start nothing any more."""
+    if not holds(platform, held):
+        raise NotAdmitted(
+            f"attempt {held.attempt} of job {held.job_id} was released before its workload was started, so it starts nothing; the job goes "
+            "on in its next attempt, or has ended"
+        )
+
+
+def tell(platform: Platform, held: Claim, event: Event) -> bool:
+    """Write an event of the job; False, and nothing is written, when the attempt was released or the job has ended."""
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
+            return False
+        record(conn, held.job_id, event, now=platform.clock())
+    return True
+
+
+def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
+    """Close the attempt: release the reservation, write the ledger, move the job. A second call changes nothing.
+
+    1. Succeeded: the job goes on to evaluation, also where it was asked to make room meanwhile.
+    2. Cancelled meanwhile: the job stays cancelled.
+    3. A pause was asked for and the workload made its checkpoint: paused, also where it was to make room.
+    4. The failure may be resumed: preempted, then queued again at its old place; the next attempt goes on from the last checkpoint.
+    5. Out of memory, the first time: queued again with half the micro-batch and the same global batch; paused with it, if that was asked.
+    6. Else failed, with the failure's remedy.
+    """
+    with platform.engine.begin() as conn:
+        now = platform.clock()
+        released = endings.release(conn, held, now)
+        job = locked(conn, held.job_id, tenant_id=held.tenant)
+        if released is None:
+            return JobState(job["state"])
+        ending = endings.settled(ending, job, released)
+        endings.close(conn, held, ending, now)
+        endings.bill(conn, platform, held, job, ending, now)
+        state = endings.move(conn, held, job, ending, released, now)
+    if released.asked and state is JobState.QUEUED:
+        preemption_notices.tell_when(platform, held)
+    return state
+
+
+def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at: float | None) -> int:
+    """Record where the attempt resumes and when its workload started; billing counts from there.
+
+    Returns the step up to which metrics were reported: `from_step`, or later when a dead follower is being replaced. Of an attempt that
+    was released nothing is recorded: whoever released it has billed what there was.
+    """
+    this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
+    with platform.engine.begin() as conn:
+        if not holds_in(conn, held):
+            return from_step
+        at = endings.moment(started_at) or platform.clock()
+        fresh = conn.execute(
+            sa.update(attempts).where(this, attempts.c.started_at.is_(None)).values(from_step=from_step, started_at=at)
+        ).rowcount
+        job = conn.execute(sa.select(jobs).where(jobs.c.id == held.job_id)).mappings().one()
+        if fresh:
+            endings.report_started(conn, platform, held, job, at=at, now=platform.clock())
+            return from_step
+        return job["step"] or from_step
+
+
+def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
+    """Record where the attempt will go on from, before its workload starts; of one that was released, nothing."""
+    this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt) & attempts.c.started_at.is_(None)
+    with platform.engine.begin() as conn:
+        if holds_in(conn, held):
+            conn.execute(sa.update(attempts).where(this).values(from_step=from_step))
+
+
+def from_step(platform: Platform, held: Claim) -> int:
+    """Where the attempt went on from; 0 while that is not known."""
+    query = sa.select(attempts.c.from_step).where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalar() or 0
+
+
+def holds_in(conn: Connection, held: Claim) -> bool:
+    """Whether the attempt has its reservation; it cannot lose it before the transaction of `conn` ends."""
+    query = (
+        sa.select(reservations.c.attempt)
+        .where(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))
+        .with_for_update()
+    )
+    return conn.execute(query).first() is not None

@@ -1,0 +1,269 @@
+"""Watching one attempt while it is followed: verdicts on its health become events, its numbers are copied to the tracker.
+
+Nothing here may end what it watches: an error of its own is logged, and the attempt goes on unwatched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
+
+from control_plane.attempts import tracked_files
+from control_plane.attempts.rules import EARLY_STEPS, HEARTBEAT_AGAIN_S, ONCE, Pace, Signs, Step, Verdict, diverged, judge, own_pace
+from control_plane.attempts.service import Claim, Ending
+from control_plane.jobs.tables import attempts, health_verdicts, job_events, jobs, reservations
+from control_plane.jobs.transitions import locked, record
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import FOR_OPERATORS, Event, as_reported
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.protocols import RunLog, TrackedRun
+from ft_assets.redaction import without_credentials
+
+KEPT_STEPS = 2000
+"""Newest steps that verdicts look at."""
+MIN_ALIKE = 3
+"""Earlier jobs below which their pace is no expectation."""
+MAX_ALIKE = 20
+
+FLUSH_S = 20.0
+"""A short job ends before its tracker is even imported."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """The watch over one attempt; made by :func:`begin`."""
+
+    platform: Platform
+    held: Claim
+    signs: Signs
+    raised: set[str]
+    tracked: RunLog | None
+    told: set[str] = field(default_factory=set)
+    """Of :data:`~control_plane.attempts.rules.ONCE`, what this attempt was told already."""
+    told_of_tracking: bool = field(default=False)
+
+    def saw(self, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> None:
+        """Take in new lines of ``metrics.jsonl``."""
+        if not steps and not validation:
+            return
+        with _unharmed("the watch"):
+            self.signs = _with_lines(self.signs, steps, validation)
+            if self.signs.expected is None:
+                self.signs = replace(self.signs, expected=own_pace(self.signs))
+            if self.tracked is not None:
+                self.tracked.log([as_reported(m) for m in (*steps, *validation)])
+            self._judge()
+
+    def heard(self, *, silence_s: float, running: bool) -> None:
+        """Take in how long the workload has given no sign of life."""
+        self.signs = replace(self.signs, silence_s=silence_s, running=running)
+        with _unharmed("the watch"):
+            if "heartbeat_missed" in self.raised or silence_s > HEARTBEAT_AGAIN_S:
+                self._judge()
+            self._tell_of_tracking()
+
+    def ended(self, ending: Ending, result: Path) -> None:
+        """Judge the end, close what is still raised, and let the tracker go. `result`: directory of the finished model."""
+        with _unharmed("the watch"):
+            if ending.failure is not None and ending.failure.code == "diverged":
+                self._record([diverged(step=ending.last_step, remedy=ending.failure.remedy)])
+            with self.platform.engine.begin() as conn:
+                _close(conn, self.platform, health_verdicts.c.job_id == self.held.job_id, health_verdicts.c.attempt == self.held.attempt)
+        with _unharmed("tracking"):
+            if self.tracked is not None:
+                self.tracked.attach(tracked_files.of_attempt(self.platform, self.held, result))
+        with _unharmed("tracking"):
+            if self.tracked is not None:
+                self.tracked.end(outcome=ending.outcome)
+            self._tell_of_tracking()
+
+    def _judge(self) -> None:
+        held = {v.code: v for v in judge(self.signs, self.raised) if v.code in self.raised or v.code not in self.told}
+        over = self.raised - set(held)
+        if over or set(held) - self.raised:
+            self._record([v for v in held.values() if v.code not in self.raised], over)
+            self.raised = set(held)
+            self.told |= self.raised & ONCE
+
+    def _record(self, verdicts: Sequence[Verdict], over: Sequence[str] | set[str] = ()) -> None:
+        with self.platform.engine.begin() as conn:
+            job = locked(conn, self.held.job_id)
+            if JobState(job["state"]) in FINAL or job["attempt"] != self.held.attempt:
+                return
+            for code in sorted(over):
+                _recover(conn, self.platform, self.held.job_id, code)
+            for verdict in verdicts:
+                _raise(conn, self.platform, self.held, verdict)
+
+    def _tell_of_tracking(self) -> None:
+        """Say once that the copy of this run is not whole."""
+        problem = None if self.tracked is None or self.told_of_tracking else self.tracked.problem()
+        if problem is None:
+            return
+        self.told_of_tracking = True
+        log.warning("%s is not, or not wholly, in the tracker: %s", self.held.workload, without_credentials(problem))
+        message = "The run is not, or not wholly, in MLflow; the follower's log says why. Training goes on; its metrics are in the API."
+        with self.platform.engine.begin() as conn:
+            if JobState(locked(conn, self.held.job_id)["state"]) not in FINAL:
+                event = Event(code="tracking_failed", level="warn", message=message, data={"audience": FOR_OPERATORS})
+                record(conn, self.held.job_id, event, now=self.platform.clock())
+
+
+def begin(platform: Platform, held: Claim) -> Watch:
+    """Watch an attempt that has started; a follower that replaces a dead one takes over what that one had raised."""
+    signs = Signs(steps=(), validations=(), total_steps=0, from_step=0, silence_s=0.0, running=False)
+    raised, told = set[str](), set[str]()
+    with _unharmed("the watch"), platform.engine.begin() as conn:
+        this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
+        started = conn.execute(sa.select(attempts.c.from_step).where(this)).scalar_one_or_none() or 0
+        signs = replace(_with_events(conn, held.job_id, signs), from_step=started, expected=_pace_of_jobs_alike(conn, held))
+        own = health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt == held.attempt
+        for code, cleared_at in conn.execute(sa.select(health_verdicts.c.code, health_verdicts.c.cleared_at).where(*own)).all():
+            raised |= {code} if cleared_at is None else set()
+            told |= {code} & ONCE
+        _close(conn, platform, health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt < held.attempt)
+    tracked = None
+    with _unharmed("tracking"):
+        if platform.tracker is not None:
+            tracked = platform.tracker.begin(run_of(held))
+            tracked.attach(tracked_files.of_spec(held.spec))
+    return Watch(platform=platform, held=held, signs=signs, raised=raised, told=told, tracked=tracked)
+
+
+def attach(platform: Platform, run: TrackedRun, files: Mapping[str, bytes]) -> None:
+    """Add `files` to a tracked run that has ended; :func:`flush` waits for them."""
+    if platform.tracker is not None:
+        with _unharmed("tracking"):
+            platform.tracker.attach(run, files)
+
+
+def flush(platform: Platform) -> None:
+    """Let the copies of ended runs arrive. For the end of a process, when GPUs are given back: who follows a job never waits."""
+    if platform.tracker is not None:
+        with _unharmed("tracking"):
+            platform.tracker.flush(timeout_s=FLUSH_S)
+
+
+def run_of(held: Claim) -> TrackedRun:
+    """The attempt as a tracker shows it: what it was made from as tags, its settings as parameters."""
+    spec = held.spec
+    tags = {
+        "tenant": held.tenant, "job": held.job_id, "attempt": str(held.attempt), "base_model": spec.base_model,
+        "base_digest": spec.base_digest, "dataset": spec.dataset_id, "pack": spec.pack_fingerprint, "spec_sha256": spec.sha256,
+        "commit": spec.commit, "recipe": spec.recipe, "pool": held.pool,
+    }  # fmt: skip
+    params = {k: str(v) for k, v in _flat(spec.to_dict()) if v is not None and k not in tags}
+    return TrackedRun(tenant=held.tenant, job_id=held.job_id, attempt=held.attempt, tags=tags, params=params)
+
+
+def open_verdicts(platform: Platform) -> list[sa.Row[Any]]:
+    """Verdicts that hold now on jobs that have not ended, newest first, with the job's tenant and model."""
+    query = (
+        sa.select(health_verdicts, jobs.c.tenant_id, jobs.c.model)
+        .join(jobs, jobs.c.id == health_verdicts.c.job_id)
+        .where(health_verdicts.c.cleared_at.is_(None), jobs.c.state.not_in([s.value for s in FINAL]))
+        .order_by(health_verdicts.c.raised_at.desc())
+    )
+    with platform.engine.connect() as conn:
+        return list(conn.execute(query).all())
+
+
+@contextlib.contextmanager
+def _unharmed(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("%s over an attempt failed; the attempt goes on", what)
+
+
+def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> Signs:
+    by_step = {s.step: s for s in signs.steps} | {m["step"]: Step.of(m) for m in steps}
+    measured = {m["step"]: m.get("eval_loss", m.get("valid_loss")) for m in validation}
+    losses = dict(signs.validations) | {step: loss for step, loss in measured.items() if loss is not None}
+    kept = sorted(by_step.values(), key=lambda s: s.step)[-KEPT_STEPS:]
+    total = int(steps[-1].get("total_steps") or signs.total_steps) if steps else signs.total_steps
+    early = signs.early
+    if len(early) < EARLY_STEPS or (kept and kept[0].step <= EARLY_STEPS):
+        firsts = {s.step: s for s in early} | {n: s for n, s in by_step.items() if n <= EARLY_STEPS}
+        early = tuple(sorted(firsts.values(), key=lambda s: s.step))
+    return replace(signs, steps=tuple(kept), early=early, validations=tuple(sorted(losses.items())), total_steps=total)
+
+
+def _with_events(conn: Connection, job_id: str, signs: Signs) -> Signs:
+    """What earlier attempts, or an earlier follower, reported: a curve does not begin anew with an attempt."""
+    query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
+    newest = list(conn.execute(query.order_by(job_events.c.seq.desc()).limit(KEPT_STEPS)).scalars())[::-1]
+    first = list(conn.execute(query.order_by(job_events.c.seq).limit(EARLY_STEPS)).scalars())
+    known = [*first, *newest]
+    return _with_lines(signs, [d for d in known if "train_loss" in d], [d for d in known if "valid_loss" in d])
+
+
+def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
+    """The median of the newest jobs that trained the same model in the same way on as many GPUs of the same pool."""
+    spec = held.spec
+    same = ("method", "adapter", "precision", "max_seq_len", "gradient_checkpointing")
+    alike: dict[str, Any] = {k: getattr(spec, k) for k in same}
+    alike["optimization"] = {"per_device_batch_size": spec.optimization.per_device_batch_size}
+    query = (
+        sa.select(jobs.c.tokens_per_s)
+        .where(
+            jobs.c.state == JobState.SUCCEEDED, jobs.c.base_digest == spec.base_digest, jobs.c.num_gpus == held.num_gpus,
+            jobs.c.tokens_per_s > 0, jobs.c.spec.contains(alike),
+            jobs.c.id.in_(sa.select(reservations.c.job_id).where(reservations.c.pool == held.pool)),
+        )
+        .order_by(jobs.c.finished_at.desc())
+        .limit(MAX_ALIKE)
+    )  # fmt: skip
+    found = [float(v) for v in conn.execute(query).scalars()]
+    if len(found) < MIN_ALIKE:
+        return None
+    return Pace(tokens_per_s=median(found), source=f"the median of {len(found)} earlier jobs like it on pool {held.pool}")
+
+
+def _raise(conn: Connection, platform: Platform, held: Claim, verdict: Verdict) -> None:
+    data = {"audience": verdict.audience, "value": verdict.value, "limit": verdict.limit, "next_step": verdict.next_step}
+    now = platform.clock()
+    values = {
+        "id": f"verdict-{uuid.uuid4().hex[:24]}", "job_id": held.job_id, "attempt": held.attempt, "code": verdict.code,
+        "audience": verdict.audience, "level": verdict.level, "message": verdict.message, "data": data, "raised_at": now,
+    }  # fmt: skip
+    if conn.execute(insert(health_verdicts).values(values).on_conflict_do_nothing().returning(health_verdicts.c.id)).first():
+        event = Event(code=verdict.code, level=verdict.level, message=verdict.message, data=data | {"attempt": held.attempt})
+        record(conn, held.job_id, event, now=now)
+
+
+def _recover(conn: Connection, platform: Platform, job_id: str, code: str) -> None:
+    now = platform.clock()
+    this = (health_verdicts.c.job_id == job_id) & (health_verdicts.c.code == code) & health_verdicts.c.cleared_at.is_(None)
+    row = conn.execute(sa.update(health_verdicts).where(this).values(cleared_at=now).returning(health_verdicts)).first()
+    if row is None:
+        return
+    lasted = (now - row.raised_at).total_seconds()
+    message = f"Recovered from {code} after {lasted:.0f} s."
+    record(conn, job_id, Event(code="health_recovered", message=message, data={"verdict": code, "audience": row.audience}), now=now)
+
+
+def _close(conn: Connection, platform: Platform, *of: sa.ColumnElement[bool]) -> None:
+    """End the episodes of attempts that are over: nobody watches whether they recover."""
+    this = (*of, health_verdicts.c.cleared_at.is_(None))
+    conn.execute(sa.update(health_verdicts).where(*this).values(cleared_at=platform.clock()))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item

@@ -1,0 +1,1 @@
+"""Prices, the ledger, refunds, budgets, storage."""

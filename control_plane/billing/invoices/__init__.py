@@ -1,0 +1,1 @@
+"""Invoices: drafts and issued ones."""

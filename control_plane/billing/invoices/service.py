@@ -1,0 +1,215 @@
+"""Invoices: drafts of any month at any time, issued once, when the month is over and its attempts are settled.
+
+Which invoice an entry is on is a row, written with the invoice: an entry is on one at most, and one that came too late for its
+month is on the next that is issued.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on, insert
+from sqlalchemy.engine import Connection
+
+from control_plane.billing import ledger
+from control_plane.billing.invoices import rules as invoicing
+from control_plane.billing.metering import service as metering
+from control_plane.billing.tables import invoice_entries, invoices, ledger_entries, meter_events, unbilled_attempts
+from control_plane.billing.usage.service import Unbilled, unbilled
+from control_plane.jobs.tables import jobs
+from control_plane.notifications.outbox import publish
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.rounds import Round
+from control_plane.quotas.rules import Month, month_of
+from control_plane.tenants.service import tenant_of
+from control_plane.tenants.tables import tenants
+from ft_assets.errors import NotFound
+
+MAX_PAGE = 100
+BUDGET_S = 15.0
+"""Of one round of issuing: 500 tenants take two minutes with 100,000 jobs, and a sensor's round has one."""
+ENTERED_WITHIN = timedelta(days=1)
+"""Of an invoice: an entry whose time is that much before it may have been committed after it."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invoice:
+    """An invoice, or the draft of one."""
+
+    document: dict[str, Any]
+    sha256: str
+    issued_at: datetime | None
+    """None: a draft, which may still change."""
+    unbilled: Sequence[Unbilled] = ()
+    """Of a draft: attempts that run now, and may still come on it."""
+
+
+def get(platform: Platform, tenant: str, month: str) -> Invoice:
+    """The invoice of a month; where it is not issued, a draft with what is known now. ``NotFound`` for a month of nothing."""
+    now = platform.clock()
+    asked = invoicing.month_named(month, now=now)
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(invoices).where(invoices.c.tenant_id == tenant, invoices.c.month == month)).mappings().one_or_none()
+        if row is not None:
+            return Invoice(document=row["document"], sha256=row["sha256"], issued_at=row["issued_at"])
+        draft = _document(conn, tenant, asked)
+        if not draft["lines"] and asked.ends <= now:
+            raise NotFound(
+                f"no invoice of {month}: nothing was billed in it; GET /v1/invoices lists yours", code="invoice_not_found", param="month"
+            )
+        running = unbilled(conn, platform, tenant)
+    return Invoice(document=draft, sha256=invoicing.sha256(draft), issued_at=None, unbilled=running)
+
+
+def list_issued(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+    """Invoices that were issued, newest month first."""
+    query = sa.select(invoices).where(invoices.c.tenant_id == tenant)
+    keys = (invoices.c.month, invoices.c.id)
+    with platform.engine.connect() as conn:
+        return page(conn, query, keys, id_column=invoices.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+
+
+def issue_due(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
+    """Issue what is due, oldest month first, for as long as the budget lasts; returns the ids. The next round goes on.
+
+    A month that is not settled waits, and so do later ones of its tenant. One tenant that fails keeps no other waiting; ``FtError`` at
+    the end where one has.
+    """
+    until = time.monotonic() + budget_s
+    present = month_of(platform.clock())
+    with platform.engine.connect() as conn:
+        open_since = conn.execute(_open_since(present)).all()
+    issued: list[str] = []
+    with Round("tenants") as each:
+        for tenant, since in open_since:
+            if time.monotonic() >= until:
+                break
+            with each(tenant):
+                issued += _issue_until(platform, tenant, since, before=present.begins)
+    return issued
+
+
+def _open_since(present: Month) -> sa.Select[Any]:
+    """Tenants that have no invoice of last month, and entries up to it that are on none; with the time of the first of these.
+
+    Only what can be on no invoice is looked at: what occurred after the month of the tenant's newest one, and what was entered since
+    that one was issued.
+    """
+    last = month_of(present.begins - timedelta(days=1)).name
+    newest = (
+        sa.select(invoices.c.tenant_id, invoices.c.month, invoices.c.issued_at)
+        .ext(distinct_on(invoices.c.tenant_id))
+        .order_by(invoices.c.tenant_id, invoices.c.month.desc())
+        .subquery()
+    )
+    begins = sa.cast(newest.c.month + "-01", sa.Date)
+    ends = sa.func.timezone("UTC", begins + sa.literal_column("interval '1 month'"))
+    new = sa.or_(
+        newest.c.tenant_id.is_(None),
+        ledger_entries.c.occurred_at >= ends,
+        ledger_entries.c.created_at >= newest.c.issued_at - ENTERED_WITHIN,
+    )
+    first = (
+        sa.select(sa.func.min(ledger_entries.c.occurred_at).label("since"))
+        .where(ledger_entries.c.tenant_id == tenants.c.id, ledger_entries.c.occurred_at < present.begins, new, ~_invoiced())
+        .correlate(tenants, newest)
+        .lateral("first")
+    )
+    return (
+        sa.select(tenants.c.id, first.c.since)
+        .select_from(tenants.outerjoin(newest, newest.c.tenant_id == tenants.c.id).join(first, sa.true()))
+        .where(first.c.since.is_not(None), newest.c.month.is_distinct_from(last))  # what is late waits
+        .order_by(tenants.c.id)
+    )
+
+
+def _issue_until(platform: Platform, tenant: str, since: datetime, *, before: datetime) -> list[str]:
+    issued: list[str] = []
+    for month in _months(since, before=before):
+        with platform.engine.begin() as conn:
+            made = _issue(conn, tenant, month, now=platform.clock())
+        if made is None:
+            log.info("the invoice of %s for %s waits: an attempt of that month is not settled", tenant, month.name)
+            break
+        issued += made
+    return issued
+
+
+def _issue(conn: Connection, tenant: str, month: Month, *, now: datetime) -> list[str] | None:
+    """The id of the new invoice; none where it is issued already or would be empty; None where it has to wait."""
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # one issuer at a time
+    if conn.execute(sa.select(invoices.c.id).where(invoices.c.tenant_id == tenant, invoices.c.month == month.name)).first():
+        return []
+    if _unsettled(conn, tenant, month):
+        return None
+    made = _document(conn, tenant, month)
+    if not made["lines"]:
+        return []
+    values = {
+        "id": made["id"], "tenant_id": tenant, "month": month.name, "total_micros": made["total_micros"], "document": made,
+        "sha256": invoicing.sha256(made), "issued_at": now,
+    }  # fmt: skip
+    new = insert(invoices).values(values).on_conflict_do_nothing().returning(invoices.c.id)
+    if conn.execute(new).scalar() is None:
+        return []
+    on_it = [{"entry_id": line["entry_id"], "invoice_id": made["id"], "tenant_id": tenant} for line in made["lines"]]
+    conn.execute(sa.insert(invoice_entries), on_it)
+    publish(conn, tenant, "invoice.issued", made["id"], {"month": month.name, "total_micros": made["total_micros"]}, now=now)
+    return [made["id"]]
+
+
+def _document(conn: Connection, tenant: str, month: Month) -> dict[str, Any]:
+    row = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
+    of = tenant_of(row)
+    rows = conn.execute(_uninvoiced(tenant, month)).mappings().all()
+    models = {row["job_id"]: row["model"] for row in rows if row["model"] is not None}
+    entries = [ledger.entry_of(row) for row in rows]
+    return invoicing.document(
+        tenant=tenant, name=of.name, tier=of.tier, soft_gpu_hours=of.soft_gpu_hours, month=month, entries=entries, models=models
+    )
+
+
+def _uninvoiced(tenant: str, month: Month) -> sa.Select[Any]:
+    """Entries that belong on the invoice of `month`, with the model of their job.
+
+    They are on none yet, and of the month, or of an earlier one whose invoice was issued before they came: an earlier month that
+    waits for its own invoice has them on that.
+    """
+    issued = sa.exists().where(
+        invoices.c.tenant_id == tenant,
+        invoices.c.month == sa.func.to_char(sa.func.timezone("UTC", ledger_entries.c.occurred_at), "YYYY-MM"),
+    )
+    return (
+        sa.select(ledger_entries, jobs.c.model)
+        .select_from(ledger_entries.outerjoin(jobs, jobs.c.id == ledger_entries.c.job_id))
+        .where(ledger_entries.c.tenant_id == tenant, ledger_entries.c.occurred_at < month.ends, ~_invoiced())
+        .where(sa.or_(ledger_entries.c.occurred_at >= month.begins, issued))
+    )
+
+
+def _invoiced() -> sa.ColumnElement[bool]:
+    return sa.exists().where(invoice_entries.c.entry_id == ledger_entries.c.id)
+
+
+def _unsettled(conn: Connection, tenant: str, month: Month) -> bool:
+    """Whether an attempt that began before the month's end may still be billed in it: it has no entry, and was not heard of since."""
+    of = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
+    query = metering.unsettled().join(meter_events, of).join(jobs, jobs.c.id == unbilled_attempts.c.job_id)
+    silent = sa.or_(jobs.c.heartbeat_at.is_(None), jobs.c.heartbeat_at < month.ends)
+    this = unbilled_attempts.c.tenant_id == tenant, meter_events.c.kind == "started", meter_events.c.at < month.ends
+    return conn.execute(query.where(*this, silent).limit(1)).first() is not None
+
+
+def _months(since: datetime, *, before: datetime) -> Iterator[Month]:
+    month = month_of(since)
+    while month.begins < before:
+        yield month
+        month = month_of(month.ends)

@@ -1,0 +1,117 @@
+"""The ledger: one door in, an entry with both of its sides, once, however often it is reported; and what can be read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.billing.rules import ACCOUNTS, Entry, postings, receivable
+from control_plane.billing.tables import ledger_entries, ledger_postings, refund_cases
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Order, Page, page
+from ft_assets.errors import InvalidRequest, NotFound
+
+MAX_PAGE = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialBalance:
+    """Every account with its balance, debits positive; what tenants owe is one line."""
+
+    accounts: Mapping[str, int]
+    receivables: Mapping[str, int]
+    """By tenant."""
+
+    @property
+    def total(self) -> int:
+        """Nothing, as long as every entry has both of its sides."""
+        return sum(self.accounts.values())
+
+
+def post(conn: Connection, tenant: str, entry: Entry, *, now: datetime) -> bool:
+    """Enter `entry` with its postings; False where the ledger has it already, and nothing changes."""
+    values = {**asdict(entry), "tenant_id": tenant, "created_at": now}
+    new = insert(ledger_entries).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(ledger_entries.c.id)
+    if conn.execute(new).scalar() is None:
+        return False
+    sides = [
+        {"entry_id": entry.id, "tenant_id": tenant, "account": account, "amount_micros": amount}
+        for account, amount in postings(tenant, entry).items()
+    ]
+    conn.execute(sa.insert(ledger_postings), sides)
+    return True
+
+
+def entry_of(row: RowMapping) -> Entry:
+    """The entry that a row holds."""
+    return Entry(**{field.name: row[field.name] for field in fields(Entry)})
+
+
+def balance(platform: Platform, tenant: str) -> int:
+    """What `tenant` owes of all that was ever entered, in micro-dollars; payments are not kept here."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(ledger_postings.c.amount_micros), 0))
+    with platform.engine.connect() as conn:
+        return int(conn.execute(query.where(ledger_postings.c.account == receivable(tenant))).scalar_one())
+
+
+def list_entries(
+    platform: Platform,
+    tenant: str,
+    *,
+    kind: str | None = None,
+    job_id: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+    order: Order = "desc",
+) -> Page:
+    """Entries of `tenant` in the order in which they occurred, newest first."""
+    if kind is not None and kind not in ACCOUNTS:
+        raise InvalidRequest(
+            f"kind {kind[:40]!r} is unknown; kinds of entries are {', '.join(ACCOUNTS)}", code="invalid_kind", param="kind"
+        )
+    query = sa.select(ledger_entries).where(ledger_entries.c.tenant_id == tenant)
+    if kind is not None:
+        query = query.where(ledger_entries.c.kind == kind)
+    if job_id is not None:
+        query = query.where(ledger_entries.c.job_id == job_id)
+    keys = (ledger_entries.c.occurred_at, ledger_entries.c.id)
+    with platform.engine.connect() as conn:
+        return page(conn, query, keys, id_column=ledger_entries.c.id, after=after, limit=limit, max_limit=MAX_PAGE, order=order)
+
+
+def of_job(conn: Connection, tenant: str, job_id: str) -> list[Entry]:
+    """Entries of one job, attempt by attempt."""
+    this = ledger_entries.c.tenant_id == tenant, ledger_entries.c.job_id == job_id
+    order = ledger_entries.c.attempt, ledger_entries.c.occurred_at, ledger_entries.c.kind.desc(), ledger_entries.c.id
+    return [entry_of(row) for row in conn.execute(sa.select(ledger_entries).where(*this).order_by(*order)).mappings()]
+
+
+def cases_of_job(conn: Connection, tenant: str, job_id: str) -> Sequence[RowMapping]:
+    """Refunds of one job that a person decides on, or has decided on."""
+    this = refund_cases.c.tenant_id == tenant, refund_cases.c.job_id == job_id
+    return conn.execute(sa.select(refund_cases).where(*this).order_by(refund_cases.c.attempt)).mappings().all()
+
+
+def entered(conn: Connection, entry_id: str) -> Entry:
+    """One entry; ``NotFound`` where there is none."""
+    row = conn.execute(sa.select(ledger_entries).where(ledger_entries.c.id == entry_id)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"the ledger has no entry {entry_id[:80]!r}", code="entry_not_found", param="id")
+    return entry_of(row)
+
+
+def trial_balance(platform: Platform) -> TrialBalance:
+    """Balances of every account of the whole platform."""
+    query = sa.select(ledger_postings.c.account, sa.func.sum(ledger_postings.c.amount_micros)).group_by(ledger_postings.c.account)
+    with platform.whole.engine.connect() as conn:
+        found: dict[str, Any] = {account: int(total) for account, total in conn.execute(query.order_by(ledger_postings.c.account))}
+    prefix = receivable("")
+    owed = {account.removeprefix(prefix): total for account, total in found.items() if account.startswith(prefix)}
+    own = {account: total for account, total in found.items() if not account.startswith(prefix)}
+    return TrialBalance(accounts={"receivable": sum(owed.values()), **own}, receivables=owed)

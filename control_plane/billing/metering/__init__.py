@@ -1,0 +1,1 @@
+"""When workloads ran, and what that costs."""

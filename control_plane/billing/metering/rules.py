@@ -1,0 +1,241 @@
+"""When workloads ran, from reports that come late, twice and in any order; and what that costs.
+
+Reports are a set. ``fold`` gives the same interval for the same set however it is passed on, so nobody has to deliver them in
+order; ``bill`` gives the entries of an interval, whose ids follow from the attempt, so nobody has to post them just once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from control_plane.billing import rules as billing
+from control_plane.billing.prices import PriceBook, Pricing
+from control_plane.billing.rules import Entry
+from ft_assets.errors import Fault
+from ft_assets.training.failures import Outcome
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ON_DEMAND: Pricing = "on_demand"
+SEEN, INFERRED = "workload", "inferred"
+"""How an end is known: its process was seen to end, or it was last known to live then (its machine was lost)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeterEvent:
+    """One report of an attempt's start or end."""
+
+    id: str
+    """``<job>/a<attempt>/<kind>``, and ``/<source>`` behind it for a second reporter: the same report twice has one id."""
+    job_id: str
+    attempt: int
+    kind: Literal["started", "ended"]
+    at: datetime
+    received_at: datetime
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Of a start: tier, gpu_type, num_gpus, pricing, model. Of an end: outcome, fault, source, and `work` where a stop is in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What is the tenant's of an attempt that the platform stopped to make room, or that went on after such a stop; Unix milliseconds."""
+
+    after_stop: bool
+    """It went on from a checkpoint of an attempt that was stopped and is paid (:func:`goes_on_after_stop`)."""
+    began_ms: int | None = None
+    """When its first step began; None: it made none."""
+    kept_until_ms: int | None = None
+    """When the last step ended that a committed checkpoint of its own has; None: there is none."""
+    asked_ms: int | None = None
+    """When it was asked to stop; None: by nobody that is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """The GPU time of one attempt."""
+
+    job_id: str
+    attempt: int
+    started_at: datetime
+    ended_at: datetime
+    """Not before `started_at`: a clock that ran backwards bills nothing."""
+    tier: str
+    gpu_type: str
+    num_gpus: int
+    pricing: Pricing
+    outcome: str
+    fault: Fault | None
+    source: str
+    """:data:`SEEN` or :data:`INFERRED`."""
+    work: Work | None = None
+    """None: no stop of the platform has a part in it."""
+
+    @property
+    def gpu_ms(self) -> int:
+        return (milliseconds(self.ended_at) - milliseconds(self.started_at)) * self.num_gpus
+
+
+def milliseconds(when: datetime) -> int:
+    """Whole milliseconds since 1970, exactly: no float is passed on the way."""
+    return (when - EPOCH) // timedelta(milliseconds=1)
+
+
+def moment(ms: int) -> datetime:
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+def fold(events: Iterable[MeterEvent]) -> Interval | None:
+    """The interval that the reports of one attempt tell of; None while its start or its end is not known.
+
+    1. Of reports with one id the first received counts; of those received at once, the one whose content sorts first.
+    2. Of starts with different ids the earliest counts: GPUs were held from then on.
+    3. Of ends an observed one (:data:`SEEN`) counts before one that was inferred; then the earliest: nobody pays for a doubt.
+    4. Ties go to the id that sorts first.
+    """
+    first = sorted(_first_of_each(events), key=lambda e: (e.at, e.id))
+    starts = [e for e in first if e.kind == "started"]
+    ends = sorted((e for e in first if e.kind == "ended"), key=lambda e: e.data.get("source", SEEN) != SEEN)
+    if not starts or not ends:
+        return None
+    start, end = starts[0], ends[0]
+    fault, work = end.data.get("fault"), end.data.get("work")
+    return Interval(
+        job_id=start.job_id,
+        attempt=start.attempt,
+        started_at=start.at,
+        ended_at=max(start.at, end.at),
+        tier=start.data["tier"],
+        gpu_type=start.data["gpu_type"],
+        num_gpus=start.data["num_gpus"],
+        pricing=start.data["pricing"],
+        outcome=end.data["outcome"],
+        fault=None if fault is None else Fault(fault),
+        source=end.data.get("source", SEEN),
+        work=None if work is None else Work(**work),
+    )
+
+
+def _first_of_each(events: Iterable[MeterEvent]) -> Iterable[MeterEvent]:
+    first: dict[str, MeterEvent] = {}
+    for event in sorted(events, key=lambda e: (e.received_at, e.kind, e.at, json.dumps(dict(e.data), sort_keys=True))):
+        first.setdefault(event.id, event)
+    return first.values()
+
+
+def goes_on_after_stop(ends: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a job goes on after a stop that made room, by what the ends of its attempts say, the newest first.
+
+    The newest attempt of which anything is paid decides: what was given back whole has cost the tenant no loading.
+    """
+    for data in ends:
+        if data.get("fault") != Fault.PLATFORM:
+            return False
+        if data["outcome"] == Outcome.PREEMPTED and (data.get("work") or {}).get("kept_until_ms") is not None:
+            return True
+    return False
+
+
+def kept_ms(interval: Interval) -> int | None:
+    """Milliseconds of `interval` that stay billed where a stop of the platform has a part in it; None where none has.
+
+    1. Made room, with a checkpoint of its own: billed until the last step in that checkpoint ended, or until the attempt was asked to
+       stop, whichever was earlier. What came after is done again, or is the stop itself: its save, and the way out.
+    2. Went on after such a stop, and was not spoilt by the platform: billed from the beginning of its first step. What came before is
+       loading that an undisturbed job does once.
+    3. Both, for an attempt between two stops; where nothing is left between the two moments, nothing is billed.
+    4. Made room without a checkpoint of its own: None, as is all else that the platform spoilt; it is given back whole.
+    """
+    work = interval.work
+    if work is None:
+        return None
+    begins, ends = milliseconds(interval.started_at), milliseconds(interval.ended_at)
+    first, last = begins, ends
+    if interval.fault is Fault.PLATFORM:
+        if interval.outcome != Outcome.PREEMPTED or work.kept_until_ms is None:
+            return None
+        last = min(ends, work.kept_until_ms, ends if work.asked_ms is None else work.asked_ms)
+    elif not work.after_stop:
+        return None
+    if work.after_stop:
+        first = ends if work.began_ms is None else max(begins, work.began_ms)
+    return max(0, last - first)
+
+
+def bill(interval: Interval, prices: PriceBook) -> list[Entry]:
+    """Ledger entries of one closed interval.
+
+    1. Usage: every GPU from workload start to workload end, at the prices that held at its start; waiting in the queue is free, and so
+       is evaluation, which no interval covers.
+    2. Platform at fault: the whole attempt is given back at once.
+    3. User at fault, or success: nothing is given back.
+    4. Ambiguous: nothing yet; an operator decides (``service.refunds``).
+    5. Where the platform stopped the job to make room, before 2 to 4: what :func:`kept_ms` leaves is billed, rounded down, and the
+       rest is given back at once, as a part. Of an ambiguous end an operator then decides on what is left.
+
+    ``ValueError`` where there is no price for the type of GPU.
+    """
+    gpu_ms, amount, on_demand, price = priced(interval, prices)
+    detail: dict[str, Any] = {
+        "outcome": interval.outcome,
+        "fault": None if interval.fault is None else str(interval.fault),
+        "num_gpus": interval.num_gpus,
+        "tier": interval.tier,
+        "started_ms": milliseconds(interval.started_at),
+        "ended_ms": milliseconds(interval.ended_at),
+        "gpu_ms": gpu_ms,
+        "end_known_from": interval.source,
+        **price,
+    }
+    common: dict[str, Any] = {
+        "job_id": interval.job_id,
+        "attempt": interval.attempt,
+        "gpu_type": interval.gpu_type,
+        "pricing": interval.pricing,
+        "gpu_seconds": gpu_ms / 1000,
+        "occurred_at": moment(milliseconds(interval.ended_at)),
+        "detail": detail,
+    }
+    of = interval.job_id, interval.attempt
+    usage = Entry(id=billing.usage_id(*of), kind="usage", amount_micros=amount, list_micros=on_demand, **common)
+    kept = kept_ms(interval)
+    if kept is not None:
+        part = _part(usage, interval, kept * interval.num_gpus, prices)
+        return [usage, part] if part.detail["gpu_ms"] else [usage]
+    if interval.fault is not Fault.PLATFORM:
+        return [usage]
+    return [usage, Entry(id=billing.refund_id(*of), kind="refund", amount_micros=-amount, list_micros=-on_demand, **common)]
+
+
+def _part(usage: Entry, interval: Interval, kept_gpu_ms: int, prices: PriceBook) -> Entry:
+    """What is given back of `usage`, so that what stays is the price of `kept_gpu_ms`, rounded down."""
+    held, back_ms = prices.at(interval.started_at), usage.detail["gpu_ms"] - kept_gpu_ms
+    kept, kept_list = (
+        held.gpu_micros(interval.gpu_type, tier=interval.tier, pricing=pricing, gpu_ms=kept_gpu_ms, down=True)
+        for pricing in (interval.pricing, ON_DEMAND)
+    )
+    return replace(
+        usage,
+        id=billing.part_id(interval.job_id, interval.attempt),
+        kind="refund",
+        amount_micros=kept - usage.amount_micros,
+        list_micros=kept_list - usage.list_micros,
+        gpu_seconds=back_ms / 1000,
+        detail={**usage.detail, "gpu_ms": back_ms, "kept_gpu_ms": kept_gpu_ms},
+    )
+
+
+def priced(interval: Interval, prices: PriceBook) -> tuple[int, int, int, dict[str, Any]]:
+    """GPU milliseconds of `interval`, what they cost, what they would cost on demand, and the prices that say so."""
+    held = prices.at(interval.started_at)
+    tier, gpu_ms = interval.tier, interval.gpu_ms
+    amount = held.gpu_micros(interval.gpu_type, tier=tier, pricing=interval.pricing, gpu_ms=gpu_ms)
+    on_demand = held.gpu_micros(interval.gpu_type, tier=tier, pricing="on_demand", gpu_ms=gpu_ms)
+    used = {
+        "micros_per_gpu_hour": held.gpu(interval.gpu_type).per_hour(interval.pricing),
+        "tier_percent": held.tiers[tier].gpu_percent,
+        "prices_of": held.valid_from.isoformat(),
+    }
+    return gpu_ms, amount, on_demand, used

@@ -1,0 +1,225 @@
+"""Reports of when workloads ran, and the entries that follow from them: in one transaction where it can be, later where it must.
+
+Whoever records that an attempt started or ended reports it in the same transaction, on the whole platform: tenants may read
+these tables and not write them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.billing import ledger, prices
+from control_plane.billing.metering.rules import INFERRED, SEEN, MeterEvent, Work, bill, fold, goes_on_after_stop, milliseconds
+from control_plane.billing.refunds import open_case
+from control_plane.billing.rules import Entry, usage_id
+from control_plane.billing.tables import ledger_entries, meter_events, unbilled_attempts
+from control_plane.capacity.pools import Pool
+from control_plane.jobs.tables import attempts, checkpoints, job_events, jobs, reservations
+from control_plane.platform.context import Platform
+from control_plane.platform.rounds import Round
+from ft_assets.errors import Fault
+from ft_assets.training.failures import Outcome
+
+log = logging.getLogger(__name__)
+
+AT_A_TIME = 500
+BUDGET_S = 20.0
+"""Of one round; the next one goes on."""
+
+
+def report_started(conn: Connection, job: RowMapping, attempt: int, *, pool: Pool, num_gpus: int, at: datetime, now: datetime) -> None:
+    """Report that the workload of an attempt started; the first report counts."""
+    data = {"tier": job["tier"], "gpu_type": pool.gpu_type, "num_gpus": num_gpus, "pricing": pool.pricing, "model": job["model"]}
+    _report(conn, job["tenant_id"], job["id"], attempt, "started", data, at=at, now=now)
+
+
+def report_ended(
+    conn: Connection,
+    job: RowMapping,
+    attempt: int,
+    *,
+    outcome: str,
+    fault: Fault | None,
+    at: datetime,
+    now: datetime,
+    seen: bool,
+    work: Work | None = None,
+) -> None:
+    """Report that the workload of an attempt ended at `at`, which somebody saw, or is the last time that it was known to live.
+
+    `work` (:func:`work`) is reported where a stop that made room has a part in the attempt.
+    """
+    data: dict[str, Any] = {"outcome": outcome, "fault": None if fault is None else str(fault), "source": SEEN if seen else INFERRED}
+    if work is not None and (work.after_stop or (outcome == Outcome.PREEMPTED and fault is Fault.PLATFORM)):
+        data["work"] = asdict(work)
+    _report(conn, job["tenant_id"], job["id"], attempt, "ended", data, at=at, now=now)
+
+
+def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
+    """What is the tenant's of an attempt: when it made its first step and its last one that is kept, and what the database has of stops.
+
+    Where its measurements are gone (None) and a checkpoint of its own is not, it worked from its start until that was stored.
+    """
+    mine = checkpoints.c.job_id == job_id, checkpoints.c.attempt == attempt, checkpoints.c.retired_at.is_(None)
+    saved = conn.execute(sa.select(checkpoints.c.created_at).where(*mine).order_by(checkpoints.c.step.desc()).limit(1)).scalar()
+    if saved is not None:
+        this = attempts.c.job_id == job_id, attempts.c.attempt == attempt
+        began_at = began_at or conn.execute(sa.select(attempts.c.started_at).where(*this)).scalar()
+        kept_until = kept_until or saved
+    asked = sa.select(reservations.c.stop_asked_at).where(reservations.c.job_id == job_id, reservations.c.attempt == attempt)
+    from_step = sa.select(attempts.c.from_step).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
+    ends = sa.select(meter_events.c.data).where(
+        meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
+    )
+    before = conn.execute(ends.order_by(meter_events.c.attempt.desc())).scalars()
+    times = began_at, kept_until, conn.execute(asked).scalar()
+    began_ms, kept_until_ms, asked_ms = (None if at is None else milliseconds(at) for at in times)
+    after_stop = bool(conn.execute(from_step).scalar()) and goes_on_after_stop(before)
+    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, asked_ms=asked_ms)
+
+
+def report_lost(conn: Connection, job: RowMapping, attempt: int, *, outcome: str, now: datetime) -> None:
+    """Report the end of an attempt that nobody could follow: it is over since it was last known to live, and the platform's fault."""
+    at = last_proof_of_life(conn, job["id"], attempt)
+    if at is not None:
+        report_ended(conn, job, attempt, outcome=outcome, fault=Fault.PLATFORM, at=at, now=now, seen=False)
+
+
+def last_proof_of_life(conn: Connection, job_id: str, attempt: int) -> datetime | None:
+    """The last that the database has of a workload: its start, its newest measurements, its newest checkpoint. None: it never started."""
+    started: datetime | None = conn.execute(
+        sa.select(attempts.c.started_at).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
+    ).scalar()
+    if started is None:
+        return None
+    measured = sa.select(sa.func.max(job_events.c.created_at)).where(
+        job_events.c.job_id == job_id, job_events.c.type == "metrics", job_events.c.created_at >= started
+    )
+    saved = sa.select(sa.func.max(checkpoints.c.created_at)).where(checkpoints.c.job_id == job_id, checkpoints.c.attempt == attempt)
+    signs: list[datetime | None] = [started, conn.execute(measured).scalar(), conn.execute(saved).scalar()]
+    return max(sign for sign in signs if sign is not None)
+
+
+def settle(conn: Connection, platform: Platform, tenant: str, job_id: str, attempt: int) -> list[Entry]:
+    """Post the entries of an attempt whose start and end are known; those that are there already stay. Returns the new ones."""
+    interval = fold(events_of(conn, job_id, attempt))
+    if interval is None:
+        return []
+    try:
+        entries = bill(interval, prices.load(platform.settings.prices_file))
+    except ValueError as error:  # no price: the reports are kept, and the attempt is billed once there is one
+        log.warning("attempt %s of %s is not billed yet: %s", attempt, job_id, error)
+        return []
+    now = platform.clock()
+    new = [entry for entry in entries if ledger.post(conn, tenant, entry, now=now)]
+    if new and interval.fault is Fault.AMBIGUOUS:
+        open_case(conn, tenant, entries, outcome=interval.outcome, now=now)
+    this = unbilled_attempts.c.job_id == job_id, unbilled_attempts.c.attempt == attempt
+    conn.execute(sa.delete(unbilled_attempts).where(*this))
+    return new
+
+
+def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME, budget_s: float = BUDGET_S) -> int:
+    """Bill closed intervals that are not billed: reports that came late, and ends that nobody reported. Returns the attempts billed.
+
+    One that cannot be billed keeps no other from it; ``FtError`` at the end where one has failed.
+    """
+    until, billed = time.monotonic() + budget_s, 0
+    with Round("attempts") as each:
+        for row in _pages(platform, _forgotten(), at_a_time, until):
+            with each(f"the end of attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
+                job = conn.execute(sa.select(jobs).where(jobs.c.id == row.job_id)).mappings().one()
+                report_lost(conn, job, row.attempt, outcome="internal", now=platform.clock())
+                log.warning("nobody reported the end of attempt %s of %s; it is billed to its last sign of life", row.attempt, row.job_id)
+        for row in _pages(platform, unsettled().where(has("ended"), has("started")), at_a_time, until):
+            with each(f"attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
+                billed += bool(settle(conn, platform, row.tenant_id, row.job_id, row.attempt))
+    return billed
+
+
+def unsettled() -> sa.Select[Any]:
+    """Attempts of which something was reported, and that are not billed."""
+    return sa.select(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
+
+
+def closed_unbilled(conn: Connection) -> tuple[int, datetime | None]:
+    """How many attempts have a start and an end and no entry, and when the first of their ends was reported."""
+    of = meter_events.alias("end")
+    this = (of.c.job_id == unbilled_attempts.c.job_id) & (of.c.attempt == unbilled_attempts.c.attempt) & (of.c.kind == "ended")
+    since = sa.select(sa.func.min(of.c.received_at)).where(this).scalar_subquery()
+    query = sa.select(since.label("since")).select_from(unbilled_attempts).where(has("started"), has("ended")).subquery()
+    number, oldest = conn.execute(sa.select(sa.func.count(), sa.func.min(query.c.since)).select_from(query)).one()
+    return int(number), oldest
+
+
+def events_of(conn: Connection, job_id: str, attempt: int) -> list[MeterEvent]:
+    query = sa.select(meter_events).where(meter_events.c.job_id == job_id, meter_events.c.attempt == attempt)
+    return [event(row) for row in conn.execute(query).mappings()]
+
+
+def event(row: RowMapping) -> MeterEvent:
+    return MeterEvent(**{name: row[name] for name in ("id", "job_id", "attempt", "kind", "at", "received_at", "data")})
+
+
+def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) -> Sequence[RowMapping]:
+    """Starts of attempts that have no end yet and are not billed, of one tenant or (None) of all."""
+    this = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
+    query = sa.select(meter_events).join(unbilled_attempts, this).where(meter_events.c.kind == "started", ~has("ended"))
+    if tenant is not None:
+        query = query.where(meter_events.c.tenant_id == tenant)
+    if job_id is not None:
+        query = query.where(meter_events.c.job_id == job_id)
+    return conn.execute(query.order_by(meter_events.c.at, meter_events.c.id)).mappings().all()
+
+
+def _report(
+    conn: Connection, tenant: str, job_id: str, attempt: int, kind: str, data: dict[str, Any], *, at: datetime, now: datetime
+) -> None:
+    values = {
+        "id": f"{job_id}/a{attempt}/{kind}", "tenant_id": tenant, "job_id": job_id, "attempt": attempt, "kind": kind, "data": data,
+        "at": at, "received_at": now,
+    }  # fmt: skip
+    new = insert(meter_events).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(meter_events.c.id)
+    if conn.execute(new).scalar() is None or kind != "started":
+        return
+    to_bill = {"tenant_id": tenant, "job_id": job_id, "attempt": attempt}
+    entered = sa.exists().where(ledger_entries.c.id == usage_id(job_id, attempt))
+    if not conn.execute(sa.select(entered)).scalar_one():  # what was billed stays as it is, whatever is reported later
+        conn.execute(insert(unbilled_attempts).values(to_bill).on_conflict_do_nothing())
+
+
+def has(kind: str) -> sa.ColumnElement[bool]:
+    """Whether a start, or an end, of an attempt of :func:`unsettled` was reported."""
+    of, this = meter_events.alias(kind), unbilled_attempts.c
+    return sa.exists().where(of.c.job_id == this.job_id, of.c.attempt == this.attempt, of.c.kind == kind)
+
+
+def _forgotten() -> sa.Select[Any]:
+    """Attempts that gave their GPUs back, and of which nobody said when they ended."""
+    this = (reservations.c.job_id == unbilled_attempts.c.job_id) & (reservations.c.attempt == unbilled_attempts.c.attempt)
+    return unsettled().join(reservations, this).where(reservations.c.released_at.is_not(None), has("started"), ~has("ended"))
+
+
+def _pages(platform: Platform, query: sa.Select[Any], at_a_time: int, until: float) -> Iterator[sa.Row[Any]]:
+    """Rows of `query`, some at a time, each once: what stays as it is keeps nobody behind it from having a turn."""
+    keys = sa.tuple_(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
+    ordered, last = query.order_by(*keys.clauses).limit(at_a_time), None
+    while True:
+        with platform.engine.connect() as conn:
+            rows = conn.execute(ordered if last is None else ordered.where(keys > last)).all()
+        for row in rows:
+            if time.monotonic() >= until:
+                return
+            yield row
+        if len(rows) < at_a_time:
+            return
+        last = sa.tuple_(*rows[-1], types=[key.type for key in keys.clauses])

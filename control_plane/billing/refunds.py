@@ -1,0 +1,165 @@
+"""Refunds that a person decides on, and corrections by hand: each is an entry of its own, and nothing is ever changed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.billing import ledger
+from control_plane.billing.prices import MICROS
+from control_plane.billing.rules import Entry, refund_id
+from control_plane.billing.tables import ledger_entries, refund_cases
+from control_plane.billing.usage.rules import gpu_ms_of
+from control_plane.notifications.outbox import publish
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page, page
+from control_plane.tenants.tables import tenants
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
+
+State = Literal["pending", "granted", "refused"]
+STATES: tuple[State, ...] = get_args(State)
+MAX_NOTE = 2000
+MAX_ADJUSTMENT_MICROS = 10**6 * MICROS
+"""A million dollars: a larger correction is made in parts, and seen twice."""
+MAX_PAGE = 100
+
+
+def open_case(conn: Connection, tenant: str, entries: Sequence[Entry], *, outcome: str, now: datetime) -> None:
+    """Ask operators whether what `entries` of one attempt leave is given back, for nobody can tell whose fault its end was. A free
+    attempt is a case, too: its time counts against a hard cap until it is given back. What took no time is none.
+    """
+    of, left_ms, left = _left(entries)
+    if left_ms <= 0:
+        return
+    values = {
+        "id": f"{of.job_id}-a{of.attempt}", "tenant_id": tenant, "job_id": of.job_id, "attempt": of.attempt,
+        "amount_micros": left.amount_micros, "outcome": outcome, "state": "pending", "created_at": now,
+    }  # fmt: skip
+    conn.execute(insert(refund_cases).values(values).on_conflict_do_nothing(index_elements=["id"]))
+
+
+def list_cases(
+    platform: Platform, *, state: str | None = "pending", tenant: str | None = None, after: str | None = None, limit: int = 20
+) -> Page:
+    """Cases of every tenant, oldest first: those that wait for a decision, or those in another state (None: all)."""
+    if state is not None and state not in STATES:
+        raise InvalidRequest(f"state {state[:40]!r} is unknown; cases are {', '.join(STATES)}", code="invalid_state_filter", param="state")
+    query = sa.select(refund_cases)
+    if state is not None:
+        query = query.where(refund_cases.c.state == state)
+    if tenant is not None:
+        query = query.where(refund_cases.c.tenant_id == tenant)
+    keys = (refund_cases.c.created_at, refund_cases.c.id)
+    with platform.engine.connect() as conn:
+        return page(conn, query, keys, id_column=refund_cases.c.id, after=after, limit=limit, max_limit=MAX_PAGE, order="asc")
+
+
+def grant(platform: Platform, case_id: str, *, by: str, note: str) -> RowMapping:
+    """Give the whole attempt back; granting it again changes nothing. ``Conflict`` once it was refused."""
+    return _decide(platform, case_id, "granted", by=by, note=note)
+
+
+def refuse(platform: Platform, case_id: str, *, by: str, note: str) -> RowMapping:
+    """Give nothing back, and tell the tenant why; refusing it again changes nothing. ``Conflict`` once it was granted."""
+    return _decide(platform, case_id, "refused", by=by, note=note)
+
+
+def adjust(platform: Platform, tenant: str, *, amount_micros: int, reason: str, by: str, key: str | None = None) -> Entry:
+    """Correct a tenant's bill by hand: positive, it owes more. The same `key` makes it once; ``Conflict`` if it meant something else."""
+    if not 0 < abs(amount_micros) <= MAX_ADJUSTMENT_MICROS:
+        raise InvalidRequest(
+            f"amount_micros {amount_micros} is outside -{MAX_ADJUSTMENT_MICROS}..{MAX_ADJUSTMENT_MICROS}, or nothing",
+            code="invalid_amount",
+            param="amount_micros",
+        )
+    _check_note(reason, "reason")
+    if key is not None and not (0 < len(key) <= 100 and key.isascii() and key.isprintable()):
+        raise InvalidRequest("key is not 1..100 printable ASCII characters", code="invalid_id", param="key")
+    now = platform.clock()
+    entry = Entry(
+        id=f"adjustment/{tenant}/{key or uuid.uuid4().hex}", kind="adjustment", amount_micros=amount_micros, list_micros=amount_micros,
+        occurred_at=now, detail={"reason": reason.strip(), "by": by},
+    )  # fmt: skip
+    with platform.engine.begin() as conn:
+        if conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant)).scalar() is None:
+            raise NotFound(f"no tenant {tenant[:60]!r}", code="tenant_not_found", param="tenant")
+        if ledger.post(conn, tenant, entry, now=now):
+            return entry
+        there = ledger.entered(conn, entry.id)
+    if (there.amount_micros, there.detail["reason"]) != (amount_micros, reason.strip()):
+        raise Conflict(
+            f"the key {key!r} is that of an adjustment by {there.amount_micros} micro-dollars ({there.detail['reason'][:80]})",
+            code="idempotency_key_reused",
+            param="key",
+        )
+    return there
+
+
+def _decide(platform: Platform, case_id: str, state: State, *, by: str, note: str) -> RowMapping:
+    _check_note(note, "note")
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        this = refund_cases.c.id == case_id
+        case = conn.execute(sa.select(refund_cases).where(this).with_for_update()).mappings().one_or_none()
+        if case is None:
+            raise NotFound(
+                f"no refund case {case_id[:80]!r}; `ft admin refunds list` shows those that wait", code="refund_case_not_found", param="id"
+            )
+        if case["state"] == state:
+            return case
+        if case["state"] != "pending":
+            raise Conflict(
+                f"refund case {case_id} was {case['state']} by {case['decided_by']} at {case['decided_at']:%Y-%m-%d %H:%M} UTC, which "
+                "stands; correct the bill with `ft admin adjust`",
+                code="refund_decided",
+            )
+        if state == "granted":
+            _give_back(conn, case, by=by, now=now)
+        decided = {"state": state, "decided_by": by, "note": note.strip(), "decided_at": now}
+        row = conn.execute(sa.update(refund_cases).where(this).values(**decided).returning(refund_cases)).mappings().one()
+        told = {"job_id": case["job_id"], "attempt": case["attempt"], "state": state, "amount_micros": case["amount_micros"]}
+        publish(conn, case["tenant_id"], "refund.decided", case_id, told, now=now)
+        return row
+
+
+def _give_back(conn: Connection, case: RowMapping, *, by: str, now: datetime) -> None:
+    id_ = refund_id(case["job_id"], case["attempt"])
+    query = sa.select(ledger_entries).where(
+        ledger_entries.c.job_id == case["job_id"], ledger_entries.c.attempt == case["attempt"], ledger_entries.c.id != id_
+    )
+    usage, left_ms, left = _left([ledger.entry_of(row) for row in conn.execute(query).mappings()])
+    refund = replace(
+        usage,
+        id=id_,
+        kind="refund",
+        amount_micros=-left.amount_micros,
+        list_micros=-left.list_micros,
+        gpu_seconds=left_ms / 1000,
+        occurred_at=now,
+        detail={"outcome": case["outcome"], "decided_by": by, "gpu_ms": left_ms},
+    )
+    ledger.post(conn, case["tenant_id"], refund, now=now)
+
+
+def _left(entries: Sequence[Entry]) -> tuple[Entry, int, Entry]:
+    """The usage among the entries of an attempt; the milliseconds, and the amounts, that no refund among them has given back."""
+    (usage,) = (entry for entry in entries if entry.kind == "usage")
+    back = [entry for entry in entries if entry.kind == "refund"]
+    left = replace(
+        usage,
+        amount_micros=usage.amount_micros + sum(entry.amount_micros for entry in back),
+        list_micros=usage.list_micros + sum(entry.list_micros for entry in back),
+    )
+    return usage, gpu_ms_of(usage) - sum(map(gpu_ms_of, back)), left
+
+
+def _check_note(text: str, name: str) -> None:
+    if not 0 < len(text.strip()) <= MAX_NOTE:
+        raise InvalidRequest(f"{name} has {len(text.strip())} characters; say in 1..{MAX_NOTE} why", code="invalid_note", param=name)

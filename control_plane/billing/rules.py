@@ -1,0 +1,68 @@
+"""What a bill is made of: entries, each with both of its sides.
+
+Money is integer micro-dollars, GPU time integer milliseconds, and every entry is rounded once (``prices.half_even``). The id of
+an entry follows from what it bills, so that a report which arrives twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from control_plane.billing.prices import MICROS as MICROS
+
+ACCOUNTS: Mapping[str, str] = {"usage": "revenue/gpu", "refund": "refunds", "storage": "revenue/storage", "adjustment": "adjustments"}
+"""The platform's account opposite a tenant's, by kind of entry."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One line of a tenant's bill, and one transaction of the ledger."""
+
+    id: str
+    kind: str
+    """A key of :data:`ACCOUNTS`."""
+    amount_micros: int
+    """Positive: the tenant owes; negative: given back."""
+    list_micros: int
+    """The same at on-demand prices."""
+    occurred_at: datetime
+    """End of what is billed; the month of its bill, in UTC. Of a day of storage: its beginning."""
+    job_id: str | None = None
+    attempt: int | None = None
+    gpu_type: str | None = None
+    pricing: str | None = None
+    """``on_demand``, ``spot`` or ``reserved``."""
+    gpu_seconds: float = 0.0
+    """Of usage, and of what is refunded of it; exact as ``detail.gpu_ms``."""
+    detail: Mapping[str, Any]
+
+
+def receivable(tenant: str) -> str:
+    """The account of what `tenant` owes."""
+    return f"receivable/{tenant}"
+
+
+def postings(tenant: str, entry: Entry) -> dict[str, int]:
+    """Both sides of `entry`, by account: debits positive, credits negative; their sum is nothing."""
+    return {receivable(tenant): entry.amount_micros, ACCOUNTS[entry.kind]: -entry.amount_micros}
+
+
+def usage_id(job_id: str, attempt: int) -> str:
+    return f"{job_id}/a{attempt}/usage"
+
+
+def refund_id(job_id: str, attempt: int) -> str:
+    """One refund an attempt, whoever decides on it: it is never given back twice."""
+    return f"{job_id}/a{attempt}/refund"
+
+
+def part_id(job_id: str, attempt: int) -> str:
+    """What of an attempt a stop of the platform cost, given back at once; an operator may still give back the rest (:func:`refund_id`)."""
+    return f"{job_id}/a{attempt}/refund/part"
+
+
+def storage_id(tenant: str, day: date) -> str:
+    return f"storage/{tenant}/{day.isoformat()}"

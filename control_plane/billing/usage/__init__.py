@@ -1,0 +1,1 @@
+"""What a tenant has used and what it cost."""

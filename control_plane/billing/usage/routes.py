@@ -1,0 +1,106 @@
+"""``/v1/usage``, ``/v1/ledger`` and the cost of a job: what a tenant has used, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from control_plane.billing import billing_responses as render
+from control_plane.billing import csv_export, ledger
+from control_plane.billing import schemas as billing_schemas
+from control_plane.billing.usage import service as usage
+from control_plane.billing.usage.rules import DIMENSIONS, Dimension
+from control_plane.http import schemas as http_schemas
+from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.platform.context import Platform
+from control_plane.quotas.rules import month_of
+
+CSV = "text/csv; charset=utf-8"
+LAST_S = 4_102_444_800
+"""Unix time of 2100: the calendar of what can be asked for ends there."""
+
+router = APIRouter(tags=["billing"])
+cost_router = APIRouter(tags=["billing"])
+"""Below each spelling of the jobs' path."""
+
+Start = Annotated[int | None, Query(ge=0, le=LAST_S, description="Unix time; the beginning of this month (UTC) if absent.")]
+End = Annotated[int | None, Query(ge=0, le=LAST_S, description="Unix time; now if absent.")]
+BucketWidth = Annotated[str, Query(max_length=40, description="hour, day or month: of the calendar, in UTC.")]
+GroupBy = Annotated[
+    list[str] | None, Query(max_length=10, description="Of job_id, model, gpu_type, pricing, kind; repeated, or with commas.")
+]
+
+
+@router.get("/v1/usage")
+def retrieve(
+    platform: PlatformDep,
+    tenant: Reader,
+    start_time: Start = None,
+    end_time: End = None,
+    bucket_width: BucketWidth = "day",
+    group_by: GroupBy = None,
+) -> billing_schemas.Usage:
+    """GPU time, storage and money by hour, day or month: what ended by when it ran, what runs now as `unbilled`."""
+    return usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
+
+
+@router.get("/v1/usage.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+def retrieve_csv(
+    platform: PlatformDep,
+    tenant: Reader,
+    start_time: Start = None,
+    end_time: End = None,
+    bucket_width: BucketWidth = "day",
+    group_by: GroupBy = None,
+) -> Response:
+    """The same as a table: a line for each bucket and group."""
+    found = usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
+    return Response(csv_export.usage(found.model_dump()), media_type=CSV)
+
+
+@router.get("/v1/ledger")
+def balance(platform: PlatformDep, tenant: Reader) -> billing_schemas.Balance:
+    """The sum of all entries."""
+    return billing_schemas.Balance(balance_micros=ledger.balance(platform, tenant))
+
+
+@router.get("/v1/ledger/entries")
+def list_entries(
+    platform: PlatformDep,
+    tenant: Reader,
+    kind: str | None = None,
+    job_id: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+) -> http_schemas.ListOf[billing_schemas.LedgerEntry]:
+    """Entries, newest first, each with what it was computed from."""
+    found = ledger.list_entries(platform, tenant, kind=kind, job_id=job_id, after=after, limit=limit)
+    return http_schemas.ListOf(data=render.entries(found.items), has_more=found.has_more)
+
+
+@cost_router.get("/{job_id}/cost")
+def cost(platform: PlatformDep, tenant: Reader, job_id: str) -> billing_schemas.JobCost:
+    """What a job cost, entry by entry; refunds that wait for a decision; and what its running attempt costs so far."""
+    return render.job_cost(usage.cost_of_job(platform, tenant, job_id))
+
+
+def usage_of(
+    platform: Platform,
+    tenant: str | None,
+    start: int | None,
+    end: int | None,
+    width: str,
+    by: list[str] | None,
+    *,
+    allowed: Sequence[Dimension] = DIMENSIONS,
+) -> billing_schemas.Usage:
+    """Usage of a tenant, or (None) of all, between Unix times; of this month until now where they are absent."""
+    now = platform.clock()
+    begins = month_of(now).begins if start is None else datetime.fromtimestamp(start, UTC)
+    ends = now if end is None else datetime.fromtimestamp(end, UTC)
+    names = [name for part in by or () for name in part.split(",") if name]
+    found = usage.used(platform, tenant, start=begins, end=ends, width=width, by=names, allowed=allowed)
+    return render.usage_of(found, width=width, by=names)

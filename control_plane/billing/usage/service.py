@@ -1,0 +1,180 @@
+"""What a tenant has used and what it cost: from the ledger, and from attempts that run now and are not billed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import reduce
+from itertools import islice
+from typing import cast
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.billing import ledger, prices
+from control_plane.billing.metering import service as metering
+from control_plane.billing.metering.rules import Interval, priced
+from control_plane.billing.rules import Entry
+from control_plane.billing.tables import storage_samples
+from control_plane.billing.usage import rules as usage
+from control_plane.billing.usage import usage_lines
+from control_plane.billing.usage.rules import Dimension, Grouped, Total, Width
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
+from ft_assets.errors import InvalidRequest, NotFound
+
+MAX_BUCKETS: Mapping[Width, int] = {"hour": 31 * 24 + 1, "day": 13 * 31 + 1, "month": 10 * 12 + 1}
+"""A month of hours, thirteen months of days, ten years of months."""
+MAX_RESULTS = 20_000
+"""Sums in one answer, of all buckets together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unbilled:
+    """An attempt that runs now: what it would cost if it ended at this moment."""
+
+    tenant: str
+    job_id: str
+    attempt: int
+    model: str
+    gpu_type: str
+    pricing: str
+    since: datetime
+    gpu_ms: int
+    amount_micros: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """The newest sample of what a tenant stores."""
+
+    day: date
+    bytes: Mapping[str, int]
+    """By class."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    start: datetime
+    end: datetime
+    """Edges of the first and the last bucket."""
+    buckets: Sequence[Grouped]
+    total: Total
+    """Of all buckets."""
+    unbilled: Sequence[Unbilled]
+    stored: Stored | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobCost:
+    job_id: str
+    entries: Sequence[Entry]
+    cases: Sequence[RowMapping]
+    unbilled: Sequence[Unbilled]
+    total: Total
+
+
+def used(
+    platform: Platform,
+    tenant: str | None,
+    *,
+    start: datetime,
+    end: datetime,
+    width: str,
+    by: Sequence[str],
+    allowed: Sequence[Dimension] = usage.DIMENSIONS,
+) -> Usage:
+    """Usage of `tenant` in every bucket of `width` that holds a moment from `start` on and before `end`.
+
+    None: of all tenants, for operators, who may group by them (`allowed`).
+    """
+    _check(start, end, width, by, allowed)
+    size, dimensions = cast(Width, width), cast("Sequence[Dimension]", by)
+    most = MAX_BUCKETS[size]
+    edges = list(islice(usage.buckets(start, end, size), most + 1))
+    if len(edges) > most:
+        raise InvalidRequest(
+            f"from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} are more than {most} buckets of a {width}; ask for less time or a "
+            "wider bucket",
+            code="invalid_range",
+            param="end",
+        )
+    begins, ends = edges[0].begins, edges[-1].ends
+    with platform.engine.connect() as conn:
+        lines = usage_lines.of(conn, tenant, begins, ends, size, dimensions)
+        found = usage.grouped(lines, start=begins, end=ends, width=size, by=dimensions, most=MAX_RESULTS)
+        running = unbilled(conn, platform, tenant)
+        stored = None if tenant is None else latest_sample(conn, tenant)
+    total = reduce(Total.and_, (total for one in found for _, total in one.results), Total())
+    return Usage(start=begins, end=ends, buckets=found, total=total, unbilled=running, stored=stored)
+
+
+def cost_of_job(platform: Platform, tenant: str, job_id: str) -> JobCost:
+    """Every entry of a job, refunds that wait for a decision, and what runs now."""
+    with platform.engine.connect() as conn:
+        this = jobs.c.id == job_id, jobs.c.tenant_id == tenant
+        if conn.execute(sa.select(jobs.c.id).where(*this)).scalar() is None:
+            raise NotFound(
+                f"no fine-tuning job {job_id[:80]!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
+            )
+        entries = ledger.of_job(conn, tenant, job_id)
+        cases = ledger.cases_of_job(conn, tenant, job_id)
+        running = unbilled(conn, platform, tenant, job_id=job_id)
+    return JobCost(job_id=job_id, entries=entries, cases=cases, unbilled=running, total=usage.total_of(entries))
+
+
+def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id: str | None = None) -> list[Unbilled]:
+    """Attempts of `tenant` (None: of all) that run now, each with its time and price so far."""
+    now = platform.clock()
+    book = prices.load(platform.settings.prices_file)
+    found = []
+    for start in metering.running(conn, tenant, job_id=job_id):
+        so_far = _so_far(start, now)
+        try:
+            gpu_ms, amount, *_ = priced(so_far, book)
+        except ValueError:  # no price for this type of GPU: it will be billed once there is one
+            gpu_ms, amount = so_far.gpu_ms, 0
+        found.append(
+            Unbilled(
+                tenant=start["tenant_id"], job_id=so_far.job_id, attempt=so_far.attempt, model=start["data"]["model"],
+                gpu_type=so_far.gpu_type, pricing=so_far.pricing, since=so_far.started_at, gpu_ms=gpu_ms, amount_micros=amount,
+            )
+        )  # fmt: skip
+    return found
+
+
+def latest_sample(conn: Connection, tenant: str) -> Stored | None:
+    query = sa.select(storage_samples.c.day, storage_samples.c.bytes).where(storage_samples.c.tenant_id == tenant)
+    row = conn.execute(query.order_by(storage_samples.c.day.desc()).limit(1)).one_or_none()
+    return None if row is None else Stored(day=row.day, bytes=row.bytes)
+
+
+def _so_far(start: RowMapping, now: datetime) -> Interval:
+    facts = {name: start["data"][name] for name in ("tier", "gpu_type", "num_gpus", "pricing")}
+    return Interval(
+        job_id=start["job_id"],
+        attempt=start["attempt"],
+        started_at=start["at"],
+        ended_at=max(start["at"], now),
+        outcome="running",
+        fault=None,
+        source="",
+        **facts,
+    )
+
+
+def _check(start: datetime, end: datetime, width: str, by: Sequence[str], dimensions: Sequence[str]) -> None:
+    if end <= start:
+        raise InvalidRequest("end is not after start", code="invalid_range", param="end")
+    if width not in usage.WIDTHS:
+        raise InvalidRequest(
+            f"bucket_width {width[:40]!r} is unknown; it is {', '.join(usage.WIDTHS)}", code="invalid_bucket_width", param="bucket_width"
+        )
+    unknown = [name for name in by if name not in dimensions]
+    if unknown or len(set(by)) < len(by):
+        raise InvalidRequest(
+            f"group_by {', '.join(by)[:80]!r} is not valid; name each at most once of {', '.join(dimensions)}",
+            code="invalid_group_by",
+            param="group_by",
+        )

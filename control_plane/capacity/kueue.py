@@ -1,0 +1,216 @@
+"""The cluster's side of the pools: objects of Kueue, which enforces on the nodes what the policy has decided.
+
+1. A pool is a cohort: what one tier leaves another may borrow, and nothing is borrowed from another pool.
+2. A queue for each tier and pool. The nominal quotas of a pool's queues add up to the GPUs that are ready in it and those that jobs still
+   hold on drained nodes, whose pods count against the quota until they end: Kueue can then admit whatever the policy releases. What is
+   reserved is premium's nominal quota and is lent to nobody; the rest is standard's, and free borrows it.
+3. Kueue preempts nothing: the policy chooses victims by work lost, and gives them time to save. Quotas of Kueue alone would choose by
+   priority and kill.
+4. Kueue's queues are not strict: the order is the policy's, and a workload is released only when it fits, so that the first of a queue
+   waits for its pods to be placed and for nothing else.
+5. A tenant has a namespace, with a queue for each tier up to its own and each pool that gives that tier anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from control_plane.capacity.pools import RESERVED_FOR, Pool
+from control_plane.tenants.rules import TIERS
+from ft_assets.training.memory import GPUS
+
+Manifest = dict[str, Any]
+Held = Mapping[str, int]
+"""By node, GPUs that jobs hold there."""
+NOTHING_HELD: Held = {}
+API = "kueue.x-k8s.io/v1beta2"
+POOL_LABEL, GPU_LABEL, FABRIC_LABEL = "ft-platform/pool", "ft-platform/gpu", "ft-platform/fabric"
+"""Of nodes."""
+TENANT_LABEL, TIER_LABEL = "ft-platform/tenant", "ft-platform/tier"
+"""Of namespaces."""
+HOST_LABEL = "kubernetes.io/hostname"
+GPU_RESOURCE = "nvidia.com/gpu"
+CPU_PER_GPU = 12
+"""What a training pod asks for beside a GPU: an eighth of the 96 cores that nodes of 8 H100 have at least."""
+MEMORY_GIB_PER_GPU = 112
+"""An eighth of 900 GiB: the smallest such nodes have 1 TiB, less what the system and its daemons keep."""
+PRIORITIES = {"premium": 3000, "standard": 2000, "free": 1000}
+"""Only the order in which Kueue looks at workloads that are released already; room between them for an operator's own."""
+NEVER: Manifest = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never", "borrowWithinCohort": {"policy": "Never"}}
+POD_SECURITY = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
+
+
+def queue_name(tier: str, pool: str) -> str:
+    """Of a ClusterQueue, and of the LocalQueues that feed it."""
+    return f"{tier}-{pool}"
+
+
+def flavor_name(pool: Pool) -> str:
+    return f"{pool.gpu_type}-{pool.name}"
+
+
+def priority_class(tier: str) -> str:
+    return f"ft-{tier}"
+
+
+def namespace(tenant: str) -> str:
+    """Of a tenant's workloads. No tenant's is the platform's own, ``ft-platform``."""
+    return f"t-{tenant}"
+
+
+def on_cluster(pools: Iterable[Pool]) -> list[Pool]:
+    """The pools of GPUs; slots of this machine are no cluster's."""
+    return [p for p in pools if not GPUS[p.gpu_type].is_cpu]
+
+
+def leaving(pool: Pool, held: Held) -> int:
+    """GPUs of nodes that are not ready which jobs still hold."""
+    return sum(min(n.num_gpus, held.get(n.name, 0)) for n in pool.nodes if not n.ready)
+
+
+def nominal(pool: Pool, held: Held = NOTHING_HELD) -> dict[str, int]:
+    """GPUs that each tier's queue owns of the pool; they add up to the ready ones and those that are held on nodes that are not."""
+    tiers = [tier for tier in TIERS if pool.widest(tier) > 0]
+    owned, in_all = dict.fromkeys(tiers, 0), pool.num_gpus + leaving(pool, held)
+    if RESERVED_FOR in owned:
+        owned[RESERVED_FOR] = min(pool.reserved_gpus, in_all)
+    rest = "standard" if "standard" in owned else RESERVED_FOR
+    owned[rest] += in_all - sum(owned.values())
+    return owned
+
+
+def render(pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[Manifest]:
+    """What all tenants share; ``ValueError`` where no pool has GPUs."""
+    found = on_cluster(pools)
+    if not found:
+        raise ValueError("no pool has GPUs of a cluster: all are slots of this machine; describe the cluster's in the file of FT_POOLS")
+    priorities = [_priority(tier) for tier in TIERS]
+    topologies = [_topology(name, levels) for name, levels in sorted({_topology_of(p) for p in found})]
+    queues = [_cluster_queue(p, tier, gpus) for p in found for tier, gpus in nominal(p, held).items()]
+    return [*priorities, *topologies, *map(_flavor, found), *map(_cohort, found), *queues]
+
+
+def render_tenant(tenant: str, tier: str, pools: Sequence[Pool]) -> list[Manifest]:
+    """A tenant's namespace and its ways into the queues."""
+    space = namespace(tenant)
+    labels = {TENANT_LABEL: tenant, TIER_LABEL: tier, **POD_SECURITY}
+    names = list(TIERS)
+    queues = [
+        _object("LocalQueue", queue_name(own, p.name), {"clusterQueue": queue_name(own, p.name)}, namespace=space)
+        for p in on_cluster(pools)
+        for own in names[: names.index(tier) + 1]
+        if p.widest(own) > 0
+    ]
+    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": labels}}, *queues]
+
+
+def node_labels(pools: Sequence[Pool]) -> list[tuple[str, dict[str, str]]]:
+    """Nodes with the labels that flavors and topologies look for."""
+    return [
+        (n.name, {POOL_LABEL: p.name, GPU_LABEL: p.gpu_type} | ({FABRIC_LABEL: _fabric(p, n.fabric)} if _has_fabrics(p) else {}))
+        for p in on_cluster(pools)
+        for n in p.nodes
+    ]
+
+
+def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[str]:
+    """What the ClusterQueues of a cluster have that the pools have not, each with what to do; empty: both say the same."""
+    mine = [q for q in cluster if q.get("kind") == "ClusterQueue"]
+    quotas: Counter[str] = Counter()
+    told: list[str] = []
+    for queue in mine:
+        preempts = queue["spec"].get("preemption", {})
+        for field, value in NEVER.items():
+            found = preempts.get(field, "Never")
+            if (found.get("policy", "Never") if isinstance(found, dict) else found) != "Never":
+                name = queue["metadata"]["name"]
+                told.append(f"ClusterQueue {name}: preemption.{field} is {found}: Kueue would kill by itself; write {value}")
+        quotas.update(_gpus_of(queue))
+    for pool in on_cluster(pools):
+        name = flavor_name(pool)
+        still = leaving(pool, held)
+        if quotas[name] != pool.num_gpus + still:
+            beside = f" and {still} that jobs hold on drained nodes" if still else ""
+            told.append(
+                f"flavor {name}: the queues' nominal quotas add up to {quotas[name]} GPUs and pool {pool.name} has {pool.num_gpus} ready"
+                f"{beside}; apply `ft admin kueue` again"
+            )
+    known = {flavor_name(p) for p in on_cluster(pools)}
+    return told + [f"flavor {name} has a quota and no pool; delete its queues, or add the pool" for name in sorted(set(quotas) - known)]
+
+
+def _gpus_of(queue: Manifest) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for group in queue["spec"].get("resourceGroups", []):
+        for flavor in group["flavors"]:
+            found[flavor["name"]] += sum(_whole(r["nominalQuota"]) for r in flavor["resources"] if r["name"] == GPU_RESOURCE)
+    return found
+
+
+def _whole(quantity: int | str) -> int:
+    """The API server writes 2000 as ``2k``."""
+    text = str(quantity)
+    return int(text[:-1]) * 1000 if text.endswith("k") else int(text)
+
+
+def _object(kind: str, name: str, spec: Manifest, **metadata: str) -> Manifest:
+    labels = {"app.kubernetes.io/part-of": "ft-platform"}
+    return {"apiVersion": API, "kind": kind, "metadata": {"name": name, **metadata, "labels": labels}, "spec": spec}
+
+
+def _priority(tier: str) -> Manifest:
+    made = _object("WorkloadPriorityClass", priority_class(tier), {})
+    del made["spec"]
+    return made | {"value": PRIORITIES[tier], "description": f"Jobs of tier {tier}; nothing is preempted by it."}
+
+
+def _has_fabrics(pool: Pool) -> bool:
+    return any(n.fabric for n in pool.nodes)
+
+
+def _fabric(pool: Pool, fabric: str) -> str:
+    return fabric or f"{pool.name}-other"
+
+
+def _topology_of(pool: Pool) -> tuple[str, tuple[str, ...]]:
+    return ("ft-fabrics", (FABRIC_LABEL, HOST_LABEL)) if _has_fabrics(pool) else ("ft-nodes", (HOST_LABEL,))
+
+
+def _topology(name: str, levels: Sequence[str]) -> Manifest:
+    return _object("Topology", name, {"levels": [{"nodeLabel": level} for level in levels]})
+
+
+def _flavor(pool: Pool) -> Manifest:
+    tolerated = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
+    if pool.pricing == "spot":
+        tolerated.append({"key": "ft-platform/spot", "operator": "Exists", "effect": "NoSchedule"})
+    labels = {POOL_LABEL: pool.name, GPU_LABEL: pool.gpu_type}
+    spec = {"nodeLabels": labels, "topologyName": _topology_of(pool)[0], "tolerations": tolerated}
+    return _object("ResourceFlavor", flavor_name(pool), spec)
+
+
+def _cohort(pool: Pool) -> Manifest:
+    return _object("Cohort", pool.name, {})
+
+
+def _cluster_queue(pool: Pool, tier: str, gpus: int) -> Manifest:
+    names = list(TIERS)
+    kept = {"lendingLimit": "0"} if tier == RESERVED_FOR else {}
+    amounts = {"cpu": str(gpus * CPU_PER_GPU), "memory": f"{gpus * MEMORY_GIB_PER_GPU}Gi", GPU_RESOURCE: str(gpus)}
+    resources = [{"name": name, "nominalQuota": amount, **kept} for name, amount in amounts.items()]
+    spec = {
+        "cohortName": pool.name,
+        "namespaceSelector": {
+            "matchExpressions": [
+                {"key": TENANT_LABEL, "operator": "Exists"},
+                {"key": TIER_LABEL, "operator": "In", "values": names[names.index(tier) :]},
+            ]
+        },
+        "queueingStrategy": "BestEffortFIFO",
+        "preemption": deepcopy(NEVER),
+        "resourceGroups": [{"coveredResources": list(amounts), "flavors": [{"name": flavor_name(pool), "resources": resources}]}],
+    }
+    return _object("ClusterQueue", queue_name(tier, pool.name), spec)

@@ -1,0 +1,1 @@
+"""Dataset versions: validation, previews, imports, and the suites they are checked against."""

@@ -1,0 +1,73 @@
+"""Datasets that no job has used for long move to cheaper storage; they are read from there as before."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+
+import sqlalchemy as sa
+
+from control_plane.datasets.tables import datasets, files
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL
+from control_plane.platform.transfer import FAILURES
+from ft_assets import layout
+
+log = logging.getLogger(__name__)
+
+BUDGET_S = 15.0
+"""Seconds of one round, the dataset that it is at aside."""
+MAX_DATASETS = 100
+
+
+def cool_unused(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: int = MAX_DATASETS) -> int:
+    """Move datasets, and the uploads that they came from, that no job has needed for ``cold_after_days``; returns how many.
+
+    One that is used later stays where it is: cold storage is slower or dearer to read, not closed.
+    """
+    until = time.monotonic() + budget_s
+    with platform.engine.connect() as conn:
+        unused = conn.execute(_unused(platform).limit(at_a_time)).all()
+    cooled = 0
+    for row in unused:
+        if time.monotonic() >= until:
+            break
+        try:
+            if not _cool(platform, row.tenant_id, row.id):
+                return cooled  # the store has nowhere to put it
+        except FAILURES as error:
+            log.warning("dataset %s of %s is not in cold storage yet: %s", row.id, row.tenant_id, error)
+            continue
+        cooled += 1
+    return cooled
+
+
+def _unused(platform: Platform) -> sa.Select[tuple[str, str]]:
+    """Oldest first. A job counts from its end, and until then."""
+    limit = platform.clock() - timedelta(days=platform.settings.cold_after_days)
+    mine = (jobs.c.tenant_id == datasets.c.tenant_id) & (jobs.c.dataset_id == datasets.c.id)
+    used = sa.exists().where(mine, sa.or_(jobs.c.state.not_in(FINAL), sa.func.coalesce(jobs.c.finished_at, jobs.c.created_at) > limit))
+    of = files.alias("named")
+    naming = sa.or_(jobs.c.training_file == of.c.id, jobs.c.validation_file == of.c.id)
+    named = sa.exists().where(of.c.tenant_id == datasets.c.tenant_id, of.c.dataset_id == datasets.c.id, naming, jobs.c.state.not_in(FINAL))
+    return (
+        sa.select(datasets.c.tenant_id, datasets.c.id)
+        .where(datasets.c.cooled_at.is_(None), datasets.c.created_at <= limit, ~used, ~named)
+        .order_by(datasets.c.created_at, datasets.c.id)
+    )
+
+
+def _cool(platform: Platform, tenant: str, dataset_id: str) -> bool:
+    """False where the store has no cold storage."""
+    with platform.engine.connect() as conn:
+        query = sa.select(files.c.id).where(files.c.tenant_id == tenant, files.c.dataset_id == dataset_id, files.c.deleted_at.is_(None))
+        uploads = [f"{layout.tenant_prefix(tenant)}/files/{layout.checked_id(id_)}" for id_ in conn.execute(query).scalars()]
+    for prefix in (layout.dataset_prefix(tenant, dataset_id), *uploads):
+        if platform.objects.cool(prefix) is None:
+            return False
+    with platform.engine.begin() as conn:
+        this = (datasets.c.tenant_id == tenant) & (datasets.c.id == dataset_id)
+        conn.execute(sa.update(datasets).where(this).values(cooled_at=platform.clock()))
+    return True

@@ -1,0 +1,86 @@
+"""Datasets of the Hugging Face Hub, brought in as files of a tenant: named here at a pinned revision, fetched behind the answer."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from control_plane.datasets.tables import files as files_table
+from control_plane.datasets.uploads import files
+from control_plane.platform.context import Platform
+from control_plane.platform.settings import Settings
+from ft_assets.datasets.readers.containers import MAX_BYTES
+from ft_assets.errors import InvalidRequest, QuotaExceeded
+
+if TYPE_CHECKING:
+    from ft_assets.datasets.readers.hub import HubFile, HubId
+
+MAX_PENDING = 10
+"""Imports of a tenant that wait for their bytes: one downloads at once, and nobody needs a day's worth in line."""
+ASKING = threading.BoundedSemaphore(2)
+"""Requests that may ask the Hub at once what a branch is today: such an answer may take a minute."""
+
+
+def import_dataset(
+    platform: Platform,
+    tenant: str,
+    *,
+    hub_id: str,
+    column_map: Mapping[str, str] | None = None,
+    policies: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    hub_token: str = "",
+) -> RowMapping:
+    """A file that will have the rows of `hub_id`; the caller sees to it that :func:`files.validate` is called with the token.
+
+    `hub_token` is the tenant's own, for a dataset that is not public: the operator's is not for tenants. It is not stored.
+    """
+    files.check_request(platform, policies=policies, model=model)
+    if not platform.settings.hub_endpoint:
+        raise InvalidRequest(
+            f"{hub_id[:200]} cannot be read: no Hub is set up for this platform; upload the file instead", code="hub_disabled"
+        )
+    pinned = _pinned(platform.settings, hub_id, hub_token)
+    _check_pending(platform, tenant)
+    return files.insert(
+        platform, tenant, files.new_id(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1], column_map=column_map,
+        policies=policies, model=model, source=str(pinned), hub_token_given=bool(hub_token),
+    )  # fmt: skip
+
+
+def fetched(settings: Settings, hub_id: str, directory: Path, *, max_bytes: int = MAX_BYTES) -> HubFile:
+    """The rows of `hub_id` as one file in `directory`, for whoever runs `ft` on this machine, with this machine's token."""
+    from ft_assets.datasets.readers import hub
+
+    endpoint, token = settings.hub_endpoint, settings.hub_token or None
+    pinned = hub.parse_hub_id(hub_id, endpoint=endpoint, token=token, scratch=directory)
+    return hub.fetch(pinned, directory, endpoint=endpoint, token=token, max_bytes=max_bytes)
+
+
+def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:
+    """The id that `hub_id` spells; one that pins no commit is refused with the one of today, if the Hub can be asked now."""
+    from ft_assets.datasets.readers.hub import parse_hub_id
+
+    if not ASKING.acquire(blocking=False):
+        return parse_hub_id(hub_id)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            return parse_hub_id(hub_id, endpoint=settings.hub_endpoint, token=token or None, scratch=Path(directory))
+    finally:
+        ASKING.release()
+
+
+def _check_pending(platform: Platform, tenant: str) -> None:
+    pending = sa.and_(files_table.c.status == "uploaded", files_table.c.sha256 == "", files_table.c.deleted_at.is_(None))
+    with platform.engine.connect() as conn:
+        num = conn.execute(sa.select(sa.func.count()).where(files_table.c.tenant_id == tenant, pending)).scalar_one()
+    if num >= MAX_PENDING:
+        raise QuotaExceeded(
+            f"{num} imports wait to be fetched, and {MAX_PENDING} may; import again when one of them is done", code="too_many_imports"
+        )

@@ -1,0 +1,63 @@
+"""From an import's row to its bytes: fetched from the Hub and joined by a child process, then stored as an upload is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import RowMapping
+
+from control_plane.datasets.uploads.receiver import receive
+from control_plane.platform.context import Platform
+from control_plane.sandbox import scratch
+from control_plane.sandbox.sandbox_parent import Limits, carry_out_apart
+from control_plane.tenants.rules import tier_named
+from control_plane.tenants.service import get as get_tenant
+from ft_assets.datasets.progress import Progress
+from ft_assets.layout import file_key, safe_filename
+
+FETCHER = "control_plane.sandbox.task_fetch"
+WALL_S = 7 * 3600.0
+"""The six hours of a download of 10 GB at half a megabyte a second, and one to join its shards."""
+NETWORK = (
+    *(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "ALL", "NO")),
+    *(f"{name}_proxy" for name in ("http", "https", "all", "no")),
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+)  # fmt: skip
+"""Variables that say how this machine reaches others."""
+TOKEN_LOST_AFTER = timedelta(minutes=15)
+"""Age at which an import whose token nobody here has is given up: another process may have it, and be busy with others."""
+
+
+def is_fetched(file: Mapping[Any, Any] | RowMapping) -> bool:
+    """Whether the bytes of `file` are there: an upload's always are."""
+    return bool(file["sha256"])
+
+
+def waits_for_token(platform: Platform, file: RowMapping, hub_token: str) -> bool:
+    """Whether only another process can fetch `file`, and may yet do so: a token is kept in the memory of one alone."""
+    if is_fetched(file) or not file["hub_token_given"] or hub_token:
+        return False
+    return bool(file["created_at"] > platform.clock() - TOKEN_LOST_AFTER)
+
+
+def fetched(platform: Platform, file: RowMapping, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+    """Fetch and store the bytes of an import; what its row is to say of them."""
+    tenant = file["tenant_id"]
+    tier = tier_named(get_tenant(platform, tenant).tier)
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
+        order = {
+            "hub_id": file["source"], "endpoint": platform.settings.hub_endpoint, "max_bytes": tier.max_file_bytes,
+            "target": str(directory / "fetched"),
+        }  # fmt: skip
+        limits = Limits(wall_s=WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
+        made = carry_out_apart(
+            FETCHER, order, directory, limits=limits, what=file["source"], progress=progress, secret=hub_token, environment=NETWORK
+        )
+        name = safe_filename(made["filename"])
+        key = file_key(tenant, file["id"], name)
+        with Path(made["path"]).open("rb") as stream:
+            received = receive(platform.objects, key, stream, tier)
+    return {"filename": name, "object_key": key, "bytes": received.num_bytes, "sha256": received.sha256.hexdigest()}

@@ -1,0 +1,51 @@
+"""The first examples of a dataset exactly as a base model is trained on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from control_plane.datasets import service as datasets
+from control_plane.datasets.local_rows import rows_file
+from control_plane.datasets.uploads import files
+from control_plane.platform.context import Platform
+from ft_assets.datasets.preview import preview
+from ft_assets.datasets.stored import load_rows
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+
+MAX_EXAMPLES = 100
+"""An answer that a person can read, and a few megabytes at most."""
+
+
+def preview_dataset(
+    platform: Platform, tenant: str, subject: str, *, model: str, num_examples: int, max_seq_len: int | None
+) -> list[dict[str, Any]]:
+    """Rendered text, token ids, spans with loss and truncation of the first examples of a dataset, or of a validated file's."""
+    if not 1 <= num_examples <= MAX_EXAMPLES:
+        raise InvalidRequest(f"num_examples {num_examples} is outside 1..{MAX_EXAMPLES}", code="invalid_limit", param="num_examples")
+    base = platform.models.get(model)
+    length = base.context_length if max_seq_len is None else max_seq_len
+    if not 1 <= length <= base.context_length:
+        raise InvalidRequest(
+            f"max_seq_len {length} is outside 1..{base.context_length}, which {base.id} can take", code="invalid_limit", param="max_seq_len"
+        )
+    if base.directory is None:
+        raise Unavailable(f"base model {base.id} is not on this machine", code="base_model_unavailable")
+    dataset_id = _dataset_id(platform, tenant, subject)
+    shown = preview(
+        load_rows(rows_file(platform, tenant, dataset_id)),
+        ChatTokenizer.load(base.directory),
+        max_seq_len=length,
+        num_examples=num_examples,
+        escape_control_tokens=datasets.report(platform, tenant, dataset_id)["policies"].get("control_tokens") == "escape",
+    )
+    return [one.to_dict() for one in shown]
+
+
+def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:
+    if not subject.startswith("file-"):
+        return str(datasets.get(platform, tenant, subject)["id"])
+    file = files.get(platform, tenant, subject)
+    if file["dataset_id"] is None:
+        raise Conflict(f"file {subject} is {file['status']} and has no dataset to show; see its report", code="file_not_validated")
+    return str(file["dataset_id"])

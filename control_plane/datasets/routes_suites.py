@@ -1,0 +1,64 @@
+"""``/v1/suites``: evaluation suites that a tenant's datasets are held against, the operator's and its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+
+from control_plane.datasets import schemas, suites
+from control_plane.http import forms, multipart_body
+from control_plane.http import schemas as http_schemas
+from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.jobs import job_responses
+
+router = APIRouter(prefix="/v1/suites", tags=["suites"])
+
+FORM = {
+    "type": "object",
+    "required": ["file", "name", "field"],
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "name": {"type": "string"},
+        "field": {"type": "string", "description": "Field of a row that holds the question; several with commas between."},
+        "column_map": {"type": "string", "description": "For CSV and Parquet: JSON, theirs to ours."},
+    },
+}
+
+
+@router.post("", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}})
+async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
+    """Register a suite of your own: uploads from now on are searched for its items."""
+    async with request.form(max_files=1) as form:  # here, and not as a parameter: the key has been looked at before
+        fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise multipart_body.missing("file")
+        name, field = (_required(fields, wanted) for wanted in ("name", "field"))
+        mapping = forms.column_map(fields.get("column_map"), fields)
+        filename, stream = file.filename or "suite.jsonl", file.file
+        made = await run_in_threadpool(
+            lambda: suites.add(platform, tenant, stream, name=name, filename=filename, field=field, column_map=mapping)
+        )
+    return job_responses.suite(made)
+
+
+def _required(fields: Mapping[str, str], name: str) -> str:
+    if name not in fields:
+        raise multipart_body.missing(name)
+    return fields[name]
+
+
+@router.get("")
+def list_suites(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.Suite]:
+    """The suites that ship, the operator's, then yours."""
+    return http_schemas.ListOf(data=[job_responses.suite(r) for r in suites.list_suites(platform, tenant)])
+
+
+@router.delete("/{name}")
+def remove(platform: PlatformDep, tenant: Writer, name: str) -> http_schemas.Deleted:
+    """Take one of your suites out; the operator's are not yours to remove."""
+    suites.remove(platform, tenant, name)
+    return http_schemas.Deleted(id=name, object="eval_suite")

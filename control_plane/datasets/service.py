@@ -1,0 +1,107 @@
+"""Dataset versions as their tenant sees them: immutable, listed, reported on, and approved where a policy asked for review."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.datasets.tables import datasets, files
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page, page
+from ft_assets.datasets.policies import too_few_to_train
+from ft_assets.datasets.report import in_order
+from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
+from ft_assets.training import methods
+
+Review = Literal["none", "pending", "approved"]
+SHOWN = [c for c in datasets.c if c.name not in ("report", "content_sha256")]
+STATS = datasets.c.report["stats"].label("stats")
+"""Of the report, all that a list shows: the whole of it may hold a thousand problems."""
+
+
+def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+    """Dataset versions of the tenant, newest first."""
+    query = sa.select(*SHOWN, STATS).where(datasets.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        keys = (datasets.c.created_at, datasets.c.id)
+        return page(conn, query, keys, id_column=datasets.c.id, after=after, limit=limit, max_limit=100)
+
+
+def get(platform: Platform, tenant: str, dataset_id: str) -> RowMapping:
+    """The dataset version; another tenant's is ``NotFound``."""
+    with platform.engine.connect() as conn:
+        return _get(conn, tenant, dataset_id)
+
+
+def approve(platform: Platform, tenant: str, dataset_id: str, *, key_id: str) -> RowMapping:
+    """Let jobs train on a dataset that a policy held back; who did it and when is kept. Approving again changes nothing."""
+    these = (datasets.c.tenant_id == tenant) & (datasets.c.id == dataset_id)
+    with platform.engine.begin() as conn:
+        approval = {"review": "approved", "approved_at": platform.clock(), "approved_by": key_id}
+        conn.execute(sa.update(datasets).where(these, datasets.c.review == "pending").values(**approval))
+        return _get(conn, tenant, dataset_id)
+
+
+def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
+    """Refuse to train on a dataset that nobody has approved yet."""
+    if review == "pending":
+        raise InvalidDataset(
+            f"{param}: dataset {dataset_id} waits for your review, as its policies ask; read GET /v1/datasets/{dataset_id}/report, then "
+            f"approve it with POST /v1/datasets/{dataset_id}/approve, and submit again",
+            code="dataset_needs_review",
+            param=param,
+        )
+
+
+def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
+    """Refuse rows that the method cannot use, as their packing would."""
+    of = methods.get(method)
+    kind = "chat" if format == "prompt_completion" else format
+    if kind in of.rows:
+        return
+    fitting = sorted((m for m in methods.registered().values() if kind in m.rows), key=lambda m: (m.every_token, not m.needs_reference))
+    *others, last = [m.name for m in fitting] or [""]
+    named = f"{', '.join(others)} or {last}" if others else last
+    step = f"use method {named} for such rows" if fitting else "no method trains on such rows"
+    if kind in ("preference", "kto"):
+        step += ", or upload the good answers as conversations"
+    raise InvalidRequest(
+        f"{param} {file_id} holds {format} rows, which method {method} cannot train on: it needs {of.row_help}; {step}",
+        code="preference_rows",
+        param=param,
+    )
+
+
+def check_enough_to_train(num_rows: int, *, training_file: str) -> None:
+    """Refuse a training file with fewer good examples than training needs."""
+    if (shortage := too_few_to_train(num_rows)) is not None:
+        raise InvalidDataset(f"training_file {training_file}: {shortage}", param="training_file")
+
+
+def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
+    """The validation report of a dataset version, or of a file: a refused file has a report and no dataset."""
+    with platform.engine.connect() as conn:
+        of_dataset = sa.select(datasets.c.report).where(datasets.c.tenant_id == tenant, datasets.c.id == subject)
+        of_file = sa.select(files.c.report).where(files.c.tenant_id == tenant, files.c.id == subject, files.c.deleted_at.is_(None))
+        found: Mapping[str, Any] | None = conn.execute(of_dataset).scalar() or conn.execute(of_file).scalar()
+    if found is None:
+        raise NotFound(
+            f"no dataset or validated file {subject!r}; list your files with GET /v1/files", code="dataset_not_found", param="dataset_id"
+        )
+    return in_order(found)
+
+
+def dataset_name(filename: str) -> str:
+    """The file's name without its suffixes: ``support.jsonl.gz`` is ``support``."""
+    return filename.split(".", 1)[0] or "dataset"
+
+
+def _get(conn: Connection, tenant: str, dataset_id: str) -> RowMapping:
+    query = sa.select(*SHOWN, STATS).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
+    row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no dataset {dataset_id!r}; list yours with GET /v1/datasets", code="dataset_not_found", param="dataset_id")
+    return row

@@ -1,0 +1,305 @@
+"""Evaluation suites that datasets are held against (those that ship, the operator's, each tenant's own), and the index over a set of them.
+
+A suite that an operator registers under the name of one that ships takes its place. The index is built once per set, stored by the
+set's digest, and kept on this machine's disk for the next validation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import IntegrityError as DuplicateRow
+
+from control_plane.datasets.tables import eval_suites
+from control_plane.platform.context import Platform
+from control_plane.sandbox import scratch
+from control_plane.sandbox.sandbox_parent import Limits, carry_out_apart
+from control_plane.tenants.tables import tenants
+from ft_assets import layout
+from ft_assets.datasets.checks.benchmarks import field_of, field_text
+from ft_assets.datasets.checks.shipped_suites import shipped_index, shipped_suites
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.readers.opening import open_rows
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+
+MAX_FILE_BYTES = 256 << 20
+"""Of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""
+MAX_ITEM_BYTES = 128 << 20
+"""Of the items of all of a tenant's suites (of one of the operator's). Their index is built in 13 times their size (measured with
+96 MiB): this leaves a third of what a child may take to the operator's suites, which are in the same index."""
+MAX_ITEMS = 200_000
+MAX_FIELDS = 8
+"""A question, its answers and what they rest on: MMLU has two, the widest of the usual suites five."""
+MAX_SUITES = 20
+"""Of a tenant: the usual ones for language models are about a dozen, and the operator has those."""
+INDEXER = "control_plane.sandbox.task_index"
+INDEX_WALL_S = 900.0
+"""Thirty times what 128 MiB of items take (5 MiB a second of one core)."""
+CHUNK_BYTES = 1 << 20
+DONE = "complete"
+"""A file that is stored after all others of an index: one without it was torn."""
+
+
+def add(
+    platform: Platform, tenant: str | None, stream: BinaryIO, *, name: str, filename: str, field: str,
+    column_map: Mapping[str, str] | None = None, max_bytes: int = MAX_ITEM_BYTES,
+) -> RowMapping:  # fmt: skip
+    """Register the texts in `field` (several joined by ``,``) of a file's rows as a suite; without a tenant, the operator's.
+
+    The suite counts for uploads that are validated from now on. `max_bytes` is for the items of all of the tenant's suites.
+    """
+    layout.checked_id(name, what="name")
+    wanted = _fields(field)
+    room = _room(platform, tenant, max_bytes)
+    suite_id = f"suite-{uuid.uuid4().hex[:24]}"
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
+        received, items = directory / "received", directory / "items.jsonl"
+        _receive(stream, received)
+        num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=room)
+        key, digest = layout.suite_key(tenant, suite_id), _sha256(items)
+        platform.objects.put_file(key, items)
+    values = {
+        "id": suite_id, "tenant_id": tenant, "name": name, "field": field, "num_items": num_items, "sha256": digest, "object_key": key,
+        "created_at": platform.clock(),
+    }  # fmt: skip
+    try:
+        with platform.engine.begin() as conn:
+            _check_number(conn, tenant)
+            return conn.execute(sa.insert(eval_suites).values(**values).returning(eval_suites)).mappings().one()
+    except QuotaExceeded:
+        platform.objects.delete(key)
+        raise
+    except DuplicateRow:
+        platform.objects.delete(key)
+        raise Conflict(f"a suite {name!r} is there already; remove it first, or choose another name", code="suite_exists") from None
+
+
+def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: str) -> RowMapping:
+    """Register a public benchmark from a local file for every tenant; the fields are found by the form in which it is published.
+
+    One that ships is refused: its hashes cover more forms of its answers than the published one.
+    """
+    if name in {suite.name for suite in shipped_suites()}:
+        raise InvalidRequest(
+            f"{name} ships with the platform, and every dataset is held against it; there is nothing to register",
+            code="invalid_suite",
+            param="name",
+        )
+    with scratch.directory(platform.settings.work_dir, None) as directory:
+        received = directory / "received"
+        _receive(stream, received)
+        rows = (row.value for row in open_rows(received, filename=filename, column_map=None, max_bytes=MAX_FILE_BYTES).rows)
+        first = next((value for value in rows if isinstance(value, dict)), {})
+        field = field_of(name, first, filename=filename)
+        with received.open("rb") as again:
+            return add(platform, None, again, name=name, filename=filename, field=field)
+
+
+def list_suites(platform: Platform, tenant: str | None) -> Sequence[Mapping[str, Any]]:
+    """The suites that the tenant's datasets are held against: those that ship, the operator's, its own; without a tenant, the first two."""
+    with platform.engine.connect() as conn:
+        return _counting(_of(conn, tenant))
+
+
+def _counting(registered: Sequence[RowMapping]) -> list[Mapping[str, Any]]:
+    """The shipped suites that the operator has not replaced, which have no object and no date; then `registered`."""
+    replaced = {row["name"] for row in registered if row["tenant_id"] is None}
+    shipped = [
+        {"id": f"shipped-{suite.name}", "tenant_id": None, "object_key": None, "created_at": None,
+         **{name: getattr(suite, name) for name in ("name", "field", "num_items", "sha256")}}
+        for suite in shipped_suites()
+        if suite.name not in replaced
+    ]  # fmt: skip
+    return [*shipped, *({str(name): value for name, value in row.items()} for row in registered)]
+
+
+def remove(platform: Platform, tenant: str | None, name: str) -> None:
+    """Take a suite out; datasets that were held against it keep saying so."""
+    owner = eval_suites.c.tenant_id.is_(None) if tenant is None else eval_suites.c.tenant_id == tenant
+    with platform.engine.begin() as conn:
+        query = sa.delete(eval_suites).where(owner, eval_suites.c.name == name).returning(eval_suites.c.object_key)
+        key: str | None = conn.execute(query).scalar_one_or_none()
+    if key is None:
+        raise NotFound(f"no suite {name[:80]!r} of yours; list them with `ft suites list`", code="suite_not_found", param="name")
+    platform.objects.delete(key)
+
+
+def owner(suite: Mapping[Any, Any]) -> str:
+    """Who brought a listed suite: ``platform``, ``operator`` or ``tenant``."""
+    if suite["object_key"] is None:
+        return "platform"
+    return "operator" if suite["tenant_id"] is None else "tenant"
+
+
+def index_directory(platform: Platform, tenant: str) -> Path:
+    """The index over the suites that count for `tenant`, on this machine."""
+    try:
+        return _index(platform, tenant)
+    except NotFound:  # a suite was removed while its items were read: the others count
+        return _index(platform, tenant)
+
+
+def is_indexed(platform: Platform, tenant: str) -> bool:
+    """Whether :func:`index_directory` has nothing to build or to bring here."""
+    rows = list_suites(platform, tenant)
+    return _all_shipped(rows) or (_place(platform, tenant, _digest(rows)) / DONE).exists()
+
+
+def _all_shipped(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing is registered, so that one small index serves every tenant."""
+    return all(row["object_key"] is None for row in rows)
+
+
+def _index(platform: Platform, tenant: str) -> Path:
+    from control_plane.platform.transfer import download, upload  # which imports what imports this module
+
+    rows = list_suites(platform, tenant)
+    if _all_shipped(rows):
+        return shipped_index(platform.settings.work_dir / "shipped_suites")
+    digest = _digest(rows)
+    target = _place(platform, tenant, digest)
+    if (target / DONE).exists():
+        return target
+    prefix = layout.suite_index_prefix(tenant, digest)
+    if platform.objects.exists(f"{prefix}/{DONE}"):
+        download(platform.objects, prefix, target, last=DONE)
+    else:
+        _build(platform, tenant, rows, target)
+        upload(platform.objects, target, prefix, last=DONE)
+    return target
+
+
+def _place(platform: Platform, tenant: str, digest: str) -> Path:
+    return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
+
+
+def _build(platform: Platform, tenant: str, rows: Sequence[Mapping[str, Any]], target: Path) -> None:
+    """Build beside, in a process of its own, and rename: two who build at once make the same, and one of them is kept."""
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
+        registered = [row for row in rows if row["object_key"] is not None]
+        made, items = directory / target.name, {_label(row): directory / f"{row['id']}.jsonl" for row in registered}
+        made.mkdir()
+        for row in registered:
+            platform.objects.get_file(row["object_key"], items[_label(row)])
+        shipped = [row["name"] for row in rows if row["object_key"] is None]
+        order = {"shipped": shipped, "suites": {label: str(path) for label, path in items.items()}, "target": str(made)}
+        limits = Limits(wall_s=INDEX_WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
+        carry_out_apart(INDEXER, order, directory, limits=limits, what="evaluation suites")
+        (made / DONE).touch()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            made.rename(target)
+        except OSError:
+            if not (target / DONE).exists():
+                raise
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """Its name in reports; a tenant's own may be called as one of the operator's."""
+    return str(row["name"]) if row["tenant_id"] is None else f"own/{row['name']}"
+
+
+def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
+    spelled = json.dumps(sorted((_label(row), row["sha256"]) for row in rows))
+    return hashlib.sha256(spelled.encode()).hexdigest()
+
+
+def _of(conn: Connection, tenant: str | None) -> Sequence[RowMapping]:
+    table = eval_suites
+    owned = table.c.tenant_id.is_(None) if tenant is None else table.c.tenant_id.is_(None) | (table.c.tenant_id == tenant)
+    return conn.execute(sa.select(table).where(owned).order_by(table.c.tenant_id.nulls_first(), table.c.name)).mappings().all()
+
+
+def _room(platform: Platform, tenant: str | None, max_bytes: int) -> int:
+    """Bytes of items that may come."""
+    if tenant is None:
+        return max_bytes
+    with platform.engine.connect() as conn:
+        _check_number(conn, tenant)
+        keys = {row["object_key"] for row in _of(conn, tenant)}
+    stored = platform.objects.list(f"{layout.tenant_prefix(tenant)}/suites")
+    return max(0, max_bytes - sum(o.size_bytes for o in stored if o.key in keys))
+
+
+def _check_number(conn: Connection, tenant: str | None) -> None:
+    if tenant is None:
+        return
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # two at once are counted one by one
+    num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
+    if num >= MAX_SUITES:
+        raise QuotaExceeded(f"there are {num} suites of yours, and {MAX_SUITES} may be; remove one first", code="too_many_suites")
+
+
+def _fields(field: str) -> list[str]:
+    wanted = list(dict.fromkeys(name.strip() for name in field.split(",") if name.strip()))
+    if not wanted:
+        raise InvalidRequest("field is empty; name the field that holds the question", code="invalid_suite", param="field")
+    if len(wanted) > MAX_FIELDS:
+        raise InvalidRequest(
+            f"field names {len(wanted)} fields, and at most {MAX_FIELDS} make an item; name those that ask and answer",
+            code="invalid_suite",
+            param="field",
+        )
+    return wanted
+
+
+def _texts(path: Path, filename: str, wanted: Sequence[str], column_map: Mapping[str, str] | None) -> Iterator[str]:
+    for row in open_rows(path, filename=filename, column_map=column_map, max_bytes=MAX_FILE_BYTES).rows:
+        value: Any = row.value
+        if isinstance(value, Problem):
+            raise InvalidRequest(
+                f"row {row.number} of {filename} cannot be read: {value.message} ({value.code}); {value.fix}",
+                code="invalid_suite",
+                param="file",
+            )
+        found = [field_text(value, name) for name in wanted] if isinstance(value, dict) else [""]
+        if not all(found):
+            raise InvalidRequest(
+                f"row {row.number} of {filename} has no text in {' and '.join(wanted)}; every row of a suite needs it",
+                code="invalid_suite",
+                param="field",
+            )
+        yield "\n".join(found)
+
+
+def _write_items(texts: Iterator[str], path: Path, *, max_bytes: int) -> int:
+    num_items = num_bytes = 0
+    with path.open("w") as out:
+        for num_items, text in enumerate(texts, start=1):
+            if num_items > MAX_ITEMS:
+                raise InvalidRequest(f"a suite has at most {MAX_ITEMS} items; give a part of it", code="invalid_suite", param="file")
+            line = json.dumps(text) + "\n"
+            num_bytes += len(line)
+            if num_bytes > max_bytes:
+                raise InvalidRequest(
+                    f"the items take more than the {max_bytes:,} bytes that are left of {MAX_ITEM_BYTES >> 20} MiB for suites; give a part "
+                    "of them, name fewer fields, or remove another suite",
+                    code="invalid_suite",
+                    param="file",
+                )
+            out.write(line)
+    if not num_items:
+        raise InvalidRequest("the suite's file holds no rows; write one item a line", code="invalid_suite", param="file")
+    return num_items
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _receive(stream: BinaryIO, path: Path) -> None:
+    num_bytes = 0
+    with path.open("wb") as out:
+        while chunk := stream.read(CHUNK_BYTES):
+            num_bytes += len(chunk)
+            if num_bytes > MAX_FILE_BYTES:
+                raise InvalidRequest(f"a suite's file has at most {MAX_FILE_BYTES >> 20} MiB", code="file_too_large", param="file")
+            out.write(chunk)

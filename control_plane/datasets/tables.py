@@ -1,0 +1,100 @@
+"""Uploads, files, dataset versions and evaluation suites."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.platform.tables import metadata, owner, timestamp
+
+files = sa.Table(
+    "files", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("filename", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),  # empty until an import is fetched
+    sa.Column("object_key", sa.Text, nullable=False),
+    sa.Column("column_map", JSONB, nullable=False, server_default="{}"),
+    sa.Column("policies", JSONB, nullable=False, server_default="{}"),  # as asked for with the upload
+    sa.Column("model", sa.Text),  # base model whose tokenizer counts, if one was named
+    sa.Column("source", sa.Text),  # hf://... of an import
+    sa.Column("hub_token_given", sa.Boolean, nullable=False, server_default=sa.false()),  # the token itself is never stored
+    sa.Column("status", sa.Text, nullable=False),  # uploaded | processed | error
+    sa.Column("status_details", sa.Text),
+    sa.Column("status_code", sa.Text),  # of a refusal
+    sa.Column("progress", JSONB),  # of work that is done: stage, rows, bytes, total_bytes; at, token of its claim
+    sa.Column("dataset_id", sa.Text),
+    sa.Column("report", JSONB),  # of a refused file too
+    timestamp("created_at"), timestamp("expires_at", nullable=True), timestamp("deleted_at", nullable=True),
+    sa.Index("ix_files_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_files_expiring", "expires_at", postgresql_where=sa.text("deleted_at IS NULL AND expires_at IS NOT NULL")),
+)  # fmt: skip
+
+datasets = sa.Table(
+    "datasets", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),  # ds_<hash of content and settings>
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("format", sa.Text, nullable=False),
+    sa.Column("content_sha256", sa.Text, nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=False),
+    sa.Column("uri", sa.Text, nullable=False),
+    sa.Column("report", JSONB, nullable=False),
+    sa.Column("review", sa.Text, nullable=False, server_default="none"),  # none | pending | approved
+    timestamp("approved_at", nullable=True),
+    sa.Column("approved_by", sa.Text),  # id of the key that approved it
+    timestamp("cooled_at", nullable=True),  # moved to cold storage
+    timestamp("created_at"),
+    sa.UniqueConstraint("tenant_id", "name", "version"),
+)  # fmt: skip
+
+eval_suites = sa.Table(
+    "eval_suites", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id")),  # null: the operator's, which every dataset is held against
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("field", sa.Text, nullable=False),
+    sa.Column("num_items", sa.Integer, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),  # of its items
+    sa.Column("object_key", sa.Text, nullable=False),
+    timestamp("created_at"),
+    sa.UniqueConstraint("tenant_id", "name", postgresql_nulls_not_distinct=True),
+)  # fmt: skip
+
+uploads = sa.Table(
+    "uploads", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # upload_...
+    owner(),
+    sa.Column("filename", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
+    sa.Column("mime_type", sa.Text, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),  # as announced: what the parts must add up to
+    sa.Column("settings", JSONB, nullable=False),  # column_map, policies and model, as asked for
+    sa.Column("status", sa.Text, nullable=False),  # pending | completed | cancelled | expired
+    sa.Column("file_id", sa.Text, sa.ForeignKey("files.id")),  # once completed
+    timestamp("created_at"), timestamp("expires_at"), timestamp("finished_at", nullable=True),
+    sa.Index("ix_uploads_tenant_created", "tenant_id", "created_at"),
+    sa.Index("ix_uploads_pending", "expires_at", postgresql_where=sa.text("status = 'pending'")),
+)  # fmt: skip
+
+upload_parts = sa.Table(
+    "upload_parts", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # part_...
+    sa.Column("upload_id", sa.Text, sa.ForeignKey("uploads.id"), nullable=False, index=True),
+    owner(),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("object_key", sa.Text, nullable=False),
+    timestamp("created_at"),
+)  # fmt: skip
+
+loose_objects = sa.Table(
+    "loose_objects", metadata,
+    sa.Column("object_key", sa.Text, primary_key=True),  # stored, or about to be, and named by no row
+    owner(),
+    timestamp("due_at"),  # when it is removed, unless a row has claimed it
+    sa.Index("ix_loose_objects_due_at", "due_at"),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Files: uploaded at once or in parts."""

@@ -1,0 +1,373 @@
+"""Files that arrive in parts: each part is stored as it comes, and the last call joins them into the file.
+
+A part is its content: sent twice it is one part, so a client that lost an answer sends again what it is not sure of. Parts stay
+until the file's row exists; until then a join that died, was refused or lost a race has changed nothing and may be asked for again.
+What is stored is announced before and claimed by its row (see ``loose_objects``): :func:`tidy` removes what nobody needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.datasets.tables import files as file_rows
+from control_plane.datasets.tables import upload_parts, uploads
+from control_plane.datasets.uploads import files, orphaned_objects
+from control_plane.datasets.uploads.part_join import Part, join
+from control_plane.datasets.uploads.receiver import receive_up_to, too_large
+from control_plane.jobs.preparation.build_lock import lock_number
+from control_plane.platform.context import Platform
+from control_plane.tenants.deletion_guard import refuse_while_deleted
+from control_plane.tenants.rules import GIB, Tier, tier_named
+from control_plane.tenants.service import get as get_tenant
+from control_plane.tenants.tables import tenants
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+from ft_assets.layout import file_key, part_key, safe_filename
+
+PENDING, COMPLETED, CANCELLED, EXPIRED = "pending", "completed", "cancelled", "expired"
+PART_BYTES = 64 << 20
+"""OpenAI's limit on a part, and the size in which its client sends them."""
+MAX_PARTS = 10_000
+"""Of one upload: 1 MiB parts make 10 GB. S3 has the same limit."""
+LIVES = timedelta(hours=1)
+"""From its creation, and again from each part on: 10 GB over a slow line take longer than an hour, and do not stand still for one."""
+LONGEST = timedelta(hours=24)
+"""No upload is open for longer, however often it is sent something."""
+MAX_PENDING = 20
+"""Uploads of a tenant that are open at a time."""
+PENDING_FILES = 2
+"""What they announce together, in files of the largest size that the tier allows: as many bytes of parts lie in the store at most."""
+TURN_S = 40.0
+"""Seconds that a second call waits for the join that another makes: clients and proxies give up after a minute without a word."""
+LOOK_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """An upload with what became of it so far."""
+
+    row: RowMapping
+    status: str
+    """As the row has it, but that one whose time is over is ``expired`` at once."""
+    parts: Sequence[RowMapping] = ()
+    """Those that are stored, oldest first; none any more once the upload has ended."""
+    file: RowMapping | None = None
+    """Once completed, unless it was deleted since."""
+
+
+def create(
+    platform: Platform, tenant: str, *, num_bytes: int, filename: str, purpose: str, mime_type: str, expires_after_s: int | None = None,
+    column_map: Mapping[str, str] | None = None, policies: Mapping[str, Any] | None = None, model: str | None = None,
+) -> View:  # fmt: skip
+    """Announce a file of `num_bytes`; whatever would be refused of the file is refused here, before a byte is sent.
+
+    `expires_after_s` is the file's, as at OpenAI, and counts from its completion.
+    """
+    files.check_request(platform, policies=policies, model=model, purpose=purpose)
+    tier = tier_named(get_tenant(platform, tenant).tier)
+    if num_bytes < 1:
+        raise InvalidRequest(f"bytes {num_bytes} is not the size of a file; announce what the parts add up to", param="bytes")
+    if num_bytes > tier.max_file_bytes:
+        raise too_large(tier, num_bytes=num_bytes, param="bytes")
+    now = platform.clock()
+    settings = {"column_map": dict(column_map or {}), "policies": dict(policies or {}), "model": model, "expires_after_s": expires_after_s}
+    values = {
+        "id": f"upload_{uuid.uuid4().hex}", "tenant_id": tenant, "filename": safe_filename(filename), "purpose": purpose,
+        "mime_type": mime_type, "bytes": num_bytes, "settings": settings, "status": PENDING, "created_at": now, "expires_at": now + LIVES,
+    }  # fmt: skip
+    with platform.engine.begin() as conn:
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # or many count the same room
+        refuse_while_deleted(conn, tenant)
+        _check_room(conn, tenant, tier, num_bytes)
+        return _view(platform, conn, conn.execute(sa.insert(uploads).values(values).returning(uploads)).mappings().one())
+
+
+def _check_room(conn: Connection, tenant: str, tier: Tier, num_bytes: int) -> None:
+    """Refuse an upload beyond what may be open; one whose time is over counts until its parts are released."""
+    is_open = (uploads.c.tenant_id == tenant) & (uploads.c.status == PENDING)
+    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(uploads.c.bytes), 0)).where(is_open)
+    num, announced = conn.execute(query).one()
+    next_step = "complete or cancel one, or wait until one expires"
+    if num >= MAX_PENDING:
+        raise QuotaExceeded(f"{num} uploads are open, and {MAX_PENDING} may be; {next_step}", code="too_many_uploads")
+    most = PENDING_FILES * tier.max_file_bytes
+    if announced + num_bytes > most:
+        raise QuotaExceeded(
+            f"with these {num_bytes:,} bytes the open uploads would announce {announced + num_bytes:,}, and tier {tier.name} may have "
+            f"{most:,} ({most / GIB:g} GiB) open; {next_step}",
+            code="too_many_uploads",
+            param="bytes",
+        )
+
+
+def get(platform: Platform, tenant: str, upload_id: str) -> View:
+    """The upload with the parts that are stored: what a client that lost its connection goes on from."""
+    with platform.engine.connect() as conn:
+        return _view(platform, conn, _row(conn, tenant, upload_id))
+
+
+def open_upload(platform: Platform, tenant: str, upload_id: str) -> RowMapping:
+    """The upload if it takes parts; asked before the body of a part is read."""
+    with platform.engine.connect() as conn:
+        return _pending(platform, _row(conn, tenant, upload_id))
+
+
+def add_part(platform: Platform, tenant: str, upload_id: str, stream: BinaryIO) -> RowMapping:
+    """Store a part. The same bytes again are the same part, whose id comes back."""
+    upload = open_upload(platform, tenant, upload_id)
+    part_id = f"part_{uuid.uuid4().hex}"
+    key = part_key(tenant, upload_id, part_id)
+    with platform.engine.connect() as conn:
+        there = _parts(conn, upload_id)
+    left = upload["bytes"] - sum(part["bytes"] for part in there)
+    limit = min(PART_BYTES, max(left, *(part["bytes"] for part in there), 0))  # one that is there may come again
+    with orphaned_objects.announced(platform, tenant, key):
+        received = receive_up_to(platform.objects, key, stream, limit, lambda: _part_too_large(upload, limit))
+        values = {
+            "id": part_id, "upload_id": upload_id, "tenant_id": tenant, "bytes": received.num_bytes, "object_key": key,
+            "sha256": received.sha256.hexdigest(), "created_at": platform.clock(),
+        }  # fmt: skip
+        with platform.engine.begin() as conn:
+            part = _added(platform, conn, tenant, upload_id, values)
+    if part["id"] != part_id:
+        orphaned_objects.try_to_remove(platform, [key])
+    return part
+
+
+def _added(platform: Platform, conn: Connection, tenant: str, upload_id: str, values: Mapping[str, Any]) -> RowMapping:
+    """The row of the part, or of the one with the same content, under the lock of its upload."""
+    refuse_while_deleted(conn, tenant)
+    upload = _pending(platform, _row(conn, tenant, upload_id, lock=True))
+    if values["bytes"] == 0:
+        raise InvalidRequest("the part is empty; send at least one byte in the field data", code="empty_part", param="data")
+    there = _parts(conn, upload_id)
+    for part in there:
+        if (part["sha256"], part["bytes"]) == (values["sha256"], values["bytes"]):
+            return part
+    have = sum(p["bytes"] for p in there)
+    if have + values["bytes"] > upload["bytes"]:
+        raise InvalidRequest(
+            f"with this part of {values['bytes']:,} bytes the upload would have {have + values['bytes']:,}, and {upload['bytes']:,} were "
+            f"announced; GET /v1/uploads/{upload_id} lists the parts that are there",
+            code="upload_size_exceeded",
+            param="data",
+        )
+    if len(there) >= MAX_PARTS:
+        message = f"the upload has {MAX_PARTS:,} parts, and may have no more; send larger ones"
+        raise InvalidRequest(message, code="too_many_parts", param="data")
+    until = min(platform.clock() + LIVES, upload["created_at"] + LONGEST)
+    conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(expires_at=sa.func.greatest(uploads.c.expires_at, until)))
+    orphaned_objects.claim(conn, values["object_key"])
+    return conn.execute(sa.insert(upload_parts).values(values).returning(upload_parts)).mappings().one()
+
+
+def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Sequence[str], md5: str | None = None) -> View:
+    """Join parts, in the order of `part_ids`, into a file; one that is completed comes back as it is.
+
+    One call joins at a time, and a second waits for it; where that takes long it is told to ask again. The file may still be
+    ``uploaded``: the caller sees to its validation.
+    """
+    done = get(platform, tenant, upload_id)
+    if done.status == COMPLETED:
+        return done
+    with _turn(platform, upload_id):
+        with platform.engine.begin() as conn:
+            upload = _row(conn, tenant, upload_id, lock=True)
+            if upload["status"] == COMPLETED:
+                return _view(platform, conn, upload)
+            chosen = _chosen(_pending(platform, upload), _parts(conn, upload_id), part_ids)
+            until = sa.func.greatest(uploads.c.expires_at, platform.clock() + LIVES)  # or its time is over while it is joined
+            conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(expires_at=until))
+            orphaned_objects.announce(conn, tenant, _file_key(upload, chosen), now=platform.clock())
+        stored = _joined(platform, upload, chosen, md5)
+        try:
+            file, left = _finished(platform, tenant, upload, stored)
+        except Conflict as error:
+            if error.code != f"upload_{COMPLETED}":
+                raise
+            return get(platform, tenant, upload_id)  # the turn was lost, and another call has finished
+    orphaned_objects.try_to_remove(platform, left)
+    file = files.settled_if_tiny(platform, tenant, file, stored)
+    with platform.engine.connect() as conn:
+        return _view(platform, conn, _row(conn, tenant, upload_id), file=file)
+
+
+def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[str]) -> list[RowMapping]:
+    """The parts as they are named. One may be named again: where the content of a file repeats, its blocks are one part."""
+    if len(part_ids) > MAX_PARTS:
+        message = f"{len(part_ids):,} parts are named, and a file has {MAX_PARTS:,} at most; send larger ones"
+        raise InvalidRequest(message, code="too_many_parts", param="part_ids")
+    by_id = {part["id"]: part for part in parts}
+    for part_id in part_ids:
+        if part_id not in by_id:
+            raise InvalidRequest(
+                f"part {part_id!r} is none of upload {upload['id']}; GET /v1/uploads/{upload['id']} lists its parts",
+                code="part_not_found", param="part_ids",
+            )  # fmt: skip
+    chosen = [by_id[part_id] for part_id in part_ids]
+    total = sum(part["bytes"] for part in chosen)
+    if total != upload["bytes"]:
+        raise InvalidRequest(
+            f"the {len(chosen)} parts have {total:,} bytes, and {upload['bytes']:,} were announced; send what is missing, name the parts "
+            "in order, or begin another upload",
+            code="upload_size_mismatch", param="part_ids",
+        )  # fmt: skip
+    return chosen
+
+
+def _joined(platform: Platform, upload: RowMapping, chosen: Sequence[RowMapping], md5: str | None) -> files.Stored:
+    """The bytes of the file, stored. Their place follows from the parts: a join that died is written over by the next one."""
+    key = _file_key(upload, chosen)
+    parts = [Part(key=p["object_key"], num_bytes=p["bytes"], sha256=p["sha256"]) for p in chosen]
+    try:
+        joined = join(platform.objects, key, parts, with_md5=md5 is not None)
+    except NotFound:
+        with platform.engine.connect() as conn:
+            _pending(platform, _row(conn, upload["tenant_id"], upload["id"]))  # it was cancelled, and its parts went
+        raise
+    file_id = _file_id(upload["id"], chosen)
+    stored = files.Stored(file_id=file_id, filename=upload["filename"], num_bytes=joined.num_bytes, sha256=joined.sha256, head=joined.head)
+    if md5 is not None and joined.md5 != md5.strip().lower():
+        files.discard(platform, upload["tenant_id"], stored)
+        raise InvalidRequest(
+            f"the parts in this order have the md5 {joined.md5}, and {md5[:64]!r} was given; check the order, and hold the sha256 of each "
+            f"part (GET /v1/uploads/{upload['id']}) against yours",
+            code="md5_mismatch", param="md5",
+        )  # fmt: skip
+    return stored
+
+
+def _file_id(upload_id: str, chosen: Sequence[RowMapping]) -> str:
+    named = "\0".join((upload_id, *(part["id"] for part in chosen)))
+    return f"file-{hashlib.sha256(named.encode()).hexdigest()[:24]}"
+
+
+def _file_key(upload: RowMapping, chosen: Sequence[RowMapping]) -> str:
+    return file_key(upload["tenant_id"], _file_id(upload["id"], chosen), upload["filename"])
+
+
+def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: files.Stored) -> tuple[RowMapping, list[str]]:
+    """The file's row and the end of its upload, in one transaction, and the keys of its parts; if it fails the joined bytes are removed."""
+    asked = dict(upload["settings"])
+    seconds = asked.pop("expires_after_s", None)
+    try:
+        with platform.engine.begin() as conn:
+            _pending(platform, _row(conn, tenant, upload["id"], lock=True))
+            now = platform.clock()
+            file = files.insert_with(
+                conn, tenant, stored.file_id, now=now, filename=stored.filename, purpose=upload["purpose"], num_bytes=stored.num_bytes,
+                sha256=stored.sha256, expires_after=None if seconds is None else timedelta(seconds=seconds), **asked,
+            )  # fmt: skip
+            ended = {"status": COMPLETED, "file_id": file["id"], "finished_at": now}
+            conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(**ended))
+            return file, _release_parts(conn, tenant, upload["id"], now=now)
+    except Exception:
+        files.discard(platform, tenant, stored)
+        raise
+
+
+def cancel(platform: Platform, tenant: str, upload_id: str) -> View:
+    """End an upload that is not completed and remove its parts; a second call changes nothing."""
+    with platform.engine.begin() as conn:
+        upload = _row(conn, tenant, upload_id, lock=True)
+        if upload["status"] == CANCELLED:
+            return View(row=upload, status=CANCELLED)
+        _pending(platform, upload)
+        ended = {"status": CANCELLED, "finished_at": platform.clock()}
+        upload = conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(**ended).returning(uploads)).mappings().one()
+        left = _release_parts(conn, tenant, upload_id, now=platform.clock())
+    orphaned_objects.try_to_remove(platform, left)
+    return View(row=upload, status=CANCELLED)
+
+
+def tidy(platform: Platform, *, limit: int = 100) -> int:
+    """End uploads whose time is over, one transaction each, and release their parts; how many."""
+    now = platform.clock()
+    over = (uploads.c.status == PENDING) & (uploads.c.expires_at <= now)
+    due = sa.select(uploads).where(over).order_by(uploads.c.expires_at).limit(1)
+    for done in range(limit):
+        with platform.engine.begin() as conn:
+            upload = conn.execute(due.with_for_update(skip_locked=True)).mappings().one_or_none()
+            if upload is None:
+                return done
+            conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(status=EXPIRED, finished_at=now))
+            _release_parts(conn, upload["tenant_id"], upload["id"], now=now)
+    return limit
+
+
+def _release_parts(conn: Connection, tenant: str, upload_id: str, *, now: datetime) -> list[str]:
+    """Take away the parts of an upload that has ended; the keys of their objects, which are loose from now on."""
+    gone = sa.delete(upload_parts).where(upload_parts.c.upload_id == upload_id).returning(upload_parts.c.object_key)
+    keys = list(conn.execute(gone).scalars())
+    orphaned_objects.release(conn, tenant, keys, now=now)
+    return keys
+
+
+@contextmanager
+def _turn(platform: Platform, upload_id: str) -> Iterator[None]:
+    """The right to join, held by a session of the database: it ends with whoever holds it, however that ends."""
+    number, deadline = lock_number("upload", upload_id), time.monotonic() + TURN_S
+    while True:
+        with platform.whole.engine.connect() as pooled:
+            conn = pooled.execution_options(isolation_level="AUTOCOMMIT")
+            if conn.execute(sa.select(sa.func.pg_try_advisory_lock(number))).scalar():
+                conn.detach()  # closed for good at the end, and the lock with it
+                yield
+                return
+        if time.monotonic() >= deadline:
+            raise Unavailable(f"upload {upload_id} is being completed by another call; send this one again", code="upload_completing")
+        time.sleep(LOOK_S)
+
+
+def _pending(platform: Platform, upload: RowMapping) -> RowMapping:
+    """`upload` if it is open."""
+    if (status := _status(platform, upload)) != PENDING:
+        raise Conflict(f"upload {upload['id']} is {status}; begin another one with POST /v1/uploads", code=f"upload_{status}")
+    return upload
+
+
+def _status(platform: Platform, upload: RowMapping) -> str:
+    is_over = upload["status"] == PENDING and upload["expires_at"] <= platform.clock()
+    return EXPIRED if is_over else str(upload["status"])
+
+
+def _row(conn: Connection, tenant: str, upload_id: str, *, lock: bool = False) -> RowMapping:
+    query = sa.select(uploads).where(uploads.c.id == upload_id, uploads.c.tenant_id == tenant)
+    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no upload {upload_id!r}; begin one with POST /v1/uploads", code="upload_not_found", param="upload_id")
+    return row
+
+
+def _parts(conn: Connection, upload_id: str) -> Sequence[RowMapping]:
+    query = sa.select(upload_parts).where(upload_parts.c.upload_id == upload_id).order_by(upload_parts.c.created_at, upload_parts.c.id)
+    return conn.execute(query).mappings().all()
+
+
+def _view(platform: Platform, conn: Connection, upload: RowMapping, *, file: RowMapping | None = None) -> View:
+    status = _status(platform, upload)
+    if file is None and upload["file_id"] is not None:
+        kept = sa.select(file_rows).where(file_rows.c.id == upload["file_id"], file_rows.c.deleted_at.is_(None))
+        file = conn.execute(kept).mappings().one_or_none()
+    return View(row=upload, status=status, file=file, parts=_parts(conn, upload["id"]) if status == PENDING else ())
+
+
+def _part_too_large(upload: RowMapping, limit: int) -> InvalidRequest:
+    if limit < PART_BYTES:
+        return InvalidRequest(
+            f"the part is larger than what is left of the {upload['bytes']:,} bytes that the upload announced; GET "
+            f"/v1/uploads/{upload['id']} lists the parts that are there, or begin another with the right size",
+            code="upload_size_exceeded", param="data",
+        )  # fmt: skip
+    return InvalidRequest(
+        f"the part is larger than {PART_BYTES >> 20} MiB, the most that one may have; send several", code="part_too_large", param="data"
+    )

@@ -1,0 +1,57 @@
+"""Bytes of a file on their way into the object store: counted, hashed, and cut off at a limit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import BinaryIO, cast
+
+from control_plane.datasets.validation import NUM_HEAD_BYTES
+from control_plane.platform.protocols import ObjectStore
+from control_plane.tenants.rules import GIB, Tier
+from ft_assets.errors import InvalidRequest
+
+
+class Received:
+    """The caller's stream, read by the store; beyond `max_bytes` what `refusal` makes is raised, and nothing more is read."""
+
+    def __init__(self, stream: BinaryIO, max_bytes: int, refusal: Callable[[], InvalidRequest]) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._refusal = refusal
+        self.num_bytes = 0
+        self.head = b""
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.num_bytes += len(data)
+        if len(self.head) < NUM_HEAD_BYTES:
+            self.head += data[:NUM_HEAD_BYTES]
+        if self.num_bytes > self._max_bytes:
+            raise self._refusal()
+        self.sha256.update(data)
+        return data
+
+
+def too_large(tier: Tier, *, num_bytes: int | None = None, param: str = "file") -> InvalidRequest:
+    """The refusal of a file that is larger than `tier` allows; of one that is being received nobody knows how large it is."""
+    size = "the file" if num_bytes is None else f"a file of {num_bytes:,} bytes"
+    return InvalidRequest(
+        f"{size} is larger than the {tier.max_file_bytes / GIB:g} GiB that tier {tier.name} may upload; "
+        "split it, compress it (.gz, .zst), or ask for another tier",
+        code="file_too_large",
+        param=param,
+    )
+
+
+def receive(objects: ObjectStore, key: str, stream: BinaryIO, tier: Tier) -> Received:
+    """Store all of `stream` under `key`, as far as `tier` lets a file be large."""
+    return receive_up_to(objects, key, stream, tier.max_file_bytes, lambda: too_large(tier))
+
+
+def receive_up_to(objects: ObjectStore, key: str, stream: BinaryIO, max_bytes: int, refusal: Callable[[], InvalidRequest]) -> Received:
+    """Store all of `stream` under `key`; beyond `max_bytes` nothing is stored, and what `refusal` makes is raised."""
+    received = Received(stream, max_bytes, refusal)
+    objects.put_stream(key, cast(BinaryIO, received))
+    return received

@@ -1,0 +1,108 @@
+"""``/v1/uploads``: large files in parts of up to 64 MiB; whoever is interrupted asks which parts are there, and sends the others."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from anyio.lowlevel import RunVar
+from fastapi import APIRouter, Request
+from sqlalchemy.engine import RowMapping
+from starlette.concurrency import run_in_threadpool
+
+from control_plane.datasets.uploads import multipart_uploads, schemas
+from control_plane.http import forms, multipart_body
+from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.http.concurrency_limits import Joins
+from control_plane.jobs import job_responses
+from ft_assets.storable import check_storable
+
+MAX_JOINING = 16
+"""Calls that join, or wait for the join that another makes, each in a thread that answers no requests."""
+MAX_JOINS_EACH = 2
+
+router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+_joining: RunVar[Joins] = RunVar("_joining")
+
+PART = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "contentMediaType": "application/octet-stream", "description": "1 byte to 64 MiB."}},
+}
+
+
+@router.post("")
+def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateUpload) -> schemas.Upload:
+    """Announce a file. What would be refused of it (its size, purpose, policies, model) is refused now, before a byte is sent."""
+    asked = body.model_dump()
+    check_storable(asked)
+    asked["policies"] = forms.with_reading(asked["policies"], encoding=asked.pop("encoding"), rows_at=asked.pop("rows_at"))
+    asked["num_bytes"], asked["expires_after_s"] = asked.pop("bytes"), forms.expires_after_s(asked.pop("expires_after"))
+    return _upload(multipart_uploads.create(platform, tenant, **asked))
+
+
+@router.get("/{upload_id}")
+def retrieve(platform: PlatformDep, tenant: Reader, upload_id: str) -> schemas.UploadWithParts:
+    """The upload with the parts that are stored, and the sha256 of each: what an interrupted client goes on from."""
+    view = multipart_uploads.get(platform, tenant, upload_id)
+    return schemas.UploadWithParts(**_fields(view), parts=[_part(row) for row in view.parts])
+
+
+@router.post("/{upload_id}/parts", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": PART}}}})
+async def add_part(request: Request, platform: PlatformDep, tenant: Writer, upload_id: str) -> schemas.UploadPart:
+    """Store a part; several may be sent at once. The same bytes sent again are the same part, whose id comes back."""
+    await run_in_threadpool(multipart_uploads.open_upload, platform, tenant, upload_id)  # before the body is read
+    form = multipart_body.Form(request, file_field="data")
+    await form.to_file()
+    return _part(await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant))
+
+
+@router.post("/{upload_id}/complete")
+async def complete(
+    request: Request, platform: PlatformDep, tenant: Writer, upload_id: str, body: schemas.CompleteUpload
+) -> schemas.Upload:  # fmt: skip
+    """Join the parts, in the order of `part_ids`, into a file that is validated like any other. A second call gives the same answer."""
+    view = await run_in_threadpool(multipart_uploads.get, platform, tenant, upload_id)
+    if view.status != multipart_uploads.COMPLETED:
+        asked = functools.partial(multipart_uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
+        view = await _joins().run(tenant, upload_id, asked)
+    file = view.file
+    if file is not None and file["status"] == "uploaded" and file["deleted_at"] is None:
+        file = await run_in_threadpool(request.app.state.validation.take, file)
+    return _upload(view, file=file)
+
+
+@router.post("/{upload_id}/cancel")
+def cancel(platform: PlatformDep, tenant: Writer, upload_id: str) -> schemas.Upload:
+    """End an upload that is not completed; its parts are removed."""
+    return _upload(multipart_uploads.cancel(platform, tenant, upload_id))
+
+
+def _upload(view: multipart_uploads.View, *, file: RowMapping | None = None) -> schemas.Upload:
+    return schemas.Upload(**_fields(view, file=file))
+
+
+def _fields(view: multipart_uploads.View, *, file: RowMapping | None = None) -> dict[str, Any]:
+    row, made = view.row, file or view.file
+    is_done = view.status == multipart_uploads.COMPLETED
+    return {
+        **{name: row[name] for name in ("id", "bytes", "filename", "purpose", "mime_type")},
+        "created_at": job_responses.seconds(row["created_at"]),
+        "expires_at": job_responses.seconds(row["expires_at"]),
+        "status": view.status,
+        "received_bytes": row["bytes"] if is_done else sum(part["bytes"] for part in view.parts),
+        "file": None if made is None else job_responses.file(made),
+    }
+
+
+def _joins() -> Joins:
+    try:
+        return _joining.get()
+    except LookupError:
+        _joining.set(made := Joins(total=MAX_JOINING, each=MAX_JOINS_EACH))
+        return made
+
+
+def _part(row: RowMapping) -> schemas.UploadPart:
+    named = {name: row[name] for name in ("id", "upload_id", "bytes", "sha256")}
+    return schemas.UploadPart(**named, created_at=int(row["created_at"].timestamp()))

@@ -1,0 +1,1 @@
+"""Evaluations of adapters: runs, verdicts, reports."""

@@ -1,0 +1,128 @@
+"""Answers that are kept: of a base model under its digest, of an adapter under its base's and its own; suite by suite.
+
+The base answers a platform's suites once, whatever number of adapters it is compared with. What an adapter answered as a candidate is
+there when the next one of its lineage is held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from control_plane.adapters.tables import adapters, eval_scores
+from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.platform.context import Platform
+from control_plane.serving import node_files
+from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import FtError, InvalidRequest
+from ft_assets.evals import run_file
+from ft_assets.evals.run_file import EvalRun
+from ft_assets.storable import check_storable
+
+KINDS_OF_ALL = ("golden", "safety", "capability")
+"""Suites of the platform: answers to them are nobody's data."""
+NEWEST = 4
+"""Kept answers of one capability suite that are passed on: it has few versions and limits at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Previous:
+    """The last accepted adapter of a lineage, on this machine."""
+
+    adapter_id: str
+    digest: str
+    """Of it on the base that it is compared on."""
+    directory: Path
+
+
+def subject_digest(base_digest: str, manifest_sha256: str) -> str:
+    return f"{base_digest}+{manifest_sha256}"
+
+
+def manifest_of(result: Mapping[str, Any], subject: str = "previous") -> str | None:
+    """The manifest in the digest of a subject that is an adapter."""
+    digest = (result.get("digests") or {}).get(subject)
+    return str(digest).rpartition("+")[2] if digest else None
+
+
+def previous(platform: Platform, tenant: str, job: sa.Row[Any], base_digest: str) -> Previous | None:
+    """The newest adapter in production of the same tenant, base model and suffix as `job`'s, other than `job`'s own.
+
+    Of a `job` whose adapter was promoted itself, one that was promoted before it: a newer one is no predecessor. An adapter whose
+    files cannot be had is none: it is for comparison.
+    """
+    lineage = sa.and_(adapters.c.tenant_id == tenant, adapters.c.base_model == job.model, jobs.c.suffix.is_not_distinct_from(job.suffix))
+    own = adapters.alias("own")
+    promoted = sa.select(sa.func.max(own.c.promoted_at)).where(own.c.job_id == job.id).scalar_subquery()
+    before = sa.or_(promoted.is_(None), adapters.c.promoted_at < promoted)
+    query = (
+        sa.select(adapters, checkpoints.c.manifest_sha256.label("trained_sha256"))
+        .join(jobs, jobs.c.id == adapters.c.job_id)
+        .outerjoin(checkpoints, sa.and_(checkpoints.c.job_id == adapters.c.job_id, checkpoints.c.final))
+        .where(lineage, adapters.c.stage == Stage.PRODUCTION, adapters.c.job_id != job.id, before)
+        .order_by(adapters.c.promoted_at.desc().nulls_last(), adapters.c.id)
+        .limit(1)
+    )
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).mappings().first()
+    if row is None:
+        return None
+    trained = row["trained_sha256"] or row["manifest_sha256"]
+    try:
+        directory = node_files.materialise(platform, AdapterRecord.from_row({column.name: row[column.name] for column in adapters.c}))
+    except FtError:
+        return None
+    return Previous(adapter_id=row["id"], digest=subject_digest(base_digest, trained), directory=directory)
+
+
+def with_known(platform: Platform, run: EvalRun) -> EvalRun:
+    """`run` with every answer of its base and its previous adapter that is kept."""
+    plain, _ = run_file.plain_suites(run)
+    capability = [run_file.capability_id(name) for name in run.capability]
+    known: dict[str, dict[str, Any]] = {}
+    with platform.engine.connect() as conn:
+        for subject in ("base", "previous"):
+            if (digest := run.digests.get(subject)) is None:
+                continue
+            mine = eval_scores.c.subject_digest.startswith(run_file.known_key(digest, ""), autoescape=True)
+            exact = sa.select(eval_scores).where(mine, eval_scores.c.suite_digest.in_([suite.digest for suite in plain]))
+            rows = list(conn.execute(exact))
+            for suite in capability:  # their digests are known once the harness has made them
+                newest = sa.select(eval_scores).where(mine, eval_scores.c.suite == suite).order_by(eval_scores.c.created_at.desc())
+                rows += conn.execute(newest.limit(NEWEST))
+            known[subject] = {run_file.known_key(row.suite_digest, row.scores["environment"]): row.scores for row in rows}
+    return replace(run, known=known)
+
+
+def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None:
+    """Keep what was answered in `result`; what is kept already stays."""
+    rows = []
+    for subject, sections in (result.get("subjects") or {}).items():
+        for suite, section in (sections or {}).items():
+            kind = result["suites"][suite]["kind"]
+            owner = None if subject == "base" and kind in KINDS_OF_ALL else tenant
+            scores = {k: section[k] for k in ("digest", "environment", "answers", "seconds")}
+            if not _storable(scores):
+                continue
+            rows.append({
+                "subject_digest": run_file.known_key(result["digests"][subject], section["environment"]),
+                "suite_digest": section["digest"], "suite": suite, "tenant_id": owner, "scores": scores, "created_at": platform.clock(),
+            })  # fmt: skip
+    if rows:
+        with platform.engine.begin() as conn:
+            conn.execute(insert(eval_scores).on_conflict_do_nothing(), rows)
+
+
+def _storable(scores: Mapping[str, Any]) -> bool:
+    """A weak model answers with NUL characters too, which no database takes: such answers are asked for again."""
+    try:
+        check_storable(scores)
+    except InvalidRequest:
+        return False
+    return True

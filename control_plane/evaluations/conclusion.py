@@ -1,0 +1,157 @@
+"""How an evaluated job ends: its adapter registered with its complete lineage, promoted, waiting for a person, or kept in quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.adapters import promotions
+from control_plane.adapters import service as adapters
+from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.run import Evaluated, fetch_final, is_cancelled, load_evaluated
+from control_plane.jobs import results
+from control_plane.jobs.preparation.pin import job_row
+from control_plane.jobs.transitions import locked, record, transition
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import Event
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.serving import accepted_bases
+from ft_assets import tracing
+from ft_assets.adapters.record import LORA
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Conflict
+from ft_assets.evals.config import EvalConfig
+
+Adapter = Mapping[str, Any]
+
+
+def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
+    """Register the adapter with its complete lineage, keep the verdict, promote it if the job asks for that, and end the job.
+
+    1. Gate failed: the adapter is kept in quarantine and not served; the job fails with ``gate_failed`` and advice. A monitored
+       job's verdict blocks only an adapter that is not applied or not servable; whatever else failed is told (``monitor_failed``).
+    2. Its base was updated while it was trained: its evaluation on the present one is ordered, and a pass goes on with 3 or 4
+       (:mod:`control_plane.evaluations.reevaluation`); the job succeeds.
+    3. Approval required: it waits in ``staging`` until somebody approves it; the job succeeds.
+    4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model; the job succeeds.
+    5. A monitored job's adapter was judged by the short suites so far: its evaluation with all of them is ordered.
+    6. A job that has ended already keeps its end; registration and verdict are written once.
+    """
+    evaluated = load_evaluated(platform, tenant, job_id)
+    with platform.engine.connect() as conn:
+        job = job_row(conn, tenant, job_id)
+    rules = evaluations.rules_of(job.request, None)
+    with tracing.span("register") as registering:
+        made = adapters.register(
+            platform,
+            tenant=tenant,
+            job_id=job_id,
+            directory=fetch_final(platform, job_id),
+            report=evaluated.report,
+            verdict=evaluated.verdict,
+            eval_report_key=evaluated.key,
+        )
+        registering.set(ft__adapter=made["id"], ft__eval_passed=bool(made["eval_passed"]))
+    evaluations.of_job(platform, made, evaluated, rules)
+    if JobState(job.state) in FINAL:
+        return made
+    if not made["eval_passed"]:
+        _end_quarantined(platform, job_id, made, evaluated)
+        return made
+    warning = None
+    if rules.mode == "monitor":
+        about = f"The evaluation of {made['name']} before its promotion would have blocked it, but is only monitored:"
+        warning = evaluations.alert(evaluated, rules, code="monitor_failed", about=about, data={"adapter_id": made["id"]})
+    return _end_passed(platform, job, made, rules, warning)
+
+
+def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
+    asked = made["type"] == LORA and (job.request or {}).get("auto_promote", True)
+    update = None
+    passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed what is monitored, which does not block it,")
+    if made["type"] != LORA:
+        message = f"Model {made['name']} passed its gate and is registered; it is not served: {made['detail']}."
+    elif (update := _order_on_present_base(platform, made)) is not None:
+        made, then = _held_back(platform, made, rules, promoted=asked)
+        message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
+        message += f"one. Once that has passed: {then}."
+    elif rules.approval == "required":
+        made = _await_approval(platform, made)
+        message = f"{passed} and waits in {made['stage']} for approval: `ft adapters approve {made['id']}`, with a key that may write."
+    elif not asked:
+        message = f"{passed} and is in {made['stage']}."
+    elif is_cancelled(platform, job.id):
+        return made
+    else:
+        made, message = _promoted(platform, made, passed)
+    if made.get("observed") == "failed":
+        message = f"The adapter {made['id']} passed its gate, but no server takes it: {made['detail']}"
+        error = {"code": "not_servable", "message": message, "param": None}
+        _end(platform, job.id, JobState.FAILED, message, warning, adapter_id=made["id"], error=error)
+        return made
+    if rules.mode == "monitor" and made["type"] == LORA and update is None:
+        evaluations.request(platform, made["tenant_id"], made["id"], kind=evaluations.MONITOR)
+    results.store(platform, made["tenant_id"], job.id)
+    ended = _end(platform, job.id, JobState.SUCCEEDED, message, warning, adapter_id=made["id"], fine_tuned_model=made["name"])
+    if not ended and made["stage"] == Stage.PRODUCTION:
+        return promotions.deprecate(platform, made["tenant_id"], made["id"])  # cancelled while it was being promoted: it is not served
+    return made
+
+
+def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, str]:
+    """The adapter after its promotion and what to say of it; one that may not be served now stays where it is, with the reason."""
+    try:
+        with tracing.span("promote", ft__adapter=made["id"]):
+            made = promotions.promote(platform, made["tenant_id"], made["id"])
+    except Conflict as refused:
+        if refused.code != "promotion_refused":
+            raise
+        return made, f"{passed} and is in {made['stage']}; it is not served yet: {refused.message}."
+    return made, f"{passed} and is in {made['stage']}."
+
+
+def _held_back(platform: Platform, made: Adapter, rules: EvalConfig, *, promoted: bool) -> tuple[Adapter, str]:
+    """An adapter that waits for a verdict on its present base, and what follows a pass."""
+    if rules.approval == "required":
+        return _await_approval(platform, made), f"`ft adapters approve {made['id']} --promote`"
+    return made, "it is promoted" if promoted else f"`ft promote {made['id']}`"
+
+
+def _await_approval(platform: Platform, made: Adapter) -> Adapter:
+    with platform.engine.begin() as conn:
+        row = adapters.locked_row(conn, made["tenant_id"], made["id"])
+        if row["stage"] == Stage.DRAFT:
+            adapters.set_stage(conn, made["id"], Stage.STAGING)
+            adapters.tell(conn, {**row, "stage": Stage.STAGING.value}, "adapter.approval_pending", platform.clock())
+    return adapters.get_adapter(platform, made["tenant_id"], made["id"])
+
+
+def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
+    """Id of the evaluation that has to pass before the adapter can be served; None where it can be as it is."""
+    present = platform.models.card(made["base_model"]).digest
+    with platform.engine.connect() as conn:
+        if present in accepted_bases.accepted_digests(conn, made["id"], made["base_digest"]):
+            return None
+    ordered = evaluations.request(platform, made["tenant_id"], made["id"], kind=evaluations.BASE_UPDATE, base_digest=present)
+    return str(ordered["id"])
+
+
+def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: Evaluated) -> None:
+    failed = [f"{f.code}: {f.detail}" for f in evaluated.verdict.findings if f.blocking and not f.passed]
+    why = "; ".join([*failed, *made.get("refusals", ())])
+    message = f"The adapter did not pass its gate and is kept in quarantine ({made['id']}). {why}. {evaluations.advised(evaluated)}"
+    error = {"code": "gate_failed", "message": message, "param": None}
+    _end(platform, job_id, JobState.FAILED, message, adapter_id=made["id"], error=error)
+
+
+def _end(platform: Platform, job_id: str, target: JobState, message: str, warning: Event | None = None, **columns: Any) -> bool:
+    """Move the job to its end; False when it has ended otherwise meanwhile."""
+    with platform.engine.begin() as conn:
+        if JobState(locked(conn, job_id)["state"]) in FINAL:
+            return False
+        if warning is not None:
+            record(conn, job_id, warning, now=platform.clock())
+        transition(conn, job_id, target, message=message, now=platform.clock(), **columns)
+        return True

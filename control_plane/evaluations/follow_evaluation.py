@@ -1,0 +1,281 @@
+"""Follows an evaluation's process to its result, whoever started it; tells how far it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import record
+from control_plane.platform import job_events
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
+from ft_assets import logs, tracing
+from ft_assets.errors import Conflict, FtError, InvalidRequest, Unavailable
+from ft_assets.evals import run_file
+from ft_assets.evals.endpoint import JUDGE_KEY, SAFETY_KEY
+from ft_assets.evals.progress import read_heartbeat, read_milestones
+from ft_assets.evals.run_file import EvalRun
+
+POLL_S = 0.25
+GRACE_S = 10.0
+"""Seconds between SIGTERM and SIGKILL: every answer is in the journal already."""
+MAX_STARTS = 3
+"""Processes of one following that may be killed from outside; what is killed three times (for its memory, say) will be again."""
+TOLD_NAME = "told"
+AGAIN = (run_file.EXIT_STOPPED, run_file.EXIT_OK)
+"""How a process ends whose work another one goes on with; OK: with the result of another question."""
+RUNNING = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How long an evaluation may take."""
+
+    stall_s: float = 600.0
+    """Without another answer, while a model answers: a batch of 32 answers of 256 tokens takes a large model a minute or two."""
+    total_s: float = 6 * 3600.0
+    """From when it is followed to its result: sixteen suites of 1,000 items take an 8B model on one accelerator an hour or two."""
+
+
+class Watch(Protocol):
+    """Whoever wants to know how far an evaluation is."""
+
+    def progress(self, beat: Mapping[str, Any]) -> bool:
+        """How far it is (``phase``, ``subject``, ``suite``, ``done``, ``total``, ``eta_s``), before its process starts and then often.
+        False: nobody wants the result any more."""
+
+    def milestone(self, passed: Mapping[str, Any]) -> None:
+        """Something is done, told once: see :class:`ft_assets.evals.progress.Milestones`."""
+
+
+class JobWatch:
+    """Shows a job's own evaluation to its tenant: a column while it runs, an event for each suite; ends with a cancelled job."""
+
+    def __init__(self, platform: Platform, job_id: str) -> None:
+        self._platform, self._job_id = platform, job_id
+        self._shown: dict[str, Any] | None = None
+        self._next = 0.0
+
+    def progress(self, beat: Mapping[str, Any]) -> bool:
+        shown = {k: beat.get(k) for k in ("phase", "subject", "suite", "done", "total", "eta_s")}
+        if time.monotonic() < self._next:
+            return True
+        self._next = time.monotonic() + 1.0
+        this = jobs.c.id == self._job_id
+        with self._platform.engine.begin() as conn:
+            if shown != self._shown and beat:
+                conn.execute(sa.update(jobs).where(this).values(evaluation=shown))
+            state = conn.execute(sa.select(jobs.c.state).where(this)).scalar_one()
+        self._shown = shown
+        return bool(state != JobState.CANCELLED)
+
+    def milestone(self, passed: Mapping[str, Any]) -> None:
+        with self._platform.engine.begin() as conn:
+            record(conn, self._job_id, job_events.evaluation_event(passed), now=self._platform.clock())
+
+
+def follow(
+    launcher: Launcher, run: EvalRun, *, name: str, watch: Watch, held: tuple[int, ...] = (), limits: Limits | None = None
+) -> Mapping[str, Any]:
+    """The result of `run`, by the first of these that there is. It counts only if it answers the same question.
+
+    `held` are the numbers of the GPUs that reservations hold.
+
+    1. A result that an earlier process left.
+    2. A process that runs: it is adopted as it is, and ended if it was asked something else.
+    3. A new process, which goes on from the journal; once more if it is killed from outside or stands still, :data:`MAX_STARTS` in all.
+    """
+    run.out_dir.mkdir(parents=True, exist_ok=True)
+    run, clock = replace(run, question=run_file.question(run)), _Clock(limits or Limits())
+    for started in count():
+        number, status = _newest(launcher, name)
+        if status.phase in RUNNING and _asked(run) != run.question:
+            status = launcher.stop(status.name, grace_s=GRACE_S)
+        if status.phase not in RUNNING:
+            if (found := _result(run)) is not None:
+                _tell(run, watch)
+                return found
+            if started == MAX_STARTS:
+                raise clock.stood_still(status.name, started) or _failed(launcher, status)
+            number += 1
+            _prepare(run)
+            watch.progress(_planned(run))
+        workload = Workload(
+            name=f"{name}-{number}",
+            module="ft_assets.evals.runner",
+            run_file=run.out_dir / run_file.RUN_NAME,
+            work_dir=run.out_dir,
+            held=held,
+            env=logs.environment(),
+            secrets=(JUDGE_KEY, SAFETY_KEY, tracing.HEADERS),
+        )
+        status, wanted = _follow(launcher, workload, run, watch, clock)
+        if status.exit_code == run_file.EXIT_OK and (found := _result(run)) is not None:
+            _tell(run, watch)
+            return found
+        if not wanted:
+            raise Conflict(f"evaluation {workload.name} was stopped: nobody wants its result any more", code="evaluation_stopped")
+        if clock.is_over:
+            raise clock.over(workload.name)
+        again = status.phase is WorkloadPhase.LOST or status.exit_code in AGAIN or (status.exit_code or 0) < 0
+        if not again and not clock.still:
+            raise _refusal(run) or _failed(launcher, status)
+    raise AssertionError("unreachable")
+
+
+class _Clock:
+    """Tells when an evaluation stands still, or has had its time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._began = limits, time.monotonic()
+        self.start()
+
+    def start(self) -> None:
+        """Another process begins."""
+        self.still, self._since = False, time.monotonic()
+        self._beat: Mapping[str, Any] = {}
+
+    def seen(self, beat: Mapping[str, Any]) -> None:
+        places = ("phase", "subject", "suite", "done")
+        if beat.get("phase") != "answering" or any(beat.get(key) != self._beat.get(key) for key in places):
+            self._since = time.monotonic()
+        self._beat = beat
+        self.still = time.monotonic() - self._since > self._limits.stall_s
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self._began > self._limits.total_s
+
+    def over(self, name: str) -> FtError:
+        return FtError(
+            f"evaluation {name} was stopped after {self._limits.total_s / 3600:.3g} h, {self._place}; what was answered is kept; lower "
+            "capability_limit, max_items or max_new_tokens, or name fewer capability suites",
+            code="evaluation_timed_out",
+        )
+
+    def stood_still(self, name: str, times: int) -> FtError | None:
+        """The error of the last process, if that is why it was ended."""
+        if not self.still:
+            return None
+        return FtError(
+            f"evaluation {name} gave no answer for {self._limits.stall_s / 60:.3g} min, {self._place}, as {times} processes in a row; "
+            "an operator looks at its log and at the accelerator",
+            code="evaluation_stalled",
+        )
+
+    @property
+    def _place(self) -> str:
+        beat = self._beat
+        where = f" ({beat.get('subject')}, {beat.get('suite')})" if beat.get("suite") else ""
+        return f"with {beat.get('done') or 0} of {beat.get('total') or '?'} requests answered{where}"
+
+
+def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, clock: _Clock) -> tuple[WorkloadStatus, bool]:
+    """How the workload ended, and whether its result is still wanted."""
+    wanted, planned = True, _planned(run)
+    clock.start()
+    launcher.start_or_adopt(workload)
+    try:
+        while wanted and not clock.still and not clock.is_over and launcher.status(workload.name).phase in RUNNING:
+            _touch(run)
+            _tell(run, watch)
+            beat = read_heartbeat(run.out_dir)
+            clock.seen(beat)
+            wanted = watch.progress(planned | {key: value for key, value in beat.items() if value is not None})
+            time.sleep(POLL_S)
+    finally:
+        status = launcher.stop(workload.name, grace_s=GRACE_S)  # ended already, unless this step is being ended too
+    return status, wanted
+
+
+def _planned(run: EvalRun) -> dict[str, Any]:
+    """How far an evaluation is before its process says so. Only the process knows how much the harness asks (`capability`)."""
+    total = None if run.capability else run_file.num_requests(run, run_file.plain_suites(run)[0])
+    return {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": total, "eta_s": None}
+
+
+def _prepare(run: EvalRun) -> None:
+    """Leave the run file of a new process; what was told of another question is over."""
+    if _asked(run) != run.question:
+        for name in (run_file.MILESTONES_NAME, TOLD_NAME):
+            (run.out_dir / name).unlink(missing_ok=True)
+    (run.out_dir / run_file.HEARTBEAT_NAME).unlink(missing_ok=True)
+    _touch(run)
+    run.write(run.out_dir / run_file.RUN_NAME)
+
+
+def _asked(run: EvalRun) -> str | None:
+    """The question that the newest process in this place was given."""
+    try:
+        return str(json.loads((run.out_dir / run_file.RUN_NAME).read_text(encoding="utf-8")).get("question"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _newest(launcher: Launcher, name: str) -> tuple[int, WorkloadStatus]:
+    """Number and status of the newest process of this name; 0 where there was none."""
+    newest = (0, WorkloadStatus(name=name, phase=WorkloadPhase.ABSENT))
+    for number in count(1):
+        status = launcher.status(f"{name}-{number}")
+        if status.phase is WorkloadPhase.ABSENT:
+            break
+        newest = (number, status)
+    return newest
+
+
+def _result(run: EvalRun) -> Mapping[str, Any] | None:
+    """What a process found out, if it was asked the same."""
+    try:
+        found = run_file.read_result(run.out_dir)
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if answers(found, run) else None
+
+
+def answers(result: Mapping[str, Any], run: EvalRun) -> bool:
+    """Whether `result` is that of `run`, or of another with the same question."""
+    asked = run.question or run_file.question(run)
+    return result.get("format") == run_file.FORMAT and result.get("question") == asked and result.get("digests") == dict(run.digests)
+
+
+def _touch(run: EvalRun) -> None:
+    if run.lease is not None:
+        run.lease.touch()
+
+
+def _tell(run: EvalRun, watch: Watch) -> None:
+    """Pass on the milestones that nobody was told of: a step that follows after another one does not repeat them."""
+    told = run.out_dir / TOLD_NAME
+    before = int(told.read_text()) if told.exists() else 0
+    passed = read_milestones(run.out_dir)
+    for one in passed[before:]:
+        watch.milestone(one)
+    if len(passed) > before:
+        told.write_text(str(len(passed)))
+
+
+def _refusal(run: EvalRun) -> FtError | None:
+    """What the process found wrong with what it was given, if it said so."""
+    try:
+        error = run_file.read_result(run.out_dir).get("error")
+    except (FileNotFoundError, ValueError):
+        return None
+    if not error:
+        return None
+    kind = Unavailable if str(error["code"]).endswith("unavailable") else InvalidRequest
+    return kind(str(error["message"]), code=str(error["code"]))
+
+
+def _failed(launcher: Launcher, status: WorkloadStatus) -> FtError:
+    lines = launcher.read_log(status.name)[-2000:].decode(errors="replace").split("\n")
+    log = "\n".join(logs.readable(line) for line in lines)
+    ending = f"exit code {status.exit_code}" if status.exit_code is not None else f"phase {status.phase}"
+    return FtError(f"evaluation {status.name} ended with {ending}; end of its log:\n{log}", code="evaluation_failed")

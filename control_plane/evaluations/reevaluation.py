@@ -1,0 +1,268 @@
+"""One ordered evaluation is carried out: the registered files of an adapter, judged on the base that was named; the end is written.
+
+A failed run leaves the order for the next one, three in all. Its tenant is told of a verdict that fails, in the adapter's job. An adapter
+that waited for a verdict on its updated base is promoted after a pass, if its job asked for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.adapters import approvals, promotions
+from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import adapters as adapters_table
+from control_plane.adapters.tables import evaluations as evaluations_table
+from control_plane.evaluations import run as evaluation
+from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.follow_evaluation import Watch
+from control_plane.evaluations.run import Evaluated, Judged
+from control_plane.jobs.preparation.pin import job_row
+from control_plane.jobs.tables import job_events
+from control_plane.jobs.transitions import record as write_event
+from control_plane.models import base_models
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import Event, Level
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import Launcher
+from control_plane.serving import node_files
+from ft_assets import layout
+from ft_assets.adapters import package
+from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
+from ft_assets.evals import gates
+from ft_assets.evals.config import EvalConfig
+
+BEAT_EVERY_S = 5.0
+PASSED_EVENT = "reevaluation_passed"
+SETTLED, LOOKED_BACK = timedelta(minutes=1), timedelta(days=1)
+"""A run that lives goes on in seconds; what nobody took up in a day is a person's to promote."""
+UPDATED = (
+    "does not pass its gate on the bytes that its base model was updated to while it was trained, and is not served: train it again on "
+    "those:"
+)
+ABOUT = {
+    evaluations.BASE_UPDATE: "does not pass its gate on other bytes of its base model, to which that is to be updated: train it again on "
+    "those, or deprecate it:",
+    evaluations.MONITOR: "fails what is monitored; it goes on being served:",
+    evaluations.MANUAL: "failed an evaluation that was asked for; what is served is not changed by that:",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is judged, read when its run begins."""
+
+    record: AdapterRecord
+    job: sa.Row[Any]
+    base_dir: Path
+    rules: EvalConfig
+
+
+def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMapping:
+    """Carry out a queued evaluation and return its row as it is then; one that is not queued any more is returned as it is.
+
+    An error is written down first and then raised: whoever runs this sees it too.
+    """
+    held = evaluations.claim(platform, evaluation_id)
+    if held is None:
+        ended = evaluations.find(platform, evaluation_id)
+        _go_on(platform, ended)  # the run before may have died between verdict and promotion
+        return ended
+    with _beating(platform, held) as watch:
+        try:
+            subject = _subject(platform, held)
+            evaluated = _judged(platform, launcher, held, subject, watch)
+        except FtError as error:
+            final = isinstance(error, InvalidRequest | Conflict) and error.code != "evaluation_failed"
+            evaluations.fail(platform, held, error, final=final)
+            raise
+        except Exception as error:
+            evaluations.fail(platform, held, FtError(f"{type(error).__name__}: {error}", code="evaluation_failed"))
+            raise
+        _end(platform, held, subject, evaluated)
+    ended = evaluations.find(platform, evaluation_id)
+    _go_on(platform, ended)
+    return ended
+
+
+def _subject(platform: Platform, held: RowMapping) -> Subject:
+    record = adapters.find_record(platform, held["tenant_id"], held["adapter_id"])
+    if record.stage == Stage.ARCHIVED:
+        raise Conflict(f"adapter {record.id} was archived meanwhile: its files are gone", code="not_reevaluated")
+    _check_reads_alike(platform, record, held["base_digest"])
+    _, base_dir = base_models.for_job(platform, record.base_model, held["base_digest"], fresh=True)
+    with platform.engine.connect() as conn:
+        job = job_row(conn, record.tenant_id, record.job_id)
+    return Subject(record=record, job=job, base_dir=base_dir, rules=evaluations.rules_of(job.request, held["eval_config"]))
+
+
+def _check_reads_alike(platform: Platform, record: AdapterRecord, digest: str) -> None:
+    """Held-out rows are kept as tokens: they say nothing to a base that splits text otherwise."""
+    if digest == record.base_digest:
+        return
+    trained_on, judged_on = (platform.models.get_pinned(record.base_model, d) for d in (record.base_digest, digest))
+    if (trained_on.tokenizer_digest, trained_on.template_digest) != (judged_on.tokenizer_digest, judged_on.template_digest):
+        raise Conflict(
+            f"adapter {record.id} was trained with another tokenizer or template than {digest[:12]} has; train it again there",
+            code="not_reevaluated",
+        )
+
+
+def _registered_files(platform: Platform, record: AdapterRecord) -> Path:
+    directory = node_files.materialise(platform, record)
+    if wrong := package.check_files(directory, manifest_sha256=record.manifest_sha256):
+        raise IntegrityError(f"adapter {record.id} on this machine: {'; '.join(r.detail for r in wrong)}; remove {directory}")
+    return directory
+
+
+def _judged(platform: Platform, launcher: Launcher, held: RowMapping, subject: Subject, watch: Watch) -> Evaluated:
+    record = subject.record
+    return evaluation.run_evaluation(
+        platform,
+        launcher,
+        Judged(
+            tenant=record.tenant_id,
+            job=subject.job,
+            adapter_dir=_registered_files(platform, record),
+            manifest_sha256=record.manifest_sha256,
+            base_model=record.base_model,
+            base_dir=subject.base_dir,
+            base_digest=held["base_digest"],
+            eval_config=subject.rules,
+            key=layout.evaluation_key(record.tenant_id, record.id, held["id"]),
+            compare=held["kind"] != evaluations.BASE_UPDATE,  # whether it holds there, not whether it is the best of its lineage
+        ),
+        watch=watch,
+    )
+
+
+def _end(platform: Platform, held: RowMapping, subject: Subject, evaluated: Evaluated) -> None:
+    """The verdict and what its tenant is told, in one transaction; nothing of a run that was taken for dead."""
+    with platform.engine.begin() as conn:
+        if not evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated, subject.rules, platform.clock())):
+            return
+        waited = held["kind"] == evaluations.BASE_UPDATE and _waits(subject.record)
+        if (event := _alert(held, subject, evaluated, waited=waited)) is not None:
+            write_event(conn, subject.job.id, event, now=platform.clock())
+
+
+def _alert(held: RowMapping, subject: Subject, evaluated: Evaluated, *, waited: bool) -> Event | None:
+    watched = subject.rules.mode == "monitor"
+    why = UPDATED if waited else ABOUT[held["kind"]]
+    if watched and not (waited or held["kind"] == evaluations.MANUAL):
+        why = ABOUT[evaluations.MONITOR]
+    about = f"Adapter {subject.record.name} {why}"
+    data = {"adapter_id": subject.record.id, "evaluation_id": held["id"], "base_digest": held["base_digest"]}
+    return evaluations.alert(evaluated, subject.rules, code="monitor_failed" if watched else "reevaluation_failed", about=about, data=data)
+
+
+def _waits(record: AdapterRecord) -> bool:
+    """Whether the adapter was never served: what keeps it from that is the verdict on its updated base, a person, or its job's wish."""
+    return record.stage in (Stage.DRAFT, Stage.STAGING) and record.promoted_at is None
+
+
+def take_up(platform: Platform) -> list[str]:
+    """Go on after passes on updated bases whose run died before it did; the ids of those evaluations. A second call finds nothing."""
+    table, seen = evaluations_table, job_events
+    now = platform.clock()
+    told = sa.exists().where(
+        seen.c.job_id == table.c.job_id, seen.c.code == PASSED_EVENT, seen.c.data["evaluation_id"].astext == table.c.id
+    )
+    query = (
+        sa.select(table)
+        .join(adapters_table, adapters_table.c.id == table.c.adapter_id)
+        .where(
+            table.c.kind == evaluations.BASE_UPDATE, table.c.state == evaluations.SUCCEEDED, table.c.outcome == gates.PASSED,
+            table.c.finished_at.between(now - LOOKED_BACK, now - SETTLED), ~told,
+            adapters_table.c.stage.in_((Stage.DRAFT.value, Stage.STAGING.value)), adapters_table.c.promoted_at.is_(None),
+        )
+    )  # fmt: skip
+    with platform.engine.connect() as conn:
+        left = conn.execute(query).mappings().all()
+    for ended in left:
+        _go_on(platform, ended)
+    return [ended["id"] for ended in left]
+
+
+def _go_on(platform: Platform, ended: RowMapping) -> None:
+    """After a pass on the base that was updated while it was trained: promote the adapter if its job asked for that, or say what to do.
+
+    Where the base was updated once more meanwhile, the evaluation on the present bytes is ordered.
+    """
+    record = adapters.find_record(platform, ended["tenant_id"], ended["adapter_id"])
+    if not (ended["state"] == evaluations.SUCCEEDED and ended["kind"] == evaluations.BASE_UPDATE and _waits(record)):
+        return
+    present = platform.models.card(record.base_model).digest
+    if ended["base_digest"] != present:
+        evaluations.request(platform, record.tenant_id, record.id, kind=evaluations.BASE_UPDATE, base_digest=present)
+    elif ended["outcome"] == gates.PASSED and record.approval != approvals.REJECTED:
+        level, message = _promoted(platform, record)
+        data = {"adapter_id": record.id, "evaluation_id": ended["id"], "base_digest": present}
+        event = Event(code=PASSED_EVENT, level=level, message=message, data=data)
+        with platform.engine.begin() as conn:
+            write_event(conn, record.job_id, event, now=platform.clock())
+
+
+def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
+    """Promote it where its job asked for that and nobody has to approve it first; what its tenant is told."""
+    with platform.engine.connect() as conn:
+        job = job_row(conn, record.tenant_id, record.job_id)
+    said = f"Adapter {record.name} holds on the bytes that its base was updated to"
+    if record.approval == approvals.PENDING:
+        return "info", f"{said}; it waits for a person: `ft adapters approve {record.id} --promote`."
+    if not (job.request or {}).get("auto_promote", True) or job.state == JobState.CANCELLED:
+        return "info", f"{said}, and its job does not ask for promotion: `ft promote {record.id}`."
+    try:
+        promotions.promote(platform, record.tenant_id, record.id)
+    except FtError as refused:
+        return "warn", f"{said}, but is not served yet: {refused.message}. Then: `ft promote {record.id}`."
+    return "info", f"{said}, and is promoted."
+
+
+class _Held:
+    """Beats for a claimed evaluation until its run is not its own any more; then nobody wants the result."""
+
+    def __init__(self, platform: Platform, held: RowMapping) -> None:
+        self._platform, self._held = platform, held
+        self._done, self._lost = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name=f"beat-{held['id']}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def progress(self, beat: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return not self._lost.is_set()
+
+    def milestone(self, passed: Mapping[str, Any]) -> None:  # noqa: ARG002
+        return None
+
+    def _beat(self) -> None:
+        while not self._done.wait(BEAT_EVERY_S):
+            with contextlib.suppress(SQLAlchemyError):
+                if not evaluations.beat(self._platform, self._held):
+                    self._lost.set()
+
+
+@contextlib.contextmanager
+def _beating(platform: Platform, held: RowMapping) -> Iterator[Watch]:
+    watch = _Held(platform, held)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()

@@ -1,0 +1,322 @@
+"""From a trained adapter to a report and a verdict, on the base that it was trained on or on any other.
+
+Where an evaluation works, and what its process is called, follows from what is judged. So whoever asks again, after a step or a machine
+has died, adopts the process that still runs, or starts one that goes on from the journal of the last; a process that nobody follows
+ends itself. Answers of bases and of accepted adapters are kept by digest: nobody is asked the same question twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from control_plane.attempts import reserved_devices, tracked_files, watcher
+from control_plane.attempts.follow import fetch_pack, job_dir
+from control_plane.billing.tables import ledger_entries
+from control_plane.datasets.tables import datasets
+from control_plane.evaluations import answer_cache, follow_evaluation
+from control_plane.evaluations.follow_evaluation import Watch
+from control_plane.jobs.preparation.packing import validation_rows
+from control_plane.jobs.preparation.pin import job_row
+from control_plane.jobs.results import metric_lines
+from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.models import base_models
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import Launcher, TrackedRun
+from control_plane.platform.settings import Settings
+from control_plane.platform.transfer import download
+from ft_assets import layout
+from ft_assets.adapters import whole_model
+from ft_assets.errors import Conflict
+from ft_assets.evals import config, gates, metrics, report, run_file, suites
+from ft_assets.evals.advice import Advice, LastRun, advise
+from ft_assets.evals.gates import Verdict
+from ft_assets.evals.report import EvalReport
+from ft_assets.evals.run_file import EvalRun
+from ft_assets.training import methods
+from ft_assets.training.checkpoints import manifest_digest, verify
+
+LEASE_NAME = "lease"
+GENERATED_BY = "generated_by"
+"""Key of a job's metadata: the model that wrote its training data, if one did."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What is evaluated, on which base, by which rules."""
+
+    tenant: str
+    job: sa.Row[Any]
+    """The job that trained it: its held-out rows, its pack and its method are what it is judged by."""
+    adapter_dir: Path
+    """Files of the adapter or whole model on this machine, verified by the caller."""
+    manifest_sha256: str
+    base_model: str
+    base_dir: Path
+    base_digest: str
+    """Of the bytes in `base_dir`, verified by the caller: need not be those that the job was trained on."""
+    eval_config: config.EvalConfig
+    key: str
+    """Object key of the report; samples and raw answers are stored beside it."""
+    compare: bool = True
+    """Whether the last accepted adapter of the same lineage stands beside it."""
+
+    @property
+    def subject_digest(self) -> str:
+        return answer_cache.subject_digest(self.base_digest, self.manifest_sha256)
+
+    @property
+    def name(self) -> str:
+        """Of its directory and its processes: the same for the same question."""
+        body = [self.subject_digest, asdict(self.eval_config), self.key]
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    report: EvalReport
+    verdict: Verdict
+    advice: tuple[Advice, ...]
+    """What to change in the next run; read from the curves and the report."""
+    key: str
+    """Object key of the stored report."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
+
+    @classmethod
+    def from_bytes(cls, stored: bytes, *, key: str) -> Self:
+        """A stored report with its verdict, of this version or an earlier one."""
+        body = json.loads(stored)
+        return cls(
+            report=EvalReport.from_dict(body["report"]),
+            verdict=Verdict.from_dict(body["verdict"]),
+            advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
+            key=key,
+        )
+
+    @property
+    def samples_key(self) -> str:
+        return samples_key(self.key)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The report and the verdict for people, without a row of the tenant's data."""
+        bare = replace(self, report=replace(self.report, samples=()))
+        page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
+        return {"evaluation/report.json": tracked_files.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
+
+    @property
+    def verdict_markdown(self) -> str:
+        findings = [f"- {'ok' if f.passed else 'FAILED'} **{f.rule}** ({f.code}): {f.detail}" for f in self.verdict.findings]
+        return "\n".join([f"**{self.verdict.outcome}**, resting on {self.verdict.rests_on}", "", *findings])
+
+    @property
+    def seconds_by_suite(self) -> dict[str, float]:
+        """Of all subjects together; answers that were known took none."""
+        return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
+
+
+def report_key(tenant: str, job_id: str) -> str:
+    """Where the report of the job's own evaluation is."""
+    return f"{layout.eval_prefix(tenant, job_id)}/report.json"
+
+
+def samples_key(report: str) -> str:
+    """Every item with every subject's answer, one JSON a line: beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
+
+
+def result_key(report: str) -> str:
+    """All that the evaluation's process has left: beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
+
+
+def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Evaluated:
+    """Judge the job's adapter next to its base and the last accepted one; the report is stored and returned. May be run again."""
+    with platform.engine.connect() as conn:
+        job = job_row(conn, tenant, job_id)
+    directory = fetch_final(platform, job_id)
+    _, base_dir = base_models.for_job(platform, job.model, job.base_digest, fresh=True)
+    judged = Judged(
+        tenant=tenant,
+        job=job,
+        adapter_dir=directory,
+        manifest_sha256=manifest_digest(directory),
+        base_model=job.model,
+        base_dir=base_dir,
+        base_digest=job.base_digest,
+        eval_config=_own_rules(job, directory),
+        key=report_key(tenant, job_id),
+    )
+    return run_evaluation(platform, launcher, judged, watch=follow_evaluation.JobWatch(platform, job_id))
+
+
+def _own_rules(job: sa.Row[Any], directory: Path) -> config.EvalConfig:
+    """What a job's own evaluation asks; a whole model is evaluated this once, and so completely."""
+    rules = config.parse((job.request or {}).get("eval_config"))
+    return rules if whole_model.is_whole(directory) else config.short(rules)
+
+
+def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, watch: Watch) -> Evaluated:
+    """Ask, score, judge and store; `watch` hears how far it is and says when to stop.
+
+    Whoever calls this again for the same `judged`, from whichever process of this machine, goes on where the last one was. Once the
+    result is stored, the work directory goes; asked again, the same question is answered by what is stored.
+    """
+    out_dir = job_dir(platform, judged.job.id) / "evals" / judged.name
+    asked = judged.eval_config
+    items = suites.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=asked.max_items)
+    run = _run(platform, judged, out_dir, items)
+    result = _stored_result(platform, judged, run)
+    if result is None:
+        result = follow_evaluation.follow(
+            launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch, held=reserved_devices.held(platform)
+        )
+    answer_cache.remember(platform, judged.tenant, result)
+    metric = asked.task_metric if asked.task_metric in metrics.METRICS else None
+    built = report.build(
+        result,
+        items,
+        method=methods.get(judged.job.method),
+        base_model=judged.base_model,
+        base_digest=judged.base_digest,
+        adapter_manifest_sha256=judged.manifest_sha256,
+        previous_manifest_sha256=answer_cache.manifest_of(result),
+        metric=metric,
+        num_gpus=int(result.get("num_gpus") or 0),
+    )
+    verdict, lines = gates.judge(built, asked), metric_lines(platform, judged.job.id)
+    evaluated = Evaluated(
+        report=built,
+        verdict=verdict,
+        advice=tuple(advise(lines, report=built, verdict=verdict, run=_last_run(platform, judged.job))),
+        key=judged.key,
+    )
+    rows = report.sample_rows(result, items, metric=metric)
+    platform.objects.put_bytes(evaluated.samples_key, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    platform.objects.put_bytes(result_key(judged.key), json.dumps(result).encode())
+    platform.objects.put_bytes(evaluated.key, json.dumps(evaluated.to_dict()).encode())
+    shutil.rmtree(out_dir, ignore_errors=True)
+    return evaluated
+
+
+def _stored_result(platform: Platform, judged: Judged, run: EvalRun) -> Mapping[str, Any] | None:
+    """What was found out of the same question before, here or on another machine; a failure is looked at again."""
+    key = result_key(judged.key)
+    found = json.loads(platform.objects.get_bytes(key)) if platform.objects.exists(key) else {}
+    return found if not found.get("error") and follow_evaluation.answers(found, run) else None
+
+
+def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suites.Item]) -> EvalRun:
+    """The run file's content: the same for the same question, but for what is known by now."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    suites.write_items(items, out_dir / "holdout.jsonl")
+    asked = judged.eval_config
+    previous = answer_cache.previous(platform, judged.tenant, judged.job, judged.base_digest) if judged.compare else None
+    run = EvalRun(
+        base_model_dir=judged.base_dir,
+        adapter_dir=judged.adapter_dir,
+        previous_adapter_dir=previous.directory if previous else None,
+        digests={"base": judged.base_digest, "adapter": judged.subject_digest} | ({"previous": previous.digest} if previous else {}),
+        holdout=out_dir / "holdout.jsonl",
+        validation_pack_dir=fetch_pack(platform, judged.tenant, judged.job.pack_fingerprint),
+        max_new_tokens=asked.max_new_tokens,
+        max_items=asked.max_items,
+        lease=out_dir / LEASE_NAME,
+        out_dir=out_dir,
+        **_stages(platform.settings, asked, items, _compared(platform, judged)),
+    )
+    return answer_cache.with_known(platform, run)
+
+
+def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
+    """Names that tell the families of what a judge compares: the base's, here and where it comes from, and the data's author's."""
+    return judged.base_model, platform.models.card(judged.base_model).repo, (judged.job.metadata or {}).get(GENERATED_BY)
+
+
+def _stages(settings: Settings, asked: config.EvalConfig, items: Sequence[suites.Item], compared: Sequence[str | None]) -> dict[str, Any]:
+    """What is asked beside the job's own items, by the operator's settings and the job's wishes.
+
+    1. Capability suites that the job names, else the operator's.
+    2. The safety set, unless the operator switched it off or the job does not want it to be judged.
+    3. A judge, where the operator has set one up, if the job wants one; else only if answers are free text, which no metric understands.
+    """
+    classifier = settings.safety_classifier
+    capability = settings.eval_suites if asked.capability is None else asked.capability
+    found: dict[str, Any] = {
+        "capability": () if "capability" in asked.skip else capability,
+        "capability_limit": asked.capability_limit,
+        "task_dirs": settings.eval_task_dirs,
+        "data_dir": settings.eval_data_dir,
+        "safety": bool(classifier) and "safety" not in asked.skip,
+        "classifier": {"spec": classifier} if classifier not in ("", "builtin") else None,
+    }
+    free_text = bool(items) and not suites.is_literal(items)
+    if settings.judge_url and "judge" not in asked.skip and (free_text if asked.judge is None else asked.judge):
+        found["judge"] = {
+            "url": settings.judge_url,
+            "model": settings.judge_model,
+            "family": settings.judge_family,
+            "others": [name for name in compared if name],
+            "max_items": asked.judge_max_items,
+        }
+    return found
+
+
+def fetch_final(platform: Platform, job_id: str) -> Path:
+    """The job's finished adapter on this machine, verified against its manifest."""
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).first()
+    if row is None:
+        raise Conflict(f"job {job_id} has no finished adapter to evaluate; wait until its training has succeeded")
+    target = job_dir(platform, job_id) / "final"
+    if not (target / "manifest.json").exists() or manifest_digest(target) != row.manifest_sha256:
+        shutil.rmtree(target, ignore_errors=True)
+        download(platform.objects, row.object_prefix, target, last="manifest.json")
+    verify(target)
+    return target
+
+
+def is_cancelled(platform: Platform, job_id: str) -> bool:
+    """Whether somebody cancelled the job meanwhile."""
+    with platform.engine.connect() as conn:
+        return bool(conn.execute(sa.select(jobs.c.state == JobState.CANCELLED).where(jobs.c.id == job_id)).scalar_one())
+
+
+def _last_run(platform: Platform, job: sa.Row[Any]) -> LastRun:
+    """What the job was trained with: what advice for the next one starts from."""
+    with platform.engine.connect() as conn:
+        mine = (datasets.c.tenant_id == job.tenant_id) & (datasets.c.id == job.dataset_id)
+        rows = conn.execute(sa.select(datasets.c.row_count).where(mine)).scalar_one_or_none()
+    share = (job.hyperparameters or {}).get("safety_share")
+    return LastRun.of_spec(job.spec, num_examples=rows, safety_share=float(share) if isinstance(share, int | float) else None)
+
+
+def track(platform: Platform, tenant: str, job_id: str) -> None:
+    """Show the job's evaluation in the tracked run of the attempt that trained its adapter."""
+    with platform.engine.connect() as conn:
+        attempt = job_row(conn, tenant, job_id).attempt
+    run = TrackedRun(tenant=tenant, job_id=job_id, attempt=attempt)
+    watcher.attach(platform, run, load_evaluated(platform, tenant, job_id).files)
+
+
+def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
+    """The stored report and verdict of the job's last evaluation."""
+    key = report_key(tenant, job_id)
+    return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)
+
+
+def cost_micros(platform: Platform, job_id: str) -> int:
+    """What the job owes so far."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0)).where(ledger_entries.c.job_id == job_id)
+    with platform.engine.connect() as conn:
+        return int(conn.execute(query).scalar_one())

@@ -1,0 +1,1 @@
+"""OpenAI's graders that need no model."""

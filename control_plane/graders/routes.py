@@ -1,0 +1,41 @@
+"""``/v1/fine_tuning/alpha/graders``: try a grader on one answer. No model is asked, and no code of a tenant is run."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from control_plane.graders import rules as graders
+from control_plane.graders.schemas import GraderErrors, GraderRun, GraderRunMetadata, RunGrader, ValidatedGrader, ValidateGrader
+from control_plane.http.authentication import Reader
+from ft_assets.storable import check_storable
+
+router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["fine_tuning"])
+
+
+@router.post("/run")
+def run(_: Reader, body: RunGrader) -> GraderRun:
+    """Grade `model_sample`; what goes wrong with this item and sample is a flag of the answer, a grader that cannot be is refused."""
+    check_storable({"grader": body.grader, "item": body.item})
+    grader = graders.parse(body.grader)
+    done = graders.run(grader, item=body.item, sample=body.model_sample)
+    flags = {name: name in done.errors for name in graders.ERRORS}
+    return GraderRun(
+        reward=done.reward,
+        sub_rewards=dict(done.sub_rewards),
+        metadata=GraderRunMetadata(
+            errors=GraderErrors.model_validate(flags),
+            execution_time=done.seconds,
+            name=grader.name,
+            scores=dict(done.sub_rewards) or {grader.name: done.reward},
+            type=grader.type,
+        ),
+        model_grader_token_usage_per_model={},
+    )
+
+
+@router.post("/validate")
+def validate(_: Reader, body: ValidateGrader) -> ValidatedGrader:
+    """Refuse a grader that could not be run; else it comes back as it was sent."""
+    check_storable(body.grader, "grader")
+    graders.parse(body.grader)
+    return ValidatedGrader(grader=body.grader)

@@ -1,0 +1,1 @@
+"""What routes share: authentication, errors, limits, streams, request bodies."""

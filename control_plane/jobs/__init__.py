@@ -1,0 +1,1 @@
+"""Fine-tuning jobs: submission, states, results, reuse."""

@@ -1,0 +1,154 @@
+"""A request's plan and place: which recipe, which numbers, on how many GPUs, and how they share the model.
+
+Submission, estimate and packing ask here, so that what is refused later is refused at submission, and what was estimated is trained.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.capacity import active_pools
+from control_plane.capacity.pools import JOB_CLASSES, RESERVED_FOR, Pool, in_order, job_class, may_use_spot, most_capable, taking
+from control_plane.jobs.submission import JobRequest
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
+from ft_assets.base_models import BaseModel
+from ft_assets.errors import InvalidRequest
+from ft_assets.training import combinations, hyperparameters, memory, shapes
+from ft_assets.training.hyperparameters import ModelFacts, Plan
+from ft_assets.training.memory import Fit
+from ft_assets.training.shapes import ModelShape
+
+CLASS_WORDS: Mapping[str, str] = {
+    "lora": f"adapters on models below {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters",
+    "large": f"adapters on models of {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters and more",
+    "full": "training of all parameters (adapter full)",
+}
+WITHOUT_BF16 = ("p100", "v100", "t4")
+"""How types of GPUs begin that are older than Ampere: they compute in fp16 (with loss scaling) and fp32 only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A plan with what the memory estimate made of it."""
+
+    plan: Plan
+    fit: Fit
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """Arguments of ``hyperparameters.resolve``. On a CPU the recipe's micro-batch stays: nothing larger is faster there."""
+        return {
+            "world_size": self.fit.num_gpus,
+            "strategy": self.fit.strategy,
+            "per_device_batch_size": None if self.fit.gpu.is_cpu else self.fit.per_device_batch_size,
+            "gradient_checkpointing": self.fit.gradient_checkpointing,
+        }
+
+
+def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str) -> Placed:
+    """Plan `request` on `model` and find room for it; ``InvalidRequest`` says what does not fit and what would.
+
+    The same before and after packing: the estimate takes the batch that was asked for, or the recipe's, and not the smaller one of a
+    small dataset. What no pool could ever give to a job of `tier` is refused, whatever is in use or drained now.
+    """
+    pool = pool_for(active_pools.planned(platform), tier, job_class(request.adapter, model.num_parameters))
+    facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
+    plan = hyperparameters.plan(
+        request.hyperparameters,
+        facts,
+        method=request.method,
+        adapter=request.adapter,
+        recipe=request.recipe,
+        hardware=request.hardware,
+        has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
+        has_flex=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
+    )
+    return Placed(plan=plan, fit=fit_on(pool, plan, shape_of(model), tier=tier))
+
+
+def of_job(platform: Platform, job: sa.Row[Any], model: BaseModel) -> Placed:
+    """The same for a stored job: its hyperparameters hold what a warm start filled in."""
+    request = JobRequest.from_body(job.request) if job.request else JobRequest(model=job.model, training_file=job.training_file)
+    asked = replace(request, method=job.method, hyperparameters=job.hyperparameters)
+    return placed(platform, asked, model, tier=job.tier)
+
+
+def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
+    """The pool whose limits hold for jobs of `tier` and class `kind`; pools of one class have GPUs of one type."""
+    found = most_capable(pools, tier, kind)
+    if found is not None:
+        return found
+    if taking(pools, kind):
+        message = (
+            f"every GPU that takes {CLASS_WORDS[kind]} is kept for tier {RESERVED_FOR}, and tier {tier} gets 0; submit it with tier "
+            f"{RESERVED_FOR}, or ask your operator"
+        )
+    else:
+        others = [CLASS_WORDS[k] for k in JOB_CLASSES if taking(pools, k)]
+        message = f"no pool of this platform takes {CLASS_WORDS[kind]}; they take {', '.join(others)}: choose one, or ask your operator"
+    raise InvalidRequest(message, code="no_pool", param="model")
+
+
+def likely_pool(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, num_gpus: int, expected_s: float) -> Pool:
+    """Where a job will most likely run, and whose price an estimate names: the first in the policy's order that can hold it."""
+    kind, all_pools = job_class(request.adapter, model.num_parameters), active_pools.planned(platform)
+    spot = may_use_spot(spot=request.spot, tier=tier, expected_s=expected_s)
+    found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus, spot=spot)
+    return found[0] if found else pool_for(all_pools, tier, kind)
+
+
+def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
+    widest = pool.widest(tier)
+    if plan.num_gpus is None or plan.num_gpus <= widest:
+        return
+    kept = f" of tier {tier} ({pool.reserved_gpus} of its {pool.total_gpus} are kept for {RESERVED_FOR})"
+    raise InvalidRequest(
+        f"hardware.num_gpus {plan.num_gpus} exceeds the {widest} that pool {pool.name} gives to a job"
+        f"{kept if widest < pool.max_gpus_per_job else ''}; ask for fewer, or leave it out",
+        code="invalid_hardware",
+        param="hardware.num_gpus",
+    )
+
+
+def shape_of(model: BaseModel) -> ModelShape:
+    """Its layers; ``InvalidRequest`` for a model that is not a dense decoder."""
+    try:
+        return shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
+    except ValueError as e:
+        raise InvalidRequest(f"base model {model.id} cannot be trained here: {e}", code="unsupported_model", param="model") from e
+
+
+def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FOR) -> Fit:
+    """Where `pool` has room for the plan; what the request said of GPUs, strategy and micro-batch is kept or refused."""
+    _check_width(plan, pool, tier)
+    asked = plan.requested.get("per_device_batch_size")
+    on_cpu = memory.GPUS[pool.gpu_type].is_cpu
+    found = memory.fit(
+        shape,
+        method=plan.method,
+        adapter=plan.adapter,
+        precision=plan.precision,
+        max_seq_len=plan.max_seq_len,
+        rank=plan.rank or 0,
+        dropout=0.0 if plan.adapter == "full" else float(plan.value("dropout")),
+        optimizer=plan.optimizer,
+        attention=plan.attention,
+        quantization=plan.quantization,
+        gpu=pool.gpu_type,
+        max_gpus=pool.widest(tier),
+        global_batch=hyperparameters.global_batch_size(plan),
+        num_gpus=plan.num_gpus,
+        strategy=plan.strategy,
+        per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else None,
+        gradient_checkpointing=plan.requested.get("gradient_checkpointing"),
+        checkpointing_above=int(plan.value("gradient_checkpointing_above")),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else None,
+    )
+    combinations.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
+    return found

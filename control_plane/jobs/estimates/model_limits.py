@@ -1,0 +1,110 @@
+"""What each base model can be asked for: made with the functions that refuse what is beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from control_plane.capacity import active_pools
+from control_plane.capacity.pools import RESERVED_FOR, job_class, widest_of
+from control_plane.jobs.estimates import job_plan
+from control_plane.jobs.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFFIX, JobRequest
+from control_plane.platform.context import Platform
+from control_plane.quotas.rules import Ask, Usage, admit
+from control_plane.tenants.rules import TIERS, Tenant
+from ft_assets.base_models import BaseModel
+from ft_assets.errors import FtError
+from ft_assets.training import methods
+from ft_assets.training.limits import Limit
+from ft_assets.training.recipes import ADAPTERS
+from ft_assets.training.requested import HARDWARE, LIMITS, SERVABLE_RANKS
+
+
+def model_limits(platform: Platform, *, model: str | None = None) -> list[dict[str, Any]]:
+    """Limits of every base model, or of the one that is named; ``NotFound`` where there is none."""
+    names = platform.models.ids() if model is None else [platform.models.get(model).id]
+    return [_of(platform, name) for name in names]
+
+
+def _of(platform: Platform, name: str) -> dict[str, Any]:
+    """One model; where its files are away, `unavailable` says so, and nothing is said of its size."""
+    limits = {"model": name, "methods": [_method(m) for m in methods.registered().values()], **_common(platform)}
+    try:
+        base = platform.models.card(name)
+        adapters = [_adapter(platform, base, kind) for kind in ADAPTERS]
+    except FtError as e:
+        return limits | {"context_length": None, "num_parameters": None, "accepts_jobs": False, "unavailable": e.message, "adapters": []}
+    today = platform.clock().date()
+    takes = base.deprecated_since is None or base.deprecated_since > today
+    return limits | {
+        "context_length": base.context_length,
+        "num_parameters": base.num_parameters,
+        "accepts_jobs": takes,
+        "unavailable": None if takes else f"deprecated since {base.deprecated_since}",
+        "adapters": adapters,
+    }
+
+
+def _common(platform: Platform) -> dict[str, Any]:
+    widest = max(pool.max_gpus_per_job for pool in active_pools.planned(platform))
+    counts = HARDWARE["num_gpus"].allowed
+    return {
+        "hyperparameters": {name: shown(limit) for name, limit in LIMITS.items()},
+        "num_gpus": [count for count in counts if count <= widest],
+        "strategies": list(HARDWARE["strategy"].words),
+        "max_suffix_length": MAX_SUFFIX,
+        "max_seed": MAX_SEED,
+        "max_metadata_pairs": MAX_METADATA_PAIRS,
+    }
+
+
+def shown(limit: Limit) -> dict[str, Any]:
+    """A limit as it is enforced: in words, and as numbers where it has some."""
+    numeric = limit.kind in ("int", "float")
+    return {
+        "type": limit.kind,
+        "minimum": limit.low if numeric and limit.low > float("-inf") else None,
+        "exclusive_minimum": limit.above_low,
+        "maximum": limit.high if numeric and limit.high < float("inf") else None,
+        "allowed": list(limit.allowed or limit.words) or None,
+        "text": limit.text,
+        "because": limit.because or None,
+    }
+
+
+def _method(method: methods.Method) -> dict[str, Any]:
+    settings = {name: shown(setting.limit) for name, setting in method.settings.items()}
+    return {"name": method.name, "rows": sorted(method.rows), "hyperparameters": settings}
+
+
+def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
+    """A kind of adapter on this model with a recipe's defaults: the GPUs that it takes, or why it does not fit.
+
+    Its tiers are those that may train it and have a pool for it; the defaults are those of the last, which gets most.
+    """
+    asked = JobRequest.from_body({"model": base.id, "training_file": "-", "adapter": kind})
+    found: Mapping[str, Any] = {"num_gpus": None, "strategy": None, "per_device_batch_size": None, "max_seq_len": None, "refused": None}
+    pools = active_pools.planned(platform)
+    tiers = [
+        tier
+        for tier in TIERS
+        if _admitted(tier, full=kind == "full", num_parameters=base.num_parameters)
+        and widest_of(pools, tier, job_class(kind, base.num_parameters))
+    ]
+    try:
+        placed = job_plan.placed(platform, asked, base, tier=tiers[-1] if tiers else RESERVED_FOR)
+    except FtError as e:
+        found = {**found, "refused": e.to_dict()}
+    else:
+        fit = placed.fit
+        shown_fit = {"num_gpus": fit.num_gpus, "strategy": fit.strategy, "per_device_batch_size": fit.per_device_batch_size}
+        found = {**found, **shown_fit, "max_seq_len": placed.plan.max_seq_len}
+    return {"name": kind, "ranks": [] if kind == "full" else list(SERVABLE_RANKS), "tiers": tiers, "defaults": dict(found)}
+
+
+def _admitted(tier: str, *, full: bool, num_parameters: int) -> bool:
+    """Whether a tenant of this tier that has used nothing may train it."""
+    tenant = Tenant(
+        id="", name="", tier=tier, max_jobs_in_flight=1, soft_gpu_hours=None, hard_gpu_hours=None, requests_per_minute=1
+    )  # fmt: skip
+    return admit(tenant, Usage(jobs_in_flight=0), Ask(tier=tier, full_parameters=full, num_parameters=num_parameters)) is None

@@ -1,0 +1,36 @@
+"""``/v1/fine_tuning``: what is asked before a job is submitted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from control_plane.datasets import previews
+from control_plane.http import schemas as http_schemas
+from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.jobs import routes as jobs
+from control_plane.jobs.estimates import model_limits
+from control_plane.jobs.estimates.schemas import ModelLimits, PreviewRequest
+from ft_assets.storable import check_storable
+
+router = APIRouter(prefix="/v1/fine_tuning", tags=["fine_tuning"])
+router.add_api_route("/estimate", jobs.estimate, methods=["POST"])
+
+
+@router.post("/preview")
+def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http_schemas.ListOf[dict[str, Any]]:
+    """The first examples exactly as a job would train on them: rendered text, token ids, which spans carry loss, what is cut."""
+    check_storable(body.model_dump())
+    shown = previews.preview_dataset(
+        platform, tenant, body.training_file, model=body.model, num_examples=body.num_examples, max_seq_len=body.max_seq_len
+    )
+    return http_schemas.ListOf(data=shown)
+
+
+@router.get("/model_limits")
+def limits(
+    platform: PlatformDep, _: Reader, model: Annotated[str | None, Query(description="One base model; all if absent.")] = None
+) -> http_schemas.ListOf[ModelLimits]:
+    """Per base model: context, methods, adapters with ranks and tiers, hyperparameters with their bounds, GPUs and strategies."""
+    return http_schemas.ListOf(data=[ModelLimits.model_validate(found) for found in model_limits.model_limits(platform, model=model)])

@@ -1,0 +1,271 @@
+"""What a job would take and cost, before it is submitted: made with the very functions that plan, pack, bill and schedule it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+from numpy.typing import NDArray
+from sqlalchemy.engine import RowMapping
+
+from control_plane.billing import prices as price_lists
+from control_plane.billing.prices import PriceList
+from control_plane.capacity.pools import Pool, job_class
+from control_plane.datasets.local_rows import rows_file
+from control_plane.datasets.service import check_enough_to_train, check_format
+from control_plane.datasets.tables import datasets
+from control_plane.datasets.uploads import files
+from control_plane.jobs import warm_starts
+from control_plane.jobs.estimates import expectation, job_history, job_plan
+from control_plane.jobs.submission import JobRequest
+from control_plane.platform.context import Platform
+from control_plane.queue import scheduler
+from control_plane.queue.snapshot import queue_snapshot
+from control_plane.quotas import service as quotas
+from control_plane.tenants.rules import tier_named
+from control_plane.tenants.service import get as get_tenant
+from ft_assets.base_models import BaseModel
+from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.schema import Example, parse_canonical
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
+from ft_assets.datasets.tokens.encoders import UNCUT
+from ft_assets.datasets.tokens.token_shards import Tally, encode_or_drop
+from ft_assets.errors import Conflict, InvalidDataset
+from ft_assets.training import methods
+from ft_assets.training.methods import Method
+from ft_assets.training.spec import TrainingSpec
+
+SAMPLE_ROWS = 2000
+"""Rows tokenized for an estimate: a mean over them is within about 2 % for chat data, whose lengths spread by half their mean."""
+SAMPLE_GROUPS = 20
+"""Parts of the dataset, evenly spread, that the sample comes from."""
+Z95 = 1.96
+ROW_COUNTS = {
+    "pairs": "a pair counts the tokens of both answers, each with its prompt",
+    "judged": "a row counts its prompt and its answer, not the passes over other prompts' answers that estimate the distance",
+}
+"""By kind of pack, what of a row is counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Of the training part, once through."""
+
+    per_epoch: int
+    error: int
+    """Half width of the 95 % interval; 0 where they were counted."""
+    counted: bool
+    how: str
+
+
+def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, Any]:
+    """Tokens, steps, GPU-hours, price, start and finish of a job with this request, and what they rest on.
+
+    Where nothing can be said, the error's code is the reason: ``file_not_validated``, ``invalid_training_file``,
+    ``model_not_found``, ``estimate_needs_tokenizer`` and those of the submission.
+    """
+    request, _ = warm_starts.on_base(platform, tenant, request)
+    model = platform.models.check_submittable(request.model, today=platform.clock().date())
+    tier = request.tier or get_tenant(platform, tenant).tier
+    placed = job_plan.placed(platform, request, model, tier=tier)
+    plan = placed.plan
+    method = methods.get(request.method)
+    file, version = _training_data(platform, tenant, request.training_file)
+    check_format(version["format"], request.method, file["id"], param="training_file")
+    splits = (version["report"].get("stats") or {}).get("splits")
+    num_examples = expectation.num_training(version["row_count"], splits, own_validation=request.validation_file is not None)
+    tokens = _tokens(platform, tenant, file, version, model, method, plan.max_seq_len, share=num_examples / version["row_count"])
+    rows = expectation.num_rows(method, num_examples=num_examples, tokens=tokens.per_epoch, max_seq_len=plan.max_seq_len)
+    spec = expectation.resolved(
+        placed, method, dataset_id=version["id"], num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
+    )
+    epochs = spec.optimization.num_epochs
+    expected = job_history.expect(platform, model, spec, num_rows=rows, tokens_per_epoch=tokens.per_epoch)
+    seconds = expected.expected_s
+    gpu_seconds = seconds * spec.world_size
+    pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
+    prices = price_lists.load(platform.settings.prices_file).at(platform.clock())
+    now = platform.clock().timestamp()
+    this = scheduler.Waiting(
+        job_id=expectation.THIS, tenant=tenant, tier=tier, num_gpus=spec.world_size, queued_at=now, expected_s=seconds,
+        job_class=job_class(spec.adapter, model.num_parameters), spot=request.spot,
+    )  # fmt: skip
+    start = _start(platform, this, now)
+    return {
+        "model": model.id,
+        "training_file": file["id"],
+        "dataset_id": version["id"],
+        "num_examples": num_examples,
+        "max_seq_len": plan.max_seq_len,
+        "n_epochs": epochs,
+        "tokens": asdict(tokens) | {"total": round(tokens.per_epoch * epochs)},
+        "total_steps": spec.optimization.total_steps(num_rows=rows, world_size=spec.world_size),
+        "num_gpus": spec.world_size,
+        "gpu_type": pool.gpu_type,
+        "tier": tier,
+        "gpu_hours": round(gpu_seconds / 3600, 6),
+        "price_micros": prices.gpu_micros(pool.gpu_type, tier=tier, pricing=pool.pricing, gpu_ms=round(gpu_seconds * 1000)),
+        "seconds_to_start": None if start is None else round(start - now, 1),
+        "seconds_to_finish": None if start is None else round(start - now + seconds, 1),
+        "estimated_start": None if start is None else int(start),
+        "estimated_finish": None if start is None else int(start + seconds),
+        "starts_within_s": tier_named(tier).starts_within_s,
+        "quota": quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict(),
+        "recipe": spec.recipe,
+        "memory": placed.fit.to_dict(),
+        "assumptions": _assumptions(method, tokens, spec, expected, pool, prices, tier, start),
+    }
+
+
+def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, RowMapping]:
+    """The file and its dataset version, refused with the reason where it has none."""
+    file = files.get(platform, tenant, file_id)
+    if file["status"] == "uploaded":
+        raise Conflict(
+            f"file {file_id} is not validated yet; ask again when it is (GET /v1/files/{file_id}/events says when)",
+            code="file_not_validated",
+            param="training_file",
+        )
+    if file["status"] == "error":
+        raise InvalidDataset(f"training_file {file_id} cannot be trained on: {file['status_details']}", param="training_file")
+    query = sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file["dataset_id"])
+    with platform.engine.connect() as conn:
+        version = conn.execute(query).mappings().one()
+    check_enough_to_train(version["row_count"], training_file=file_id)
+    return file, version
+
+
+def _tokens(
+    platform: Platform,
+    tenant: str,
+    file: RowMapping,
+    version: RowMapping,
+    model: BaseModel,
+    method: Method,
+    max_seq_len: int,
+    *,
+    share: float,
+) -> Tokens:
+    """Counted if the report counted this model's tokens and nothing is cut; else from a sample of the rows."""
+    report: Mapping[str, Any] = file["report"] or version["report"]
+    policies = Policies.from_request(file["policies"])
+    counted = expectation.counted_tokens(report, model, method, policies, max_seq_len, share=share)
+    if counted is not None:
+        return Tokens(per_epoch=counted, error=0, counted=True, how=f"counted at validation with {model.id}")
+    if model.directory is None:
+        raise Conflict(
+            f"{model.id} has no tokenizer on this machine and the report of {file['id']} counts no tokens of it; the job itself is not "
+            "affected",
+            code="estimate_needs_tokenizer",
+            param="model",
+        )
+    rows = rows_file(platform, tenant, version["id"])
+    lengths, num_rows = _sample(rows, ChatTokenizer.load(model.directory), method, max_seq_len, policies)
+    whole = len(lengths) == num_rows
+    spread = 0.0 if whole else float(lengths.std(ddof=1)) / math.sqrt(len(lengths))
+    total = float(lengths.mean()) * num_rows * share
+    how = f"all {num_rows} rows tokenized with {model.id}" if whole else f"{len(lengths)} of {num_rows} rows tokenized with {model.id}"
+    return Tokens(per_epoch=round(total), error=round(Z95 * spread * num_rows * share), counted=whole, how=how)
+
+
+def _sample(path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies) -> tuple[NDArray[np.int64], int]:
+    """Tokens of rows from evenly spread parts of the dataset, as they would be packed, and how many rows it has."""
+    with pq.ParquetFile(path) as file:
+        groups = np.unique(np.linspace(0, file.num_row_groups - 1, min(SAMPLE_GROUPS, file.num_row_groups)).round().astype(int))
+        per_group = math.ceil(SAMPLE_ROWS / len(groups))
+        chosen: list[Example] = []
+        for group in groups.tolist():
+            table = file.read_row_group(group, columns=["row", "example"])
+            places = np.unique(np.linspace(0, len(table) - 1, min(per_group, len(table))).round().astype(int))
+            chosen += [parse_canonical(r["example"], row=r["row"]) for r in table.take(pa.array(places)).to_pylist()]
+        num_rows = file.metadata.num_rows
+    return _packed_lengths(chosen, tokenizer, method, max_seq_len, policies), num_rows
+
+
+def _packed_lengths(
+    examples: list[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies
+) -> NDArray[np.int64]:
+    """Tokens of each example in a pack, of a pair those of both sides.
+
+    After the cut, and 0 of one that is left out; refused where the packing would refuse.
+    """
+    escape = policies.control_tokens == "escape"
+    lengths = np.zeros(len(examples), np.int64)
+    fitting: list[int] = []
+    for place, example in enumerate(examples):
+        problem = None if escape else tokenizer.control_token_problem(example)
+        if problem is None:
+            fitting.append(place)
+        elif policies.control_tokens == "reject":
+            raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
+    limit = UNCUT if expectation.splits_long_rows(method, policies) else max_seq_len
+    taken = [examples[i] for i in fitting]
+    places = {example.row: place for place, example in zip(fitting, taken, strict=True)}
+
+    def encode(batch: Sequence[Example]) -> list[tuple[TokenizedExample, ...]]:
+        return _sides(batch, tokenizer, method, limit, escape)
+
+    encoded = zip(taken, encode(taken), strict=True) if policies.bad_rows == "fail" else encode_or_drop(encode, taken, Tally())
+    for example, sides in encoded:
+        place = places[example.row]
+        cut = any(side.truncated for side in sides)
+        if cut and policies.over_long == "reject":
+            raise InvalidDataset(
+                f"row {examples[place].row} is over {max_seq_len} tokens; shorten it, or upload the file with the policy over_long 'drop'",
+                code="example_too_long",
+            )
+        if all(side.num_trained_tokens for side in sides) and not (cut and policies.over_long == "drop"):
+            lengths[place] = sum(len(side.input_ids) for side in sides)
+    return lengths
+
+
+def _sides(
+    examples: Sequence[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, escape: bool
+) -> list[tuple[TokenizedExample, ...]]:
+    """Each example as its method's pack holds it."""
+    if method.pack == "pairs":
+        return [*tokenizer.encode_preference_batch(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
+    encode = tokenizer.encode_judged_batch if method.pack == "judged" else tokenizer.encode_batch
+    return [(tokens,) for tokens in encode(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
+
+
+def _start(platform: Platform, this: scheduler.Waiting, now: float) -> float | None:
+    queue = queue_snapshot(platform)
+    played = replace(queue, waiting=[*queue.waiting, this])
+    return scheduler.projected_start(played, this.job_id, now=now)
+
+
+def _assumptions(
+    method: Method,
+    tokens: Tokens,
+    spec: TrainingSpec,
+    expected: job_history.Expectation,
+    pool: Pool,
+    prices: PriceList,
+    tier: str,
+    start: float | None,
+) -> list[str]:
+    hourly = prices.gpu(pool.gpu_type).per_hour(pool.pricing) / price_lists.MICROS
+    queue = "the job starts once the jobs ahead have ended as expected; jobs submitted later and failures are not foreseen"
+    promise = tier_named(tier).starts_within_s
+    return [
+        f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
+        f"windows are filled to {expectation.FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
+        f"speed: {expected.tokens_per_s:,.0f} tokens a second on {spec.world_size} x {pool.gpu_type} ({spec.method} {spec.adapter}, "
+        f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
+        expected.in_words(),
+        f"price: {hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')}), at {prices.tiers[tier].gpu_percent} % "
+        f"in tier {tier}; evaluation is free",
+        queue if start is not None else "no start can be foreseen: too few GPUs, the hard cap is reached, or the queue is too long",
+        f"tier {tier} promises no start: how long a job waits has no bound"
+        if promise is None
+        else f"tier {tier} promises a start within {promise / 60:g} minutes of the submission",
+        "packing before the queue and evaluation after the training are not in the times",
+    ]

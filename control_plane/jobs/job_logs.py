@@ -1,0 +1,102 @@
+"""Logs of a job's attempts: as they were stored beside its checkpoints, piece by piece while training runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.attempts.log_upload import BEGINS, WHOLE, pieces, read_pieces
+from control_plane.jobs import service as jobs
+from control_plane.jobs.tables import attempts as attempt_rows
+from control_plane.jobs.tables import jobs as job_rows
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.protocols import ObjectStore
+from ft_assets.errors import NotFound
+from ft_assets.layout import attempt_prefix
+
+LATE = timedelta(minutes=10)
+"""After the end of a job: a log that is not stored by then is not waited for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Excerpt:
+    attempt: int
+    """0 while the job has had none."""
+    begins: int
+    """Offset of the first byte; later than asked for where the beginning of a long log was dropped."""
+    data: bytes
+    is_over: bool
+    """Nothing follows: the attempt has ended, and its log is stored."""
+
+    @property
+    def ends(self) -> int:
+        return self.begins + len(self.data)
+
+
+def read(platform: Platform, tenant: str, job_id: str, *, attempt: int | None = None, offset: int = 0) -> Excerpt:
+    """The training log of `attempt` (default: the job's last one) from `offset` on; ``NotFound`` while nothing of it is stored."""
+    found = since(platform, tenant, job_id, attempt=attempt, offset=offset)
+    if found is None:
+        raise _none(job_id, attempt)
+    return found
+
+
+def since(platform: Platform, tenant: str, job_id: str, *, attempt: int | None, offset: int) -> Excerpt | None:
+    """What is stored from `offset` on; None if nothing is yet, and ``NotFound`` where nothing ever will be."""
+    with platform.engine.connect() as conn:
+        mine = (job_rows.c.id == job_id) & (job_rows.c.tenant_id == tenant)
+        job = conn.execute(sa.select(job_rows).where(mine)).mappings().one_or_none() or jobs.get(platform, tenant, job_id).row
+        number = job["attempt"] if attempt is None else attempt
+        is_over = _has_ended(conn, job, number, platform)  # asked first: nothing follows what is stored then
+    if number > job["attempt"] or number < (0 if attempt is None else 1):
+        raise _none(job_id, attempt)
+    stored = None if number == 0 else _stored(platform.objects, attempt_prefix(tenant, job_id, number), offset)
+    if stored is None:
+        if is_over:
+            raise _none(job_id, number)
+        return None
+    return Excerpt(attempt=number, begins=stored[0], data=stored[1], is_over=is_over)
+
+
+def _has_ended(conn: Connection, job: RowMapping, number: int, platform: Platform) -> bool:
+    this = (attempt_rows.c.job_id == job["id"]) & (attempt_rows.c.attempt == number)
+    row = conn.execute(sa.select(attempt_rows.c.ended_at).where(this)).first()
+    if row is not None and row.ended_at is not None:
+        return True
+    if JobState(job["state"]) not in FINAL:
+        return False
+    return row is None or job["finished_at"] is None or platform.clock() - job["finished_at"] > LATE
+
+
+def _stored(objects: ObjectStore, prefix: str, offset: int) -> tuple[int, bytes] | None:
+    """The bytes from `offset` on and where they begin, of the whole log or else of its pieces."""
+    for is_last in (False, True):
+        try:
+            data = objects.get_bytes(f"{prefix}/{WHOLE}")
+        except NotFound:
+            pass
+        else:
+            first = int(objects.get_bytes(f"{prefix}/{BEGINS}")) if objects.exists(f"{prefix}/{BEGINS}") else 0
+            return max(first, offset), data[max(0, offset - first) :]
+        found = pieces(objects, prefix)
+        if not found:
+            continue
+        try:
+            return read_pieces(objects, found, offset)
+        except NotFound:  # they were replaced by the whole since they were listed
+            if is_last:
+                raise
+    return None
+
+
+def _none(job_id: str, attempt: int | None) -> NotFound:
+    of = "" if attempt is None else f" of attempt {attempt}"
+    return NotFound(
+        f"job {job_id} has no log{of}; one is stored from a few seconds after the start of an attempt on",
+        code="log_not_found",
+        param="attempt",
+    )

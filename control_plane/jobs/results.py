@@ -1,0 +1,159 @@
+"""A job's measurements: live as a list or a table, and as the result file that a job lists once it has succeeded.
+
+A long job has a hundred thousand steps: they are read through a cursor and written into a file, never held together.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
+
+from control_plane.datasets.tables import files
+from control_plane.jobs.tables import job_events
+from control_plane.platform.context import Platform
+from ft_assets.layout import file_key
+
+PURPOSE = "fine-tune-results"
+FILENAME = "step_metrics.csv"
+FIRST_COLUMNS = ("step", "train_loss", "valid_loss", "valid_perplexity", "learning_rate", "grad_norm", "epoch", "tokens_per_s")
+ALWAYS = ("step", "train_loss", "valid_loss")
+"""Columns that are there even if nothing was measured."""
+WHOLE = ("step", "num_tokens", "memory_bytes")
+LEFT_OUT = frozenset({"total_steps"})
+AT_A_TIME = 1000
+"""Measurements that are in memory."""
+IN_MEMORY_BYTES = 4 * 2**20
+"""Of a table; a larger one is a file while it is sent."""
+
+
+def table(platform: Platform, job_id: str) -> BinaryIO:
+    """The job's measurements as CSV, one row per optimizer step.
+
+    Training and validation of a step are one row, and of a step that was trained twice the last stands. Known columns come
+    first, those of the method behind them by name.
+    """
+    out = _opened()
+    step = sa.cast(job_events.c.data["step"].astext, sa.BigInteger)
+    with platform.engine.connect() as conn:
+        columns = _columns(conn, job_id)
+        out.write(_line(columns))
+        for number, lines in itertools.groupby(_measured(conn, job_id, step, job_events.c.seq), lambda m: int(m["step"])):
+            row: dict[str, Any] = {"step": number}
+            for line in lines:
+                row |= {k: v for k, v in line.items() if isinstance(v, int | float | str)}
+            out.write(_line([_cell(name, row.get(name)) for name in columns]))
+    out.seek(0)
+    return out
+
+
+def listed(platform: Platform, job_id: str) -> BinaryIO:
+    """The same as JSON, in the order in which it was reported: a list as the API has it."""
+    out = _opened()
+    out.write(b'{"object":"list","data":[')
+    with platform.engine.connect() as conn:
+        for number, line in enumerate(_measured(conn, job_id, job_events.c.seq)):
+            out.write((("," if number else "") + json.dumps(dict(line), separators=(",", ":"))).encode())
+    out.write(b'],"has_more":false}')
+    out.seek(0)
+    return out
+
+
+def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
+    """The job's curve as in ``metrics.jsonl``, from its events; of a step that was trained twice, the last."""
+    query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics").order_by(job_events.c.seq)
+    with platform.engine.connect() as conn:
+        found = [row.data for row in conn.execute(query)]
+    lines = {}
+    for data in found:
+        kind = "eval_loss" if "valid_loss" in data else "loss"
+        renamed = {{"train_loss": "loss", "valid_loss": "eval_loss"}.get(k, k): v for k, v in data.items()}
+        lines[(kind, data["step"])] = renamed
+    return sorted(lines.values(), key=lambda m: (m["step"], "eval_loss" in m))
+
+
+def _opened() -> BinaryIO:
+    return cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES))  # whoever asked closes it
+
+
+def _measured(conn: Connection, job_id: str, *order: sa.ColumnElement[Any]) -> Iterator[Mapping[str, Any]]:
+    query = sa.select(job_events.c.data).where(_of(job_id)).order_by(*order)
+    return iter(conn.execution_options(yield_per=AT_A_TIME).execute(query).scalars())
+
+
+def _columns(conn: Connection, job_id: str) -> list[str]:
+    """Names of what has a value in any step."""
+    pair = sa.func.jsonb_each(job_events.c.data).table_valued("key", "value").lateral("pair")
+    known = sa.func.jsonb_typeof(sa.cast(pair.c.value, job_events.c.data.type)).in_(("number", "string", "boolean"))
+    query = sa.select(pair.c.key).select_from(job_events).join(pair, sa.true()).where(_of(job_id), known).distinct()
+    found = set(conn.execute(query).scalars()) - LEFT_OUT
+    first = [name for name in FIRST_COLUMNS if name in found or name in ALWAYS]
+    return first + sorted(found - set(first))
+
+
+def _of(job_id: str) -> sa.ColumnElement[bool]:
+    return (job_events.c.job_id == job_id) & (job_events.c.type == "metrics")
+
+
+def _cell(name: str, value: Any) -> Any:
+    return int(value) if name in WHOLE and isinstance(value, float) else value
+
+
+def _line(cells: Sequence[Any]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def pieces(body: BinaryIO, size: int = 2**16) -> Iterable[bytes]:
+    """The bytes of `body`, which is closed behind the last."""
+    with body:
+        while piece := body.read(size):
+            yield piece
+
+
+def file_id(job_id: str) -> str:
+    """Of the job's result file, known before it exists: storing it twice stores it once."""
+    return f"file-{hashlib.sha256(job_id.encode()).hexdigest()[:24]}"
+
+
+def store(platform: Platform, tenant: str, job_id: str) -> str:
+    """Keep the measurements of a job that succeeds as a file of the tenant; returns its id. A second call changes nothing.
+
+    As at OpenAI only such a job has a result file; the table of any other is made when it is asked for.
+    """
+    id_ = file_id(job_id)
+    key = file_key(tenant, id_, FILENAME)
+    with platform.engine.connect() as conn:
+        if conn.execute(sa.select(files.c.id).where(files.c.id == id_)).first() is not None:
+            return id_
+    with table(platform, job_id) as body:
+        digest = hashlib.sha256()
+        while piece := body.read(2**16):
+            digest.update(piece)
+        body.seek(0)
+        size = platform.objects.put_stream(key, body)
+    values = {
+        "id": id_, "tenant_id": tenant, "filename": FILENAME, "purpose": PURPOSE, "bytes": size, "object_key": key,
+        "sha256": digest.hexdigest(), "status": "processed", "created_at": platform.clock(),
+    }  # fmt: skip
+    with platform.engine.begin() as conn:
+        conn.execute(insert(files).values(values).on_conflict_do_nothing(index_elements=["id"]))
+    return id_
+
+
+def stored(conn: Connection, measured_by: Mapping[str, str]) -> dict[str, list[str]]:
+    """Ids of the result files of each job that has one, given the job that measured for it; a deleted file is gone from here too."""
+    by_job = {job_id: file_id(source) for job_id, source in measured_by.items()}
+    query = sa.select(files.c.id).where(files.c.id.in_(set(by_job.values())), files.c.purpose == PURPOSE, files.c.deleted_at.is_(None))
+    there = set(conn.execute(query).scalars())
+    return {job_id: [id_] for job_id, id_ in by_job.items() if id_ in there}

@@ -1,0 +1,424 @@
+"""Fine-tuning jobs as their tenant sees them: submit, look, cancel, pause, resume."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.billing.tables import ledger_entries
+from control_plane.datasets.service import check_enough_to_train, check_format, check_reviewed
+from control_plane.datasets.tables import datasets as datasets_table
+from control_plane.datasets.tables import files
+from control_plane.evaluations import capability_suites
+from control_plane.jobs import idempotency, results, reuse, warm_starts
+from control_plane.jobs.estimates import expectation, job_plan
+from control_plane.jobs.job_filters import JobFilter
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import checkpoints as checkpoints_table
+from control_plane.jobs.tables import job_events, jobs, sweep_trials
+from control_plane.jobs.transitions import locked, record, transition
+from control_plane.jobs.warm_starts import Source
+from control_plane.platform import job_events as events
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition
+from control_plane.platform.pagination import Page, page
+from control_plane.queue.status import view
+from control_plane.quotas import service as quotas
+from control_plane.quotas.rules import HARD_CAP_REACHED, Ask, Refusal, Standing, Usage, admit, hours, overage_s, promised_start
+from control_plane.tenants.deletion_guard import refuse_while_deleted
+from control_plane.tenants.rules import Tenant
+from control_plane.tenants.service import get as get_tenant
+from control_plane.tenants.service import refuse_suspended, tenant_of
+from control_plane.tenants.tables import tenants
+from ft_assets import tracing
+from ft_assets.base_models import BaseModel
+from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.evals import config as eval_config
+
+
+class Submitted(NamedTuple):
+    job: RowMapping
+    created: bool
+    """False: an earlier submission is being answered again, or an earlier job with the same work is the answer."""
+    reused: bool = False
+    """The job had succeeded before this submission, and has trained what it asks for."""
+
+
+class JobRefused(QuotaExceeded):
+    """A limit allows no job now."""
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None, left_s: float | None = None) -> None:
+        super().__init__(message, code=code, param=param)
+        self.left_s = left_s
+        """GPU-seconds that the hard cap left, where they were too few."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobView:
+    """A job with what other tables know of it."""
+
+    row: RowMapping
+    cost_micros: int
+    sweep_id: str | None = None
+    """Of a job that a sweep submitted."""
+    result_files: Sequence[str] = ()
+    """Ids of the files that it left: its measurements as CSV."""
+    promised_start: datetime | None = None
+    """By then its tier promises a start; None: best effort."""
+    sla_missed: bool = False
+    own_ahead: int = 0
+    """Of a job that waits: how many of its tenant's stand before it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Jobs:
+    items: Sequence[JobView]
+    has_more: bool
+
+
+def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempotency.Attempt | None = None) -> Submitted:
+    """Admit a job: the job, its first event and its idempotency key appear in one transaction, or nothing does.
+
+    The tenant's row is locked for it, so that of 50 submissions at once against a limit of 5, five enter, and a request
+    that is sent again finds its job. Without `attempt` the platform itself submits, and means it each time.
+    """
+    attempt = attempt or idempotency.Attempt(received_at=platform.clock(), twin_meant=True)
+    with platform.engine.connect() as conn:  # a repeated request should not queue for the lock
+        replayed = idempotency.find(conn, tenant, request.sha256, attempt)
+        if replayed is not None:
+            return Submitted(_row(conn, tenant, replayed), created=False)
+    asked = _resolved(platform, tenant, request)
+    expected = _expected(platform, tenant, asked)
+    with platform.engine.begin() as conn:
+        owner = quotas.lock(conn, tenant)
+        replayed = idempotency.find(conn, tenant, request.sha256, attempt)
+        if replayed is not None:
+            return Submitted(_row(conn, tenant, replayed), created=False)
+        refuse_suspended(platform, tenant_of(owner))
+        refuse_while_deleted(conn, tenant)
+        dataset_id = _trainable_files(conn, tenant, request)
+        done = reuse.finished_request(conn, tenant, asked.request, model=asked.model, dataset_id=dataset_id, warm_start=asked.warm_start)
+        if done is not None:
+            idempotency.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
+            return Submitted(_row(conn, tenant, done["id"]), created=False, reused=True)
+        tier, now = request.tier or str(owner["tier"]), platform.clock()
+        usage = Usage(jobs_in_flight=_in_flight(conn, tenant), standing=quotas.standing(conn, tenant, now))
+        refusal = admit(tenant_of(owner), usage, _ask(asked, tier, expected.gpu_seconds))
+        if refusal is not None:
+            raise _refused(refusal)
+        job = _insert(conn, tenant, asked, tier=tier, dataset_id=dataset_id, now=now)
+        quotas.hold(conn, tenant, job["id"], expected.gpu_seconds, counted=expected.counted, now=now)
+        _tell_overage(conn, tenant_of(owner), usage.standing, job["id"], expected.gpu_seconds, now)
+        idempotency.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=now)
+        return Submitted(job, created=True)
+
+
+def check(platform: Platform, tenant: str, request: JobRequest) -> None:
+    """Refuse what a submission would always refuse, whatever is in flight, used or held; nothing is submitted."""
+    asked = _resolved(platform, tenant, request)
+    expected = _expected(platform, tenant, asked)
+    with platform.engine.connect() as conn:
+        owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
+        _trainable_files(conn, tenant, request)
+        ask = _ask(asked, request.tier or str(owner["tier"]), expected.gpu_seconds)
+        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=0), ask)
+    if refusal is not None:
+        raise _refused(refusal)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Resolved:
+    """A request with what it refers to."""
+
+    request: JobRequest
+    model: BaseModel
+    warm_start: Source | None
+    placed: job_plan.Placed
+
+
+def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved:
+    """The request on its base model, planned: what no file and no quota has a say in."""
+    on_base, warm_start = warm_starts.on_base(platform, tenant, request)
+    model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
+    placed = job_plan.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
+    capability_suites.check(platform, eval_config.parse(request.eval_config))
+    return _Resolved(request=on_base, model=model, warm_start=warm_start, placed=placed)
+
+
+def _expected(platform: Platform, tenant: str, asked: _Resolved) -> expectation.Expected:
+    return expectation.of_request(platform, tenant, asked.request, asked.model, asked.placed)
+
+
+def _ask(asked: _Resolved, tier: str, gpu_seconds: float) -> Ask:
+    full, size = asked.request.adapter == "full", asked.model.num_parameters
+    return Ask(tier=tier, full_parameters=full, num_parameters=size, gpu_seconds=gpu_seconds)
+
+
+def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: str, gpu_seconds: float, now: datetime) -> None:
+    over = overage_s(tenant, before, gpu_seconds)
+    if over <= 0:
+        return
+    message = (
+        f"Of the {hours(gpu_seconds)} GPU-hours that this job is expected to take, {hours(over)} exceed the soft limit of "
+        f"{tenant.soft_gpu_hours:g} a month: they are billed as overage."
+    )
+    data = {"overage_gpu_hours": quotas.in_hours(over), "soft_gpu_hours": tenant.soft_gpu_hours}
+    record(conn, job_id, events.Event(code="quota_overage", level="warn", message=message, data=data), now=now)
+
+
+def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str | None:
+    """The dataset version of the training file, None while it is not validated yet; both files are refused if they do not fit."""
+    dataset_id = _trainable(conn, tenant, request.training_file, method=request.method, param="training_file")
+    if request.validation_file is not None:
+        _trainable(conn, tenant, request.validation_file, method=request.method, param="validation_file")
+    return dataset_id
+
+
+def without_room(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
+    """Of these tenants, those whose limit of jobs in flight is reached or who are suspended: a submission would be refused."""
+    owned = (jobs.c.tenant_id == tenants.c.id) & jobs.c.state.not_in([s.value for s in FINAL])
+    in_flight = sa.select(sa.func.count()).where(owned).correlate(tenants).scalar_subquery()
+    query = sa.select(tenants, in_flight.label("in_flight")).where(tenants.c.id.in_(tenant_ids))
+    with platform.engine.connect() as conn:
+        rows = conn.execute(query).mappings().all()
+    return {row["id"] for row in rows if row["suspended_at"] is not None or row["in_flight"] >= tenant_of(row).max_jobs_in_flight}
+
+
+def get(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """The job; another tenant's is ``NotFound``."""
+    with platform.engine.connect() as conn:
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+
+
+def list_jobs(
+    platform: Platform,
+    tenant: str,
+    *,
+    after: str | None = None,
+    limit: int = 20,
+    narrowed: JobFilter | None = None,
+) -> Jobs:
+    """Jobs of the tenant, newest first; those that fit `narrowed`."""
+    query = sa.select(jobs).where(jobs.c.tenant_id == tenant, *(narrowed.clauses() if narrowed else ()))
+    with platform.engine.connect() as conn:
+        found = page(conn, query, (jobs.c.created_at, jobs.c.id), id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
+        return Jobs(items=_views(platform, conn, found.items), has_more=found.has_more)
+
+
+def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """End a job; its workload, if there is one, is stopped by whoever follows it. Cancelling again changes nothing."""
+    with platform.engine.begin() as conn:
+        row = locked(conn, job_id, tenant_id=tenant)
+        state = JobState(row["state"])
+        if state is not JobState.CANCELLED:
+            stop = "cancel" if state in HOLDING_GPUS else None
+            transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+
+
+def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """Give the job's GPUs back at its next checkpoint; a queued one just leaves the queue. Pausing again changes nothing."""
+    with platform.engine.begin() as conn:
+        row = locked(conn, job_id, tenant_id=tenant)
+        state, now = JobState(row["state"]), platform.clock()
+        if state in (JobState.PROVISIONING, JobState.RUNNING):
+            saves = "saves a checkpoint and stops" if state is JobState.RUNNING else "stops; it has not taken a step yet"
+            message = f"A pause was requested; the workload {saves}."
+            transition(conn, job_id, JobState.PAUSING, message=message, now=now, stop_requested="pause")
+        elif state not in (JobState.PAUSING, JobState.PAUSED):
+            transition(conn, job_id, JobState.PAUSED, message="The job was paused while it waited.", now=now)
+        elif row["reason"] == HARD_CAP_REACHED:  # from now on it is the tenant's own pause, which no month ends
+            conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(reason=None, reason_detail=None))
+            kept = events.Event(code="job_paused", message="The job stays paused until you resume it, also when the hard cap has room.")
+            record(conn, job_id, kept, now=now)
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+
+
+def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
+    """Queue a paused job again; it goes on from its last checkpoint. One that the hard cap paused needs room for the rest of it."""
+    with platform.engine.begin() as conn:
+        owner = quotas.lock(conn, tenant)
+        refuse_suspended(platform, tenant_of(owner))
+        row = locked(conn, job_id, tenant_id=tenant)
+        if row["state"] == JobState.PAUSING:
+            raise Conflict(
+                f"job {job_id} is still saving its checkpoint; resume it once it is paused", code="invalid_state", param="status"
+            )
+        check_transition(job_id, JobState(row["state"]), JobState.QUEUED)
+        refusal = quotas.hold_again(conn, owner, row, platform.clock())
+        if refusal is not None:
+            raise _refused(refusal)
+        transition(
+            conn, job_id, JobState.QUEUED, code="job_resumed", message="The job was resumed.", now=platform.clock(), stop_requested=None
+        )
+        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+
+
+def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page:
+    """Events of the job, newest first."""
+    with platform.engine.connect() as conn:
+        _row(conn, tenant, job_id)
+        query = sa.select(job_events).where(_shown(job_id))
+        return page(conn, query, (job_events.c.seq,), id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
+
+
+def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[RowMapping], bool]:
+    """Events numbered above `seq`, oldest first, and whether the job is final: then these are the last ones if fewer than `limit`."""
+    with platform.engine.connect() as conn:
+        final = JobState(_row(conn, tenant, job_id)["state"]) in FINAL  # read first: no event follows a final state
+        query = sa.select(job_events).where(_shown(job_id), job_events.c.seq > seq).order_by(job_events.c.seq).limit(limit)
+        return list(conn.execute(query).mappings()), final
+
+
+def measured_by(platform: Platform, tenant: str, job_id: str) -> str:
+    """The job whose training measured what this one lists: an earlier one where that one's adapter is the answer."""
+    with platform.engine.connect() as conn:
+        row = _row(conn, tenant, job_id)
+    return str(row["reused_job_id"] or job_id)
+
+
+def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page:
+    """Committed checkpoints of the job that are kept, newest step first."""
+    table = checkpoints_table
+    with platform.engine.connect() as conn:
+        _row(conn, tenant, job_id)
+        query = sa.select(table).where(table.c.job_id == job_id, table.c.retired_at.is_(None))
+        return page(conn, query, (table.c.step,), id_column=table.c.id, after=after, limit=limit, max_limit=1000)
+
+
+def _shown(job_id: str) -> sa.ColumnElement[bool]:
+    return sa.and_(job_events.c.job_id == job_id, shown_to_tenant())
+
+
+def shown_to_tenant() -> sa.ColumnElement[bool]:
+    """Events of a job that are for its tenant; others speak of the platform's own machines and services."""
+    shown: sa.ColumnElement[bool] = job_events.c.data["audience"].astext.is_distinct_from(events.FOR_OPERATORS)
+    return shown
+
+
+def _refused(refusal: Refusal) -> InvalidRequest:
+    """A limit may allow later what it forbids now; a tier does not."""
+    if refusal.code == "exceeded_quota":
+        return JobRefused(refusal.detail, left_s=refusal.left_s)
+    return InvalidRequest(refusal.detail, code=refusal.code, param="tier")
+
+
+def _row(conn: Connection, tenant: str, job_id: str) -> RowMapping:
+    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(
+            f"no fine-tuning job {job_id!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
+        )
+    return row
+
+
+def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
+    now = platform.clock()
+    query = (
+        sa.select(ledger_entries.c.job_id, sa.func.sum(ledger_entries.c.amount_micros))
+        .where(ledger_entries.c.job_id.in_([r["id"] for r in rows]))
+        .group_by(ledger_entries.c.job_id)
+    )
+    costs = {job_id: int(total) for job_id, total in conn.execute(query).all()}
+    of_sweeps = sa.select(sweep_trials.c.job_id, sweep_trials.c.sweep_id).where(
+        sweep_trials.c.job_id.in_([r["id"] for r in rows]), ~sweep_trials.c.reused
+    )
+    sweeps: dict[str, str] = {r.job_id: r.sweep_id for r in conn.execute(of_sweeps)}
+    left = results.stored(conn, {r["id"]: r["reused_job_id"] or r["id"] for r in rows})
+    waiting = {r["tenant_id"] for r in rows if r["state"] == JobState.QUEUED}
+    own = {job_id: n for tenant in waiting for job_id, n in view.own_ahead(conn, tenant).items()}
+    return [
+        JobView(
+            row=r,
+            cost_micros=costs.get(r["id"], 0),
+            sweep_id=sweeps.get(r["id"]),
+            result_files=left.get(r["id"], ()),
+            promised_start=_promised(r),
+            sla_missed=_sla_missed(r, now),
+            own_ahead=own.get(r["id"], 0),
+        )
+        for r in rows
+    ]
+
+
+def _promised(row: RowMapping) -> datetime | None:
+    """By when the job is promised to start: the promise begins again when the tenant's own cap no longer keeps it from that."""
+    return promised_start(row["tier"], max(row["created_at"], row["capped_at"] or row["created_at"]))
+
+
+def _sla_missed(row: RowMapping, now: datetime) -> bool:
+    """Whether the job has not begun, or began, after its promise; one that its tenant stops before its start misses nothing."""
+    promised = _promised(row)
+    stopped = (JobState.PAUSING, JobState.PAUSED, JobState.CANCELLED)
+    if promised is None or (row["started_at"] is None and row["state"] in stopped):
+        return False
+    began: datetime = row["started_at"] or row["finished_at"] or now
+    return began > promised
+
+
+def _in_flight(conn: Connection, tenant: str) -> int:
+    live = sa.select(sa.func.count()).where(jobs.c.tenant_id == tenant, jobs.c.state.not_in([s.value for s in FINAL]))
+    return int(conn.execute(live).scalar_one())
+
+
+def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, param: str) -> str | None:
+    """The dataset version of a file, None while it is not validated yet; refused when it is missing or cannot be trained on."""
+    query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
+    file = conn.execute(query.with_for_update(read=True)).mappings().one_or_none()
+    if file is None:
+        raise NotFound(f"{param} {file_id[:80]!r} does not exist; upload it with POST /v1/files", code="file_not_found", param=param)
+    if file["purpose"] != "fine-tune":
+        raise InvalidRequest(
+            f"{param} {file_id} has purpose {file['purpose']!r}; upload it with purpose fine-tune", code="invalid_purpose", param=param
+        )
+    if file["status"] == "error":
+        raise InvalidDataset(
+            f"{param} {file_id} ({file['filename']}) cannot be trained on: {file['status_details']}", code=f"invalid_{param}", param=param
+        )
+    dataset_id: str | None = file["dataset_id"]
+    if dataset_id is not None:
+        this = (datasets_table.c.tenant_id == tenant) & (datasets_table.c.id == dataset_id)
+        shown = (datasets_table.c.row_count, datasets_table.c.review, datasets_table.c.format)
+        version = conn.execute(sa.select(*shown).where(this)).one()
+        check_format(version.format, method, file_id, param=param)
+        check_reviewed(version.review, dataset_id, param=param)
+        if param == "training_file":
+            check_enough_to_train(version.row_count, training_file=file_id)
+    return dataset_id
+
+
+def _insert(conn: Connection, tenant: str, asked: _Resolved, *, tier: str, dataset_id: str | None, now: datetime) -> RowMapping:
+    request, model, warm_start = asked.request, asked.model, asked.warm_start
+    job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
+    values = {
+        "id": job_id,
+        "tenant_id": tenant,
+        "state": JobState.VALIDATING.value,
+        "tier": tier,
+        "model": model.id,
+        "base_digest": model.digest,
+        "method": request.method,
+        "training_file": request.training_file,
+        "validation_file": request.validation_file,
+        "suffix": request.suffix,
+        "seed": secrets.randbelow(2**31) if request.seed is None else request.seed,
+        "request": dict(request.body),
+        "request_sha256": request.sha256,
+        "hyperparameters": dict(request.hyperparameters),
+        "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL's null, not JSON's
+        "dataset_id": dataset_id,
+        "warm_start": sa.null() if warm_start is None else warm_start.to_row(),
+        "trace_parent": tracing.current(),
+        "created_at": now,
+    }
+    conn.execute(sa.insert(jobs).values(**values))
+    accepted = events.Event(code="job_created", message=f"Created fine-tuning job: {job_id}", data={"tier": tier, "model": model.id})
+    record(conn, job_id, accepted, now=now)
+    return _row(conn, tenant, job_id)

@@ -1,0 +1,269 @@
+"""What a submission asks for: one reading of the request's body for every entrance (REST, GraphQL, command line).
+
+``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT
+with that adapter); the kind of adapter may also stand at the top or among the hyperparameters. What cannot be done is refused here,
+by the name of its field. ``spot`` is a wish: :mod:`control_plane.capacity.pools` says which jobs it moves to spot pools, and no job is
+refused for it. ``integrations`` are refused, unless there are none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.evals import config as eval_config
+from ft_assets.storable import check_storable
+from ft_assets.training.methods import registered
+from ft_assets.training.recipes import ADAPTERS, AdapterKind
+from ft_assets.training.requested import checked, checked_hardware
+from ft_assets.training.spec import canonical_json
+
+ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTERS, "sft")
+"""Names of methods beside those that are registered: OpenAI's word, and a kind of adapter alone."""
+BODY_ALIASES: Mapping[str, str] = {"base_model": "model"}
+HYPERPARAMETER_ALIASES: Mapping[str, str] = {"lora_rank": "rank", "lora_alpha": "alpha", "lora_target_modules": "target_modules"}
+"""Names that other services use; those of hyperparameters are read at the top level too."""
+SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+MAX_SUFFIX = 64
+"""OpenAI's limit, and what a served model's name has room for."""
+MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+"""OpenAI's limits on metadata."""
+MAX_SEED = 2**31 - 1
+TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "model": str, "training_file": str, "validation_file": str, "suffix": str, "seed": int, "metadata": dict, "integrations": list,
+    "hyperparameters": dict, "method": (str, dict), "eval_config": dict, "tier": str, "spot": bool, "recipe": str, "hardware": dict,
+    "auto_promote": bool, "idempotency_key": str, "adapter": str, "warm_start": str, "force": bool,
+}  # fmt: skip
+WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list", bool: "true or false", (str, dict): "text or an object"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRequest:
+    model: str
+    training_file: str
+    validation_file: str | None = None
+    suffix: str | None = None
+    seed: int | None = None
+    """None: drawn when the job is made."""
+    metadata: Mapping[str, str] | None = None
+    method: str = "sft"
+    adapter: AdapterKind = "lora"
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """As asked, ``auto`` included, the kind of adapter taken out; each value is within its limits."""
+    eval_config: Mapping[str, Any] | None = None
+    tier: str | None = None
+    """None: the tenant's own."""
+    spot: bool = False
+    """It may run on cheaper GPUs that can be taken away; where it pays (``control_plane.capacity.pools.may_use_spot``)."""
+    recipe: str | None = None
+    hardware: Mapping[str, Any] | None = None
+    auto_promote: bool = True
+    """Serve the adapter as soon as it has passed its gates."""
+    warm_start: str | None = None
+    """The tenant's adapter or checkpoint from which the weights start; an adapter may be given as `model` too."""
+    force: bool = False
+    """Train even where an earlier job has trained the same."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """The request as sent, without its idempotency key and without nulls."""
+
+    @property
+    def sha256(self) -> str:
+        """Two requests are the same when their bodies are."""
+        return hashlib.sha256(canonical_json(self.body).encode()).hexdigest()
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        """Read a request; ``InvalidRequest`` names the first field that is unknown, missing or of a wrong type or value."""
+        given = {k: v for k, v in body.items() if v is not None}
+        check_storable(given)
+        given = canonical_body(given)
+        _check_types(given)
+        name, asked = _method(given)
+        hyperparameters = _hyperparameters(given, asked)
+        adapter = _adapter(given, name, hyperparameters.pop("adapter", None))
+        method = ALIASES.get(name, name)
+        checked(hyperparameters, method=method)
+        checked_hardware(given.get("hardware"))
+        eval_config.parse(given.get("eval_config"))
+        _check_integrations(given.get("integrations"))
+        given.pop("idempotency_key", None)
+        return cls(
+            model=given["model"],
+            training_file=given["training_file"],
+            validation_file=given.get("validation_file"),
+            suffix=_suffix(given.get("suffix")),
+            seed=_seed(given.get("seed")),
+            metadata=_metadata(given.get("metadata")),
+            method=method,
+            adapter=adapter,
+            hyperparameters=hyperparameters,
+            eval_config=given.get("eval_config"),
+            tier=given.get("tier"),
+            spot=given.get("spot", False),
+            recipe=given.get("recipe"),
+            hardware=given.get("hardware"),
+            auto_promote=given.get("auto_promote", True),
+            warm_start=given.get("warm_start"),
+            force=given.get("force", False),
+            body=given,
+        )
+
+
+def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` with the field names of this API in place of :data:`BODY_ALIASES` and :data:`HYPERPARAMETER_ALIASES`; twice is as once.
+
+    A field that is given under both names with different values is refused (``conflicting_parameters``); null is no value.
+    """
+    of_loras = {name: value for name, value in body.items() if name in HYPERPARAMETER_ALIASES and value is not None}
+    given = _renamed({name: value for name, value in body.items() if name not in HYPERPARAMETER_ALIASES}, {}, BODY_ALIASES)
+    method = given["method"] if isinstance(given.get("method"), dict) else {}
+    name = method.get("type")
+    settings = method[name] if isinstance(name, str) and isinstance(method.get(name), dict) else {}
+    of_method = settings.get("hyperparameters")
+    if isinstance(of_method, dict) and of_method:
+        renamed = _renamed(of_method, of_loras, HYPERPARAMETER_ALIASES)
+        given["method"] = {**method, name: {**settings, "hyperparameters": renamed}}
+    of_body = given.get("hyperparameters")
+    if (isinstance(of_body, dict) and of_body) or (of_body in (None, {}) and of_loras and not of_method):
+        given["hyperparameters"] = _renamed(of_body or {}, of_loras, HYPERPARAMETER_ALIASES)
+    return given
+
+
+def _renamed(given: Mapping[str, Any], more: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in (*given.items(), *more.items()):
+        canonical = aliases.get(name, name)
+        if value is None and (name in aliases or canonical in found):
+            continue
+        if found.get(canonical) not in (None, value):
+            alias = next(alias for alias, meant in aliases.items() if meant == canonical)
+            raise InvalidRequest(
+                f"{alias} and {canonical} are the same field, with the values {str(value)[:80]!r} and {str(found[canonical])[:80]!r}; "
+                f"keep {canonical}",
+                code="conflicting_parameters",
+                param=alias,
+            )
+        found[canonical] = value
+    return found
+
+
+def adapter_of(body: Mapping[str, Any]) -> AdapterKind:
+    """The kind of adapter that a stored request asks for."""
+    name, asked = _method(body)
+    return _adapter(body, name, _hyperparameters(body, asked).get("adapter"))
+
+
+def _check_types(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        kind = TYPES.get(name)
+        if kind is None:
+            raise InvalidRequest(f"unknown field {name[:80]!r}; known are {', '.join(TYPES)}", code="unknown_parameter", param=name[:80])
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise InvalidRequest(f"{name} {str(value)[:80]!r} is not {WORDS[kind]}", code="invalid_type", param=name)
+    for name in ("model", "training_file"):
+        if not given.get(name):
+            raise InvalidRequest(
+                f"{name} is missing; a job needs a base model and an uploaded file", code="missing_required_parameter", param=name
+            )
+
+
+def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name as it was asked for, and the hyperparameters beside it."""
+    asked = given.get("method", "supervised")
+    name = asked if isinstance(asked, str) else asked.get("type")
+    if not isinstance(name, str):
+        raise InvalidRequest('method.type is missing; write {"type": "supervised"}', code="missing_required_parameter", param="method.type")
+    known = [*ALIASES, *registered()]
+    if name not in known:
+        supported = ", ".join(known)
+        raise InvalidRequest(f"method {name[:80]!r} is not supported; use one of: {supported}", code="unsupported_method", param="method")
+    settings = {} if isinstance(asked, str) else asked.get(name) or {}
+    unknown = [] if isinstance(asked, str) else sorted(set(asked) - {"type", name})
+    if unknown or not isinstance(settings, dict) or set(settings) - {"hyperparameters"}:
+        raise InvalidRequest(
+            f'method {name} takes only {{"type": "{name}", "{name}": {{"hyperparameters": ...}}}}; remove the other fields',
+            code="unknown_parameter",
+            param=f"method.{(unknown or [name])[0]}"[:80],
+        )
+    return name, settings.get("hyperparameters") or {}
+
+
+def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> AdapterKind:
+    """The kind of adapter, from wherever it was given; said twice it has to be the same."""
+    of_method = method if method in ADAPTERS else None
+    places = {"method": of_method, "adapter": given.get("adapter"), "hyperparameters.adapter": of_hyperparameters}
+    asked = {where: kind for where, kind in places.items() if kind not in (None, "auto")}
+    for where, kind in asked.items():
+        if kind not in ADAPTERS:
+            raise InvalidRequest(
+                f"adapter {repr(kind)[:80]} is not known; use one of: {', '.join(ADAPTERS)}", code="unsupported_adapter", param=where
+            )
+    if len(set(asked.values())) > 1:
+        said = " and ".join(f"{kind} ({where})" for where, kind in asked.items())
+        raise InvalidRequest(f"the adapter was given as {said}; keep one of them", code="unsupported_adapter", param=list(asked)[-1])
+    return next(iter(asked.values()), "lora")
+
+
+def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, Any]:
+    """Those of the method, else the older top-level ones; both at once would be ambiguous."""
+    of_body = given.get("hyperparameters", {})
+    if not isinstance(of_method, dict):
+        raise InvalidRequest(f"hyperparameters {str(of_method)[:80]!r} is not an object", code="invalid_type", param="method")
+    if of_method and of_body and of_method != of_body:
+        raise InvalidRequest(
+            "hyperparameters were given both in `method` and at the top level; keep those in `method`",
+            code="invalid_hyperparameter",
+            param="hyperparameters",
+        )
+    return dict(of_method or of_body)
+
+
+def _check_integrations(asked: list[Any] | None) -> None:
+    if not asked:
+        return
+    kind = asked[0].get("type") if isinstance(asked[0], dict) else asked[0]
+    raise InvalidRequest(
+        f"integration {str(kind)[:80]!r} is not offered, and nothing is sent to other services; leave integrations out: each attempt is "
+        "tracked in the platform's MLflow, and GET /v1/fine_tuning/jobs/ID/metrics has every step",
+        code="unsupported_integration",
+        param="integrations",
+    )
+
+
+def _suffix(value: str | None) -> str | None:
+    if value is None or (len(value) <= MAX_SUFFIX and SUFFIX.fullmatch(value)):
+        return value
+    raise InvalidRequest(
+        f"suffix {value[:80]!r} ({len(value)} characters) is not valid: at most {MAX_SUFFIX} letters, digits, '-', '_' and '.', "
+        "starting with a letter or digit",
+        code="invalid_suffix",
+        param="suffix",
+    )
+
+
+def _seed(value: int | None) -> int | None:
+    if value is None or 0 <= value <= MAX_SEED:
+        return value
+    raise InvalidRequest(f"seed {value} is outside 0..{MAX_SEED}", code="invalid_seed", param="seed")
+
+
+def _metadata(value: Mapping[str, Any] | None) -> Mapping[str, str] | None:
+    if value is None:
+        return None
+    if len(value) > MAX_METADATA_PAIRS:
+        raise InvalidRequest(
+            f"metadata has {len(value)} pairs, at most {MAX_METADATA_PAIRS} fit", code="invalid_metadata", param="metadata"
+        )
+    for key, text in value.items():
+        if not isinstance(text, str) or len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE:
+            raise InvalidRequest(
+                f"metadata {key[:80]!r} is not valid: keys have at most {MAX_METADATA_KEY} characters, values are text of at most "
+                f"{MAX_METADATA_VALUE}",
+                code="invalid_metadata",
+                param="metadata",
+            )
+    return value

@@ -1,0 +1,154 @@
+"""Jobs side by side: what differed in their training, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.adapters.tables import adapters
+from control_plane.billing.tables import ledger_entries
+from control_plane.jobs.tables import HAS_VALIDATION, checkpoints, job_events, jobs
+from control_plane.platform.context import Platform
+from ft_assets.errors import InvalidRequest, NotFound
+from ft_assets.training.frozen import global_batch_size
+
+MAX_JOBS = 100
+"""As many as one sweep has."""
+OWN_NAMES = ("optimization.", "lora.", "method_settings.")
+"""Parts of a spec whose fields are hyperparameters under their own names."""
+RENAMED = {"num_epochs": "n_epochs", "base_model": "model", "early_stopping.patience": "early_stopping_patience"}
+UNCOMPARED = frozenset({"commit", "lock_sha256", "image", "base_digest", "pack_fingerprint", "reference", "warm_start.manifest_sha256"})
+"""Fields that say where a result came from, not what was chosen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    row: RowMapping
+    hyperparameters: Mapping[str, Any]
+    """As resolved; as asked, until the spec is frozen."""
+    measured: Mapping[str, float]
+    """``train_loss`` and ``eval_loss`` at the end, and the scores of the eval report, ``<suite>/<metric>``."""
+    cost_micros: int
+    duration_s: float | None
+    """From the first start to the end, waiting in between included; None for a job that never started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    jobs: Sequence[Compared]
+    """In the order asked for."""
+    differing: Mapping[str, Sequence[Any]]
+    """Hyperparameters that are not the same in all jobs, each with its value in every one; None where a job has none."""
+
+
+def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> Comparison:
+    """The tenant's jobs side by side. ``InvalidRequest`` unless 2 to 100 different ones are named; ``NotFound`` names the first unknown."""
+    if not 2 <= len(job_ids) <= MAX_JOBS or len(set(job_ids)) < len(job_ids):
+        raise InvalidRequest(
+            f"{len(set(job_ids))} different jobs of {len(job_ids)} were named; a comparison needs 2 to {MAX_JOBS}, each once: ids=ID,ID",
+            code="invalid_comparison",
+            param="ids",
+        )
+    with platform.engine.connect() as conn:
+        rows = {r["id"]: r for r in conn.execute(sa.select(jobs).where(jobs.c.tenant_id == tenant, jobs.c.id.in_(job_ids))).mappings()}
+        if unknown := [i for i in job_ids if i not in rows]:
+            raise NotFound(
+                f"no fine-tuning job {unknown[0][:80]!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="ids"
+            )
+        ordered = [rows[i] for i in job_ids]
+        return side_by_side(conn, ordered, now=platform.clock().timestamp())
+
+
+def side_by_side(conn: Connection, rows: Sequence[RowMapping], *, now: float) -> Comparison:
+    """Rows of jobs with what was measured, and where they differ."""
+    found, costs = measured(conn, rows), _costs(conn, rows)
+    made = [
+        Compared(
+            row=row,
+            hyperparameters=hyperparameters(row),
+            measured=found[row["id"]],
+            cost_micros=costs.get(row["id"], 0),
+            duration_s=_duration(row, now),
+        )
+        for row in rows
+    ]
+    return Comparison(jobs=made, differing=_differing([c.hyperparameters for c in made]))
+
+
+def measured(conn: Connection, rows: Iterable[RowMapping]) -> dict[str, dict[str, float]]:
+    """What each job came to; a job that answers with an earlier one's adapter has that one's numbers."""
+    all_rows = list(rows)
+    sources = {row["id"]: row["reused_job_id"] or row["id"] for row in all_rows}
+    curves = _end_of_curves(conn, set(sources.values()))
+    wanted = {row["adapter_id"] for row in all_rows if row["adapter_id"]}
+    scores = dict(conn.execute(sa.select(adapters.c.id, adapters.c.metrics).where(adapters.c.id.in_(wanted))).all())
+    return {row["id"]: {**curves.get(sources[row["id"]], {}), **scores.get(row["adapter_id"], {})} for row in all_rows}
+
+
+def _end_of_curves(conn: Connection, job_ids: set[str]) -> dict[str, dict[str, float]]:
+    """Losses of the finished adapter, from its committed checkpoint; those last reported, where it does not tell."""
+    found: dict[str, dict[str, float]] = {job_id: {} for job_id in job_ids}
+    for name, reported, among in (
+        ("train_loss", "train_loss", job_events.c.type == "metrics"),
+        ("eval_loss", "valid_loss", HAS_VALIDATION),
+    ):
+        of_job = job_events.c.data[reported].as_float()
+        last = (  # an index per job leads to it: no other event is looked at
+            sa.select(of_job.label("value"))
+            .where(job_events.c.job_id == jobs.c.id, among, of_job.is_not(None))
+            .order_by(job_events.c.seq.desc())
+            .limit(1)
+            .lateral("last")
+        )
+        for job_id, value in conn.execute(sa.select(jobs.c.id, last.c.value).join(last, sa.true()).where(jobs.c.id.in_(job_ids))):
+            found[job_id][name] = value
+    final = sa.select(checkpoints.c.job_id, checkpoints.c.metrics).where(checkpoints.c.job_id.in_(job_ids), checkpoints.c.final)
+    for job_id, metrics in conn.execute(final):
+        committed = {"train_loss": metrics.get("train_loss"), "eval_loss": metrics.get("full_valid_loss")}
+        found[job_id] |= {k: v for k, v in committed.items() if v is not None}
+    return found
+
+
+def hyperparameters(row: RowMapping) -> dict[str, Any]:
+    """Everything that was chosen for a job, flat, under the names that a request uses."""
+    if not row["spec"]:
+        return {**{k: row[k] for k in ("model", "method", "seed", "dataset_id")}, **row["hyperparameters"]}
+    flat = {_own_name(name): value for name, value in _flat(row["spec"]) if name not in UNCOMPARED}
+    size = global_batch_size(row["spec"])
+    return flat if size is None else flat | {"batch_size": size}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield prefix + name, list(value) if isinstance(value, tuple) else value
+
+
+def _own_name(name: str) -> str:
+    short = next((name.removeprefix(p) for p in OWN_NAMES if name.startswith(p)), name)
+    return RENAMED.get(short, short)
+
+
+def _differing(of_jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = sorted({name for one in of_jobs for name in one})
+    known = {name: [one[name] for one in of_jobs if name in one] for name in names}
+    return {name: [one.get(name) for one in of_jobs] for name in names if any(v != known[name][0] for v in known[name])}
+
+
+def _costs(conn: Connection, rows: Sequence[RowMapping]) -> dict[str, int]:
+    entries = ledger_entries.c
+    query = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_([r["id"] for r in rows]))
+    return {job_id: int(total) for job_id, total in conn.execute(query.group_by(entries.job_id))}
+
+
+def _duration(row: RowMapping, now: float) -> float | None:
+    if row["started_at"] is None:
+        return None
+    ended = row["finished_at"].timestamp() if row["finished_at"] else now
+    return round(ended - float(row["started_at"].timestamp()), 3)

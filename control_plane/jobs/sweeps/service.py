@@ -1,0 +1,390 @@
+"""Sweeps as their tenant sees them: create, look, cancel; and the tick that submits a trial when there is room for its job.
+
+A trial's job is an ordinary one: admitted, scheduled and billed as such. Each submission has an idempotency key of its own, and
+its job is written to the trial at once: whoever dies in between, a trial has one job, no trial is lost, and a job that was
+not written yet is found by its key. No lock and no connection is held while a job is submitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.billing.tables import ledger_entries
+from control_plane.jobs import idempotency
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.sweeps import comparison
+from control_plane.jobs.sweeps.rules import Settings, SweepStatus, Trial, best, refusal, status_of
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.tables import sweep_trials, sweeps
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.pagination import page
+from control_plane.quotas import service as quotas
+from control_plane.tenants.service import SUSPENDED
+from control_plane.tenants.tables import idempotency_keys, tenants
+from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.storable import check_storable
+from ft_assets.training.spec import canonical_json
+
+MAX_OPEN = 10
+"""Sweeps of a tenant with trials that wait: each may hold a hundred."""
+FOLLOWED_FOR = timedelta(hours=1)
+"""After a sweep was cancelled, the time in which a submission that was under way may still end."""
+REFUSED_FOR = timedelta(minutes=5)
+"""A trial that was refused for GPU-hours is tried again when there are more of them, or by then: what it needs may have been counted."""
+LEAST_MORE_S = 1.0
+"""GPU-seconds that are more, and no rounding of a sum."""
+TRIAL = "trial"
+"""Scope of the idempotency keys of trials."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialView:
+    row: RowMapping
+    job: RowMapping | None
+    """None while the trial waits for room, and where it was refused."""
+    value: float | None
+    """Of the sweep's metric."""
+    cost_micros: int
+    """Of its job; 0 where an earlier job is the answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepView:
+    row: RowMapping
+    status: SweepStatus
+    trials: Sequence[TrialView]
+    best: TrialView | None
+    """Of the trials that succeeded so far; None while none has the metric."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweeps:
+    items: Sequence[SweepView]
+    has_more: bool
+
+
+def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> SweepView:
+    """Check every trial, then store the sweep and submit as many as there is room for; one bad value refuses the whole.
+
+    With an idempotency `key` the same body is the same sweep.
+    """
+    given = {k: v for k, v in body.items() if v is not None}
+    asked = given.pop("sweep", None)
+    if asked is None:
+        raise refusal("sweep", 'sweep is missing; write {"strategy": "grid", "parameters": {"learning_rate": [1e-4, 2e-4]}}')
+    check_storable(asked, "sweep")
+    JobRequest.from_body(given)  # of the right types, before trials are made of it
+    settings = Settings.from_body(asked, drawn_seed=secrets.randbelow(2**31))
+    trials = settings.trials()
+    for number, parameters in enumerate(trials):
+        _check(platform, tenant, given, settings, number, parameters)
+    attempt = idempotency.Attempt(received_at=platform.clock(), key=key, scope="sweep")
+    sha256 = hashlib.sha256(canonical_json(dict(body)).encode()).hexdigest()
+    with platform.engine.begin() as conn:
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
+        known = None if key is None else idempotency.find(conn, tenant, sha256, attempt)
+        sweep_id = known or _insert(conn, platform, tenant, given, settings, trials)
+        idempotency.remember(conn, tenant, sha256, attempt, job_id=sweep_id, now=platform.clock())
+    if known is None:
+        try:
+            _submit_waiting(platform, tenant, sweep_id)
+        except Exception:  # it is stored, and the next round submits what waits
+            log.exception("the trials of %s wait", sweep_id)
+    return get(platform, tenant, sweep_id)
+
+
+def get(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+    """The sweep with its trials; another tenant's is ``NotFound``."""
+    with platform.engine.connect() as conn:
+        return _views(conn, [_row(conn, tenant, sweep_id)])[0]
+
+
+def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Sweeps:
+    """Sweeps of the tenant, newest first; what their trials came to, and so the best one, is with each sweep alone."""
+    query = sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        found = page(conn, query, (sweeps.c.created_at, sweeps.c.id), id_column=sweeps.c.id, after=after, limit=limit, max_limit=100)
+        return Sweeps(items=_views(conn, found.items, measure=False), has_more=found.has_more)
+
+
+def compare(platform: Platform, tenant: str, sweep_id: str) -> comparison.Comparison:
+    """The jobs of a sweep side by side, as many as there are by now."""
+    rows = {t.job["id"]: t.job for t in get(platform, tenant, sweep_id).trials if t.job is not None}
+    with platform.engine.connect() as conn:
+        return comparison.side_by_side(conn, list(rows.values()), now=platform.clock().timestamp())
+
+
+def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+    """Submit no further trial and cancel the jobs that have not ended. Cancelling again changes nothing."""
+    with platform.engine.begin() as conn:
+        row = _row(conn, tenant, sweep_id, lock=True)
+        view = _views(conn, [row])[0]
+        if view.status not in (SweepStatus.RUNNING, SweepStatus.CANCELLED):
+            raise Conflict(f"sweep {sweep_id} has {view.status} already and cannot be cancelled", code="invalid_state", param="status")
+        if row["cancelled_at"] is None:
+            now = platform.clock()
+            conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now, waits=sa.null()))
+    try:
+        _cancel_jobs(platform, tenant, sweep_id)
+    except Exception:  # the sweep is cancelled, and the next round ends its jobs
+        log.exception("the jobs of %s are not cancelled yet", sweep_id)
+    return get(platform, tenant, sweep_id)
+
+
+def advance(platform: Platform) -> list[str]:
+    """One round over all sweeps: submit what there is room for, end the jobs of the cancelled; returns the new jobs. Safe to repeat.
+
+    What breaks in one sweep is logged, and the others go on.
+    """
+    for tenant, sweep_id in _to_cancel(platform):
+        try:
+            _cancel_jobs(platform, tenant, sweep_id)
+        except Exception:
+            log.exception("the jobs of %s are not cancelled yet", sweep_id)
+    found = sa.select(sweeps.c.tenant_id, sweeps.c.id, sweeps.c.waits).where(sweeps.c.submitted_at.is_(None))
+    with platform.engine.connect() as conn:
+        waiting = conn.execute(found.order_by(sweeps.c.created_at, sweeps.c.id)).all()
+    made: list[str] = []
+    full = jobs.without_room(platform, {row.tenant_id for row in waiting})
+    full |= _out_of_hours(platform, [row for row in waiting if row.tenant_id not in full])
+    for tenant, sweep_id, _ in waiting:
+        try:
+            if tenant in full:
+                continue
+            submitted, has_room = _submit_waiting(platform, tenant, sweep_id)
+        except Exception:
+            log.exception("the trials of %s wait", sweep_id)
+            continue
+        made += submitted
+        full |= set() if has_room else {tenant}
+    return made
+
+
+def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[list[str], bool]:
+    """Submit the trials of one sweep in their order, until the tenant's limit says wait or an operator suspends the tenant.
+
+    Returns the new jobs, and whether there is room left.
+    """
+    this = sweep_trials.c.sweep_id == sweep_id
+    with platform.engine.begin() as conn:
+        row = _row(conn, tenant, sweep_id, lock=True)
+        made = _link_submitted(conn, row)
+        waits = sa.select(sweep_trials).where(this, sweep_trials.c.job_id.is_(None), sweep_trials.c.error.is_(None))
+        trials = [] if row["submitted_at"] else conn.execute(waits.order_by(sweep_trials.c.number)).mappings().all()
+    for trial in trials:
+        try:
+            values = _submitted(platform, row, trial)
+        except FtError as error:
+            if isinstance(error, QuotaExceeded) or error.code == SUSPENDED:
+                _say_why(platform, tenant, sweep_id, error)
+                return made, False
+            if error.fault is not Fault.USER:
+                log.warning("trial %s of %s waits: %s", trial["number"], sweep_id, error.message)
+                return made, True
+            values = {"error": error.to_dict()}
+        with platform.engine.begin() as conn:
+            row = _row(conn, tenant, sweep_id, lock=True)
+            free = (this, sweep_trials.c.number == trial["number"], sweep_trials.c.job_id.is_(None))
+            written = conn.execute(sa.update(sweep_trials).where(*free).values(**values)).rowcount
+            if row["waits"] is not None:
+                conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(waits=sa.null()))
+        made += [values["job_id"]] if written and "job_id" in values else []
+        if row["cancelled_at"] is not None:
+            _cancel_jobs(platform, tenant, sweep_id)
+            return made, True
+    with platform.engine.begin() as conn:  # nothing waits any more, whoever submitted it
+        done = sa.update(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.submitted_at.is_(None), ~sa.exists(waits))
+        conn.execute(done.values(submitted_at=platform.clock(), waits=sa.null()))
+    return made, True
+
+
+def _out_of_hours(platform: Platform, waiting: Sequence[Any]) -> set[str]:
+    """Tenants whose oldest sweep waits for GPU-hours, and who have no more of them left than when it was refused."""
+    oldest: dict[str, Mapping[str, Any]] = {}
+    for row in waiting:
+        oldest.setdefault(row.tenant_id, row.waits or {})
+    since = (platform.clock() - REFUSED_FOR).timestamp()
+    refused = {tenant: w["left_s"] for tenant, w in oldest.items() if w.get("left_s") is not None and w["at"] > since}
+    left = quotas.left(platform, refused)
+    return {tenant for tenant, before in refused.items() if (now := left[tenant]) is not None and now < before + LEAST_MORE_S}
+
+
+def _say_why(platform: Platform, tenant: str, sweep_id: str, error: FtError) -> None:
+    """Write down why the next trial waits."""
+    left_s = error.left_s if isinstance(error, jobs.JobRefused) else None
+    why = {"reason": error.message, "at": platform.clock().timestamp(), "left_s": left_s}
+    this = (sweeps.c.tenant_id == tenant) & (sweeps.c.id == sweep_id) & sweeps.c.submitted_at.is_(None)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(sweeps).where(this).values(waits=why))
+
+
+def _submitted(platform: Platform, sweep: RowMapping, trial: RowMapping) -> dict[str, Any]:
+    body = trial_body(sweep["request"], sweep["settings"]["seed"], trial["parameters"])
+    attempt = idempotency.Attempt(received_at=platform.clock(), key=f"{sweep['id']}/{trial['number']}", scope=TRIAL)
+    found = jobs.submit(platform, sweep["tenant_id"], JobRequest.from_body(body), attempt)
+    return {"job_id": found.job["id"], "reused": found.reused or found.job["created_at"] < sweep["created_at"], "error": sa.null()}
+
+
+def _link_submitted(conn: Connection, sweep: RowMapping) -> list[str]:
+    """Write down the jobs of trials that were submitted by a process that died before it could; those jobs."""
+    keys = idempotency_keys.c
+    ended_before = sa.and_(jobs_table.c.finished_at.is_not(None), jobs_table.c.finished_at <= keys.created_at)
+    found = (
+        sa.update(sweep_trials)
+        .where(sweep_trials.c.sweep_id == sweep["id"], sweep_trials.c.job_id.is_(None))
+        .where(sweeps.c.id == sweep["id"], *_same_trial(), jobs_table.c.id == keys.job_id)
+        .values(job_id=keys.job_id, error=sa.null(), reused=sa.or_(ended_before, jobs_table.c.created_at < sweep["created_at"]))
+        .returning(sweep_trials.c.number, sweep_trials.c.job_id)
+    )
+    return [str(row.job_id) for row in sorted(conn.execute(found), key=lambda row: row.number)]
+
+
+def _same_trial() -> tuple[sa.ColumnElement[bool], ...]:
+    """Join a trial and its sweep to the key under which it was submitted."""
+    key = sa.literal(f"{TRIAL}/") + sweeps.c.id + "/" + sa.cast(sweep_trials.c.number, sa.Text)
+    return idempotency_keys.c.tenant_id == sweeps.c.tenant_id, idempotency_keys.c.key == key
+
+
+def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of one trial's job: what all share, with its own hyperparameters.
+
+    All train with one seed, so that they differ in their parameters alone. None is served on its own, unless the request says so.
+    """
+    body = {"seed": seed, "auto_promote": False} | dict(request)
+    method = body.get("method")
+    if not isinstance(method, Mapping) or not isinstance(method.get("type"), str):
+        return {**body, "hyperparameters": {**(body.get("hyperparameters") or {}), **parameters}}
+    inner = method.get(method["type"]) or {}
+    shared = inner.get("hyperparameters") or body.pop("hyperparameters", None) or {}
+    return {**body, "method": {**method, method["type"]: {**inner, "hyperparameters": {**shared, **parameters}}}}
+
+
+def _check(
+    platform: Platform, tenant: str, request: Mapping[str, Any], settings: Settings, number: int, parameters: Mapping[str, Any]
+) -> None:
+    """Refuse what the submission of this trial would refuse, with the parameter that it comes from."""
+    try:
+        jobs.check(platform, tenant, JobRequest.from_body(trial_body(request, settings.seed, parameters)))
+    except InvalidRequest as error:
+        name = (error.param or "").rsplit(".", 1)[-1]
+        if name not in parameters:
+            raise
+        raise type(error)(f"trial {number}: {error.message}", code=error.code, param=f"sweep.parameters.{name}") from error
+
+
+def _insert(
+    conn: Connection,
+    platform: Platform,
+    tenant: str,
+    request: Mapping[str, Any],
+    settings: Settings,
+    trials: Sequence[Mapping[str, Any]],
+) -> str:
+    open_ones = sa.select(sa.func.count()).where(sweeps.c.tenant_id == tenant, sweeps.c.submitted_at.is_(None))
+    if (num_open := conn.execute(open_ones).scalar_one()) >= MAX_OPEN:
+        raise QuotaExceeded(f"{num_open} sweeps have trials that wait, at most {MAX_OPEN} may; wait for one, or cancel one")
+    sweep_id = f"ftsweep-{uuid.uuid4().hex[:24]}"
+    values = {"id": sweep_id, "tenant_id": tenant, "request": dict(request), "settings": settings.to_dict(), "created_at": platform.clock()}
+    conn.execute(sa.insert(sweeps).values(**values))
+    rows = [{"sweep_id": sweep_id, "number": n, "parameters": dict(p)} for n, p in enumerate(trials)]
+    conn.execute(sa.insert(sweep_trials), rows)
+    return sweep_id
+
+
+def _cancel_jobs(platform: Platform, tenant: str, sweep_id: str) -> None:
+    """Cancel what runs on of a cancelled sweep, jobs included that were not written to their trials yet."""
+    with platform.engine.begin() as conn:
+        _link_submitted(conn, _row(conn, tenant, sweep_id, lock=True))
+        found = conn.execute(_live().where(sweeps.c.id == sweep_id, sweeps.c.tenant_id == tenant)).all()
+    for row in found:
+        try:
+            jobs.cancel(platform, tenant, row.job_id)
+        except Conflict:
+            continue  # it has ended meanwhile
+
+
+def _to_cancel(platform: Platform) -> list[tuple[str, str]]:
+    """Cancelled sweeps, as tenant and id, whose jobs run on or may yet appear."""
+    fresh = sa.select(sweeps.c.tenant_id, sweeps.c.id).where(sweeps.c.cancelled_at > platform.clock() - FOLLOWED_FOR)
+    unwritten = sa.exists().where(sweep_trials.c.sweep_id == sweeps.c.id, sweep_trials.c.job_id.is_(None), *_same_trial())
+    live = _live().with_only_columns(sweeps.c.tenant_id, sweeps.c.id)
+    with platform.engine.connect() as conn:
+        return [(tenant, sweep_id) for tenant, sweep_id in conn.execute(sa.union(fresh.where(unwritten), live))]
+
+
+def _live() -> sa.Select[tuple[str, str, str]]:
+    """Jobs of cancelled sweeps that have not ended: tenant, sweep, job."""
+    return (
+        sa.select(sweeps.c.tenant_id, sweeps.c.id, jobs_table.c.id.label("job_id"))
+        .join(sweep_trials, sweep_trials.c.sweep_id == sweeps.c.id)
+        .join(jobs_table, jobs_table.c.id == sweep_trials.c.job_id)
+        .where(sweeps.c.cancelled_at.is_not(None), ~sweep_trials.c.reused, jobs_table.c.state.not_in([s.value for s in FINAL]))
+    )
+
+
+def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) -> RowMapping:
+    query = sa.select(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.tenant_id == tenant)
+    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no sweep {sweep_id[:80]!r}; list yours with GET /v1/fine_tuning/sweeps", code="sweep_not_found", param="sweep_id")
+    return row
+
+
+def _views(conn: Connection, rows: Sequence[RowMapping], *, measure: bool = True) -> list[SweepView]:
+    ids = [row["id"] for row in rows]
+    query = sa.select(sweep_trials).where(sweep_trials.c.sweep_id.in_(ids)).order_by(sweep_trials.c.sweep_id, sweep_trials.c.number)
+    trials = list(conn.execute(query).mappings())
+    job_ids = {t["job_id"] for t in trials if t["job_id"]}
+    found = {r["id"]: r for r in conn.execute(sa.select(jobs_table).where(jobs_table.c.id.in_(job_ids))).mappings()}
+    measured = comparison.measured(conn, found.values()) if measure else {}
+    entries = ledger_entries.c
+    summed = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_(job_ids)).group_by(entries.job_id)
+    costs = {job_id: int(total) for job_id, total in conn.execute(summed)}
+    made: list[SweepView] = []
+    for row in rows:
+        metric = row["settings"]["metric"]
+        own = [
+            TrialView(
+                row=t,
+                job=found.get(t["job_id"]),
+                value=measured.get(t["job_id"], {}).get(metric),
+                cost_micros=0 if t["reused"] else costs.get(t["job_id"], 0),
+            )
+            for t in trials
+            if t["sweep_id"] == row["id"]
+        ]
+        made.append(_view(row, own))
+    return made
+
+
+def _view(row: RowMapping, trials: Sequence[TrialView]) -> SweepView:
+    known = [
+        Trial(
+            number=t.row["number"],
+            state=JobState(t.job["state"]) if t.job is not None else None,
+            refused=t.row["error"] is not None,
+            value=t.value,
+        )
+        for t in trials
+    ]
+    chosen = best(known, row["settings"]["goal"])
+    return SweepView(
+        row=row,
+        status=status_of(known, cancelled=row["cancelled_at"] is not None),
+        trials=trials,
+        best=next((t for t in trials if t.row["number"] == chosen), None),
+    )

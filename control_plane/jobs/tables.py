@@ -1,0 +1,243 @@
+"""Jobs, their events, attempts and checkpoints."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.platform.tables import metadata, owner, timestamp
+
+jobs = sa.Table(
+    "jobs", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("state", sa.Text, nullable=False, index=True),
+    sa.Column("tier", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("base_digest", sa.Text, nullable=False),
+    sa.Column("method", sa.Text, nullable=False),
+    sa.Column("training_file", sa.Text, sa.ForeignKey("files.id"), nullable=False),
+    sa.Column("validation_file", sa.Text, sa.ForeignKey("files.id")),
+    sa.Column("suffix", sa.Text),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("request", JSONB, nullable=False),  # the body as accepted
+    sa.Column("request_sha256", sa.Text, nullable=False),
+    sa.Column("hyperparameters", JSONB, nullable=False),  # as asked; "auto" resolved once prepared
+    sa.Column("metadata", JSONB),
+    sa.Column("dataset_id", sa.Text),
+    sa.Column("pack_fingerprint", sa.Text),
+    sa.Column("spec", JSONB),  # frozen training spec
+    sa.Column("spec_sha256", sa.Text),
+    sa.Column("num_gpus", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("job_class", sa.Text, nullable=False, server_default="lora"),  # lora | large | full: which pools take it
+    sa.Column("modelled_s", sa.Float),  # training time by the cost model
+    sa.Column("setup_s", sa.Float),  # of that, until the first step
+    sa.Column("expected_s", sa.Float),  # the same, corrected by what jobs like it took
+    sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("prepare_runs", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("train_runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs of the present attempt
+    sa.Column("evaluate_runs", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("reason", sa.Text),  # why it waits: a reason code
+    sa.Column("reason_detail", sa.Text),
+    sa.Column("queue_position", sa.Integer),
+    sa.Column("ahead", JSONB),  # who is before it in the queue, in kind: {"jobs": {tier: n}, "num_gpus": n}
+    sa.Column("promise", JSONB),  # its reservation of GPUs to come: {"start", "pool", "placement", "made_at"}
+    sa.Column("waited_s", sa.Float, nullable=False, server_default="0"),  # in the queue, in stays that are over
+    sa.Column("preemptions", sa.Integer, nullable=False, server_default="0"),
+    timestamp("waiting_since", nullable=True),  # of its present stay in the queue, or the last
+    timestamp("due_at", nullable=True),  # when it stops being overtaken
+    timestamp("expected_start_at", nullable=True),
+    timestamp("partition_retired_at", nullable=True),  # its key is gone from Dagster's lists; events and runs stay
+    timestamp("barred_until", nullable=True),  # when a cap, a suspension or what else no GPU ends last kept it from GPUs: no waiting
+    timestamp("capped_at", nullable=True),  # until then its tenant's hard cap kept it from its first start
+    sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
+    sa.Column("tokens_per_s", sa.Float),
+    sa.Column("trained_tokens", sa.BigInteger),
+    sa.Column("evaluation", JSONB),  # progress while it is evaluated: subject, suite, done, total
+    sa.Column("checkpointing", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("stop_requested", sa.Text),  # cancel | pause | preempt
+    sa.Column("adapter_id", sa.Text),
+    sa.Column("fine_tuned_model", sa.Text),
+    sa.Column("warm_start", JSONB),  # adapter or checkpoint from which the weights start: adapter, manifest_sha256, rank, ...
+    sa.Column("reused_job_id", sa.Text),  # the job whose adapter answers for this one, which trained nothing itself
+    sa.Column("error", JSONB),
+    sa.Column("trace_parent", sa.Text),  # W3C traceparent of the request that made it: what follows is part of its trace
+    timestamp("created_at"), timestamp("queued_at", nullable=True), timestamp("started_at", nullable=True),
+    timestamp("first_step_at", nullable=True),
+    timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
+    sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_jobs_counted", "state", "tier"),
+    sa.Index("ix_jobs_learned", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),
+    sa.Index("ix_jobs_learned_of_model", "model", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),
+    sa.Index("ix_jobs_partitioned", "finished_at", postgresql_where=sa.text("finished_at IS NOT NULL AND partition_retired_at IS NULL")),
+    sa.Index("ix_jobs_first_start", "tier", sa.text("(started_at - GREATEST(created_at, capped_at))")),
+    sa.Index("ix_jobs_open", "tenant_id", postgresql_where=sa.text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
+)  # fmt: skip
+
+job_events = sa.Table(
+    "job_events", metadata,
+    sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),  # message | metrics
+    sa.Column("code", sa.Text),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", JSONB),
+    timestamp("created_at"),
+    sa.Index("ix_job_events_job_seq", "job_id", "seq"),
+    sa.Index("ix_job_events_alerts", "code", "level", postgresql_where=sa.text("level <> 'info'")),
+    sa.Index("ix_job_events_validation", "job_id", "seq", postgresql_where=sa.text("data ? 'valid_loss'")),
+)  # fmt: skip
+
+HAS_VALIDATION = sa.text("job_events.data ? 'valid_loss'")
+"""Events that report a validation, as the index over them is worded."""
+
+health_verdicts = sa.Table(
+    "health_verdicts", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("code", sa.Text, nullable=False),
+    sa.Column("audience", sa.Text, nullable=False),  # tenant | operator
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", JSONB, nullable=False),  # value, limit, next_step
+    timestamp("raised_at"), timestamp("cleared_at", nullable=True),
+    sa.Index("uq_health_verdicts_raised", "job_id", "code", unique=True, postgresql_where=sa.text("cleared_at IS NULL")),
+    sa.Index("ix_health_verdicts_counted", "code", "audience"),
+)  # fmt: skip
+
+sweeps = sa.Table(
+    "sweeps", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("request", JSONB, nullable=False),  # the body that all trials share, without "sweep"
+    sa.Column("settings", JSONB, nullable=False),  # "sweep" of the body, with its seed
+    timestamp("created_at"), timestamp("cancelled_at", nullable=True),
+    timestamp("submitted_at", nullable=True),  # every trial has its job, or the reason why it has none
+    sa.Column("waits", JSONB),  # why its next trial was refused for now: reason, at, left_s (GPU-seconds, where they are the reason)
+    sa.Index("ix_sweeps_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_sweeps_open", "created_at", postgresql_where=sa.text("submitted_at IS NULL")),
+)  # fmt: skip
+
+sweep_trials = sa.Table(
+    "sweep_trials", metadata,
+    sa.Column("sweep_id", sa.Text, sa.ForeignKey("sweeps.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("parameters", JSONB, nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), index=True),  # null until there is room for it
+    sa.Column("reused", sa.Boolean, nullable=False, server_default=sa.false()),  # the job was there before, and had succeeded
+    sa.Column("error", JSONB),  # why it could not be submitted
+)  # fmt: skip
+
+reservations = sa.Table(
+    "reservations", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),  # the fencing token
+    sa.Column("pool", sa.Text, nullable=False),
+    sa.Column("num_gpus", sa.Integer, nullable=False),
+    sa.Column("placement", JSONB, nullable=False, server_default="[]"),  # [[node, GPUs], ...]
+    sa.Column("devices", JSONB, nullable=False, server_default="[]"),  # [[number, ...], ...]: which GPUs, node by node as in placement
+    sa.Column("backfill", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("preempted_for", sa.Text),  # the job that it is to make room for
+    timestamp("stop_asked_at", nullable=True),  # by the scheduler
+    timestamp("granted_at"), timestamp("released_at", nullable=True),
+    sa.Index("ix_reservations_active", "pool", postgresql_where=sa.text("released_at IS NULL")),
+    sa.Index("uq_reservations_held", "job_id", unique=True, postgresql_where=sa.text("released_at IS NULL")),  # a job holds one at most
+    sa.Index("ix_reservations_released_at", "released_at"),
+)  # fmt: skip
+
+node_drains = sa.Table(
+    "node_drains", metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("drained_by", sa.Text, nullable=False),  # the operator's key, or the machine's user
+    timestamp("drained_at"),
+)  # fmt: skip
+"""Nodes on which nothing new is placed; what runs there goes on."""
+
+attempts = sa.Table(
+    "attempts", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("workload", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text),  # failure class, or succeeded; null while it runs
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
+    sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt does again
+    timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
+    sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
+)  # fmt: skip
+
+run_launches = sa.Table(
+    "run_launches", metadata,
+    sa.Column("run_key", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, index=True),
+    sa.Column("run_id", sa.Text),  # Dagster's, once it was made
+    sa.Column("claimed_by", sa.Text, nullable=False),
+    timestamp("claimed_at"),
+)  # fmt: skip
+"""Who makes the run of a stage: a sensor's tick or a nudge, never both."""
+
+scheduler_state = sa.Table(
+    "scheduler_state", metadata,
+    sa.Column("id", sa.Integer, primary_key=True),  # 1: there is one queue
+    sa.Column("rounds", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("starts", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("backfills", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("preemptions", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("promises", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("slipped", sa.BigInteger, nullable=False, server_default="0"),  # promises that were not kept, whatever the cause
+    sa.Column("round_s", sa.Float), sa.Column("queued", sa.Integer),  # of the last round
+    timestamp("last_round_at", nullable=True),
+    timestamp("explained_at", nullable=True),  # when the whole queue was last told its positions
+)  # fmt: skip
+
+checkpoints = sa.Table(
+    "checkpoints", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("object_prefix", sa.Text, nullable=False),
+    sa.Column("manifest_sha256", sa.Text, nullable=False),
+    sa.Column("metrics", JSONB, nullable=False),
+    sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),
+    timestamp("created_at"),
+    timestamp("retired_at", nullable=True),  # not kept any more, and nobody reads it
+    timestamp("removed_at", nullable=True),  # and its objects are gone
+    sa.UniqueConstraint("job_id", "step"),
+)  # fmt: skip
+
+quota_holds = sa.Table(
+    "quota_holds", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    owner(),
+    sa.Column("gpu_seconds", sa.Float, nullable=False),  # what the whole job is expected to take
+    sa.Column("counted", sa.Boolean, nullable=False),  # from counted tokens; else a first estimate, made before the data was read
+    timestamp("created_at"), timestamp("released_at", nullable=True),
+    sa.Index("ix_quota_holds_open", "tenant_id", postgresql_where=sa.text("released_at IS NULL")),
+)  # fmt: skip
+"""GPU time that admitted jobs will take: what is left of a month is its cap less what was used and what is held here."""
+
+quota_notices = sa.Table(
+    "quota_notices", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("month", sa.Text, primary_key=True),  # yyyy-mm, UTC
+    sa.Column("quota", sa.Text, primary_key=True),  # soft | hard
+    sa.Column("percent", sa.Integer, primary_key=True),
+    sa.Column("gpu_hours", sa.Float, primary_key=True),  # the whole limit: another limit is told of anew
+    timestamp("created_at"),
+)  # fmt: skip
+"""What a tenant was told of its GPU-hours: once each."""
+
+checkpoint_permissions = sa.Table(
+    "checkpoint_permissions", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # cp_...
+    owner(),
+    sa.Column("checkpoint_id", sa.Text, sa.ForeignKey("checkpoints.id"), nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    timestamp("created_at"),
+    sa.UniqueConstraint("checkpoint_id", "project_id"),
+)  # fmt: skip

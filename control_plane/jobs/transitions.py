@@ -1,0 +1,175 @@
+"""The one place where a job's state changes, and where its events are written."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.jobs.tables import job_events, jobs
+from control_plane.notifications import outbox
+from control_plane.notifications.rules import EVENT_TYPES
+from control_plane.platform.bulk_updates import among, update_each
+from control_plane.platform.context import utc_now
+from control_plane.platform.job_events import Event, Level, entered
+from control_plane.platform.job_states import FINAL, JobState, check_transition, openai_status
+from control_plane.quotas.service import release_all
+from ft_assets.errors import NotFound
+
+GPU_TIME_OVER = frozenset({*FINAL, JobState.EVALUATING})
+READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at", "barred_until")
+"""Columns that the consequences of a move are made of."""
+
+
+def locked(conn: Connection, job_id: str, *, tenant_id: str | None = None) -> RowMapping:
+    """The row of a job, locked until the transaction ends: two changes of one job never interleave.
+
+    With `tenant_id`, another tenant's job is ``NotFound`` like one that does not exist.
+    """
+    query = sa.select(jobs).where(jobs.c.id == job_id).with_for_update()
+    if tenant_id is not None:
+        query = query.where(jobs.c.tenant_id == tenant_id)
+    row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(
+            f"no fine-tuning job {job_id!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
+        )
+    return row
+
+
+def transition(
+    conn: Connection,
+    job_id: str,
+    target: JobState,
+    *,
+    code: str | None = None,
+    message: str,
+    level: Level | None = None,
+    data: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
+    **columns: Any,
+) -> RowMapping:
+    """Move a job to `target`, set further `columns`, write the event, and have the tenant told, all in the caller's transaction.
+
+    Illegal moves raise ``Conflict`` and change nothing. ``queued_at``, ``started_at`` (first time only) and ``finished_at``
+    follow from the target; so does the end of waiting: reason and queue position are cleared outside the queue. `code` is
+    the event's code, the state's own by default, and `level` that of the state. Returns the row as it is now.
+    """
+    now = now or utc_now()
+    row = locked(conn, job_id)
+    values = _change(dict(row), target, columns, now)
+    if target in GPU_TIME_OVER:
+        release_all(conn, [job_id], now)
+    stored = {name: sa.null() if value is None else value for name, value in values.items()}  # JSON has a null of its own
+    updated = conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(stored).returning(jobs)).mappings().one()
+    record_many(conn, [(job_id, entered(target, message=message, code=code, level=level, data=data))], now=now)
+    outbox.publish_many(conn, _told([dict(updated)]), now=now)
+    return updated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """What :func:`transition` is given, for :func:`transition_many`."""
+
+    job_id: str
+    target: JobState
+    message: str
+    code: str | None = None
+    level: Level | None = None
+    data: Mapping[str, Any] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -> None:
+    """:func:`transition` of many jobs, with as many statements as of one; one illegal move among them, and nothing changes.
+
+    Rows are locked in the order of their ids, so that two who move several jobs never wait for each other in a circle.
+    """
+    if not moves:
+        return
+    by_id = {m.job_id: m for m in moves}
+    query = sa.select(*(jobs.c[name] for name in READ)).where(among(jobs.c.id, by_id)).order_by(jobs.c.id).with_for_update()
+    rows = {row["id"]: dict(row) for row in conn.execute(query).mappings()}
+    missing = sorted(set(by_id) - set(rows))
+    if missing:
+        raise NotFound(f"no fine-tuning job {missing[0]!r}, nor {len(missing) - 1} more", code="fine_tune_not_found", param="job_id")
+    changes = {m.job_id: _change(rows[m.job_id], m.target, m.columns, now) for m in moves}
+    release_all(conn, [m.job_id for m in moves if m.target in GPU_TIME_OVER], now)
+    update_each(conn, jobs, [{"id": job_id, **values} for job_id, values in changes.items()])
+    events = [(m.job_id, entered(m.target, message=m.message, code=m.code, level=m.level, data=m.data)) for m in moves]
+    record_many(conn, events, now=now)
+    outbox.publish_many(conn, _told([{**rows[m.job_id], **changes[m.job_id]} for m in moves]), now=now)
+
+
+def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None = None) -> None:
+    """Write an event of a job without changing its state.
+
+    The job's row is locked first, so that the events of one job become visible in the order of their numbers and a reader
+    that follows them misses none.
+    """
+    locked(conn, job_id)
+    record_many(conn, [(job_id, event)], now=now or utc_now())
+
+
+def _told(rows: Iterable[Mapping[str, Any]]) -> list[outbox.Told]:
+    """Ids and states alone: receivers keep what they are sent, also after the tenant has its data deleted."""
+    told: list[outbox.Told] = []
+    for job in rows:
+        kind = f"fine_tuning.job.{job['state']}"
+        if kind not in EVENT_TYPES:
+            continue
+        data = {"status": openai_status(JobState(job["state"])), "state": job["state"]}
+        if job["error"] is not None:
+            data["error_code"] = job["error"].get("code")
+        told.append(outbox.Told(tenant=job["tenant_id"], kind=kind, subject=job["id"], data=data))
+    return told
+
+
+def _change(row: Mapping[str, Any], target: JobState, columns: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """What a legal move writes into the job's row, of which it reads :data:`READ`."""
+    check_transition(row["id"], JobState(row["state"]), target)
+    return {"state": target.value, **_consequences(target, row, now), **columns}
+
+
+def _consequences(target: JobState, row: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if row["state"] == JobState.QUEUED and row["waiting_since"] is not None:
+        since = max(row["waiting_since"], row["barred_until"] or row["waiting_since"])  # as long as it was barred it did not wait
+        values |= {"waited_s": row["waited_s"] + max(0.0, (now - since).total_seconds())}
+    if target is JobState.QUEUED:
+        values |= {"queued_at": now, "waiting_since": now}
+        if row["state"] != JobState.PREEMPTED:  # a new place, at which it has not waited yet; one that was preempted keeps its own
+            values |= {"due_at": None, "waited_s": 0.0}
+    elif not (target is JobState.PAUSED and row["state"] == JobState.PAUSING):  # why it is paused outlasts the pausing
+        values |= {"reason": None, "reason_detail": None, "queue_position": None, "ahead": None, "promise": None, "expected_start_at": None}
+    if target is JobState.RUNNING and row["started_at"] is None:
+        values |= {"started_at": now}
+    if target is not JobState.RUNNING:
+        values |= {"checkpointing": False}
+    if target in FINAL:
+        values |= {"finished_at": now, "estimated_finish_at": None}
+    return values
+
+
+def record_many(conn: Connection, events: Sequence[tuple[str, Event]], *, now: datetime) -> None:
+    """:func:`record` of many jobs, whose rows the caller has locked."""
+    rows = [
+        {
+            "id": f"ftevent-{uuid.uuid4().hex}",
+            "job_id": job_id,
+            "level": event.level,
+            "type": event.type,
+            "code": event.code,
+            "message": event.message,
+            "data": dict(event.data) if event.data is not None else None,
+            "created_at": now,
+        }
+        for job_id, event in events
+    ]
+    if rows:
+        conn.execute(sa.insert(job_events), rows)

@@ -1,0 +1,264 @@
+"""Warm starts: which earlier adapter or checkpoint of its own a tenant means, whether a job can start from it, its files here.
+
+A reference is an adapter's id or model name (``adp-...``, ``ft:...``), a job (``ftjob-...``: its adapter), a checkpoint
+(``ftckpt_...``) or OpenAI's name of one (``ftjob-...:step-120``). OpenAI's clients put it into ``model``; ``warm_start`` beside
+a base model says the same.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.adapters import promotions
+from control_plane.adapters import service as registry
+from control_plane.adapters.tables import adapters
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.platform.context import Platform
+from control_plane.sandbox import scratch
+from ft_assets import layout
+from ft_assets.adapters import package
+from ft_assets.adapters.record import LORA
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
+from ft_assets.training.spec import WarmStart
+
+REFERENCES = ("ft:", "adp-", "ftjob-", "ftckpt_")
+"""How a reference begins; no base model's id does."""
+OF_STEP = re.compile(r"(?P<job>ftjob-[A-Za-z0-9]+):step-(?P<step>[0-9]{1,9})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What a job's weights start from; kept with the job."""
+
+    adapter: str
+    """Name, for people."""
+    manifest_sha256: str
+    base_model: str
+    base_digest: str
+    object_prefix: str
+    lora: Mapping[str, Any]
+    """Hyperparameters that have to stay as they were: rank, alpha, and the modules where they were chosen."""
+    adapter_id: str | None = None
+    checkpoint_id: str | None = None
+
+    def to_row(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+    def to_spec(self) -> WarmStart:
+        return WarmStart(adapter=self.adapter, manifest_sha256=self.manifest_sha256)
+
+
+def spec_of(row: Mapping[str, Any] | None) -> WarmStart | None:
+    """The frozen spec's part of a job's ``warm_start`` column."""
+    return None if row is None else WarmStart(adapter=row["adapter"], manifest_sha256=row["manifest_sha256"])
+
+
+def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRequest, Source | None]:
+    """`request` for its base model with what the warm start fixes filled in, and the source; unchanged without a warm start.
+
+    Refused, each with its reason: a source that is not the tenant's, has no files any more, is no LoRA adapter, is of
+    another base, or has another rank, alpha or modules than asked for.
+    """
+    as_model = request.model.startswith(REFERENCES) and request.model not in platform.models.ids()
+    if as_model and request.warm_start not in (None, request.model):
+        raise InvalidRequest(
+            f"model {request.model[:80]!r} and warm_start {str(request.warm_start)[:80]!r} name two starts; give one of them, or a base "
+            "model and warm_start",
+            code="warm_start_mismatch",
+            param="warm_start",
+        )
+    reference = request.model if as_model else request.warm_start
+    if reference is None:
+        return request, None
+    param = "model" if as_model else "warm_start"
+    source = find(platform, tenant, reference, param=param)
+    model = source.base_model if as_model else request.model
+    if request.adapter == "full":
+        raise _mismatch(f"a full-parameter job cannot start from the LoRA adapter {source.adapter}; use method lora or qlora", param)
+    if source.base_model != model:
+        raise _mismatch(f"{source.adapter} is an adapter of {source.base_model}, not of {model}; use model {source.base_model}", param)
+    if source.base_digest != (digest := platform.models.get(model).digest):
+        raise _mismatch(
+            f"{source.adapter} was trained on {model} with digest {source.base_digest[:12]}, and its files are {digest[:12]} now; train "
+            "from the base model",
+            param,
+        )
+    return replace(request, model=model, warm_start=reference, hyperparameters=_kept(request.hyperparameters, source)), source
+
+
+def _kept(asked: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """`asked` with what the source fixes; a value that differs from it is refused."""
+    for name, value in source.lora.items():
+        if asked.get(name) not in (None, "auto") and not _same(asked[name], value):
+            raise _mismatch(
+                f"{name} {str(asked[name])[:80]} differs from the {value} of {source.adapter}; leave it out, or train from the base model",
+                f"hyperparameters.{name}",
+            )
+    return {**asked, **source.lora}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(sorted(a) == sorted(b)) if isinstance(a, list) and isinstance(b, list) else bool(a == b)
+
+
+def find(platform: Platform, tenant: str, reference: str, *, param: str) -> Source:
+    """The adapter or checkpoint that `reference` names; ``NotFound`` unless it is the tenant's and its files are there."""
+    if (step := OF_STEP.fullmatch(reference)) is not None:
+        this = (checkpoints.c.job_id == step["job"]) & (checkpoints.c.step == int(step["step"]))
+        source = _checkpoint(platform, tenant, this, reference, param)
+    elif reference.startswith("ftckpt_"):
+        source = _checkpoint(platform, tenant, checkpoints.c.id == reference, reference, param)
+    else:
+        source = _adapter(platform, tenant, reference, param)
+    if not all(platform.objects.exists(f"{source.object_prefix}/{name}") for name in (package.MANIFEST, package.WEIGHTS)):
+        raise _not_found(
+            f"the adapter's files of {source.adapter} are not kept, or in shards of its ranks; choose a later checkpoint or an adapter",
+            param,
+        )
+    return source
+
+
+def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> Source:
+    if reference.startswith("ftjob-"):
+        reference = _adapter_of_job(platform, tenant, reference, param)
+    try:
+        found = registry.get_adapter(platform, tenant, reference)
+    except NotFound:
+        found = _newest(platform, tenant, reference, param)
+    if found["type"] != LORA:
+        raise _mismatch(f"{found['name']} is a {found['type']}; only LoRA adapters can be started from", param)
+    if found["stage"] == Stage.ARCHIVED:
+        raise _mismatch(f"adapter {found['id']} is archived and its files are deleted; choose another one", param)
+    with platform.engine.connect() as conn:
+        spec = conn.execute(sa.select(jobs.c.spec).where(jobs.c.id == found["job_id"])).scalar_one()
+    return Source(
+        adapter=found["name"],
+        manifest_sha256=found["manifest_sha256"],
+        base_model=found["base_model"],
+        base_digest=found["base_digest"],
+        object_prefix=found["object_prefix"],
+        lora=_lora({**((spec or {}).get("lora") or {}), "rank": found["rank"], "alpha": found["alpha"]}),
+        adapter_id=found["id"],
+    )
+
+
+def _newest(platform: Platform, tenant: str, reference: str, param: str) -> registry.Adapter:
+    """The newest production adapter of a lineage that is named without its last part."""
+    if reference.startswith("ft:"):
+        try:
+            resolved = promotions.resolve_model(platform, tenant, reference)
+        except (NotFound, Conflict):
+            resolved = None
+        if resolved is not None and resolved.adapter is not None:
+            return resolved.adapter
+    raise _not_found(f"no adapter {reference[:160]!r} to start from; list yours with GET /v1/adapters", param)
+
+
+def _adapter_of_job(platform: Platform, tenant: str, job_id: str, param: str) -> str:
+    query = sa.select(jobs.c.state, jobs.c.adapter_id).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).one_or_none()
+    if row is None:
+        raise _not_found(f"no fine-tuning job {job_id[:80]!r} to start from; list yours with GET /v1/fine_tuning/jobs", param)
+    if row.adapter_id is None:
+        raise _mismatch(f"job {job_id} is {row.state} and has no adapter; wait until it has one, or name one of its checkpoints", param)
+    return str(row.adapter_id)
+
+
+def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], reference: str, param: str) -> Source:
+    query = (
+        sa.select(checkpoints, jobs.c.model, jobs.c.base_digest, jobs.c.spec)
+        .join(jobs, jobs.c.id == checkpoints.c.job_id)
+        .where(this, jobs.c.tenant_id == tenant, checkpoints.c.retired_at.is_(None))
+    )
+    with platform.engine.connect() as conn:
+        row = conn.execute(query).one_or_none()
+    if row is None:
+        raise _not_found(f"no checkpoint {reference[:80]!r} to start from; list them with GET /v1/fine_tuning/jobs/JOB/checkpoints", param)
+    lora = (row.spec or {}).get("lora")
+    name = f"{row.job_id}:step-{row.step}"
+    if not lora:
+        raise _mismatch(f"{name} is of a full-parameter job; only LoRA adapters can be started from", param)
+    return Source(
+        adapter=name,
+        manifest_sha256=row.manifest_sha256,
+        base_model=row.model,
+        base_digest=row.base_digest,
+        object_prefix=row.object_prefix,
+        lora=_lora(lora),
+        checkpoint_id=row.id,
+    )
+
+
+def _lora(settings: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {"rank": settings["rank"], "alpha": settings["alpha"]}
+    modules = settings.get("target_modules", "all-linear")
+    return kept | {"target_modules": modules if isinstance(modules, str) else list(modules)}
+
+
+def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
+    """The adapter's files on this machine, fetched once and checked each time against the manifest that the spec names."""
+    target = platform.settings.work_dir / "warm_starts" / layout.checked_id(tenant) / layout.checked_id(start.manifest_sha256)
+    if target.exists():
+        if _is_whole(target, start.manifest_sha256):
+            return target
+        shutil.rmtree(target)  # a disk that decays, or a hand that slipped
+    prefix = _prefix(platform, tenant, start)
+    with scratch.directory(platform.settings.work_dir, tenant) as directory:
+        beside = directory / "adapter"
+        platform.objects.get_file(f"{prefix}/{package.MANIFEST}", beside / package.MANIFEST)
+        known = package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=start.manifest_sha256)
+        for name in (package.CONFIG, package.WEIGHTS):  # of a checkpoint, neither optimizer nor random state
+            platform.objects.get_file(f"{prefix}/{name}", beside / name)
+            if known.get(name) != package.file_sha256(beside / name):
+                raise IntegrityError(f"{name} of {start.adapter} is not the file that its manifest lists; restore it from a backup")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.rename(target)
+        except OSError:  # another job fetched it meanwhile
+            shutil.rmtree(beside)
+    return target
+
+
+def _is_whole(directory: Path, manifest_sha256: str) -> bool:
+    """Whether the files that were fetched are still those of the manifest."""
+    try:
+        known = package.manifest_files((directory / package.MANIFEST).read_bytes(), sha256=manifest_sha256)
+        return all(known.get(name) == package.file_sha256(directory / name) for name in (package.CONFIG, package.WEIGHTS))
+    except (OSError, IntegrityError):
+        return False
+
+
+def _prefix(platform: Platform, tenant: str, start: WarmStart) -> str:
+    of_adapter = sa.select(adapters.c.object_prefix).where(
+        adapters.c.tenant_id == tenant,
+        adapters.c.manifest_sha256 == start.manifest_sha256,
+        adapters.c.stage != Stage.ARCHIVED.value,
+    )
+    of_checkpoint = (
+        sa.select(checkpoints.c.object_prefix)
+        .join(jobs, jobs.c.id == checkpoints.c.job_id)
+        .where(jobs.c.tenant_id == tenant, checkpoints.c.manifest_sha256 == start.manifest_sha256, checkpoints.c.removed_at.is_(None))
+    )
+    with platform.engine.connect() as conn:
+        found = conn.execute(of_adapter.union_all(of_checkpoint).limit(1)).scalar()
+    if found is None:
+        raise NotFound(f"{start.adapter}, from which this job starts, does not exist any more", code="warm_start_not_found")
+    return str(found)
+
+
+def _mismatch(message: str, param: str) -> InvalidRequest:
+    return InvalidRequest(message, code="warm_start_mismatch", param=param)
+
+
+def _not_found(message: str, param: str) -> NotFound:
+    return NotFound(message, code="model_not_found" if param == "model" else "warm_start_not_found", param=param)

@@ -1,0 +1,1 @@
+"""Base models and their updates, and the mirror of adapters in MLflow."""

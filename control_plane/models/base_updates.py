@@ -1,0 +1,323 @@
+"""Other bytes for a base model's id: staged, judged by the adapters that are in production on it, then switched to.
+
+An id stands for pinned bytes, and this is the one way to change them:
+
+1. Staged: the new bytes are pinned beside the present ones (``next`` of the entry). Refused where an adapter could not fit them:
+   other shapes; another tokenizer or template, or less context, while adapters are in production.
+2. Judged: every production adapter, of every tenant, is evaluated on the new bytes, unless it was already.
+3. Switched: the new bytes are the entry's, and the old ones stay (``previous``) for whoever was promised them.
+
+Each step is one replacement of the operator's file, and what was judged is read from the database: after a kill between any two, the same
+call goes on. The switch locks the adapters' rows, so that no promotion slips in between.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.adapters.tables import adapters
+from control_plane.adapters.tables import evaluations as evaluations_table
+from control_plane.evaluations import service as evaluations
+from control_plane.jobs.tables import jobs
+from control_plane.models import base_models
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL
+from control_plane.serving import accepted_bases
+from ft_assets.adapters import tensors
+from ft_assets.adapters.record import LORA
+from ft_assets.adapters.stages import Stage
+from ft_assets.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_config
+from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from ft_assets.model_fetch import fetch_model
+from ft_assets.operator_catalogue import catalogue_file, edited
+
+KEPT_FOR = timedelta(hours=1)
+"""From the switch on; a submission takes seconds between its look at the catalogue and its row."""
+ACCEPTED, NOT_EVALUATED, RUNNING, REFUSED, ERROR = "accepted", "not evaluated", "running", "failed", "error"
+SAME_CONFIG = ("architectures", "model_type", "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")
+"""Keys of config.json that say how tensors are used, where their shapes do not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Affected:
+    """A production adapter, and where it stands on the bytes in question."""
+
+    tenant: str
+    adapter_id: str
+    name: str
+    state: str
+    """``accepted``, ``not evaluated``, ``running`` (or waiting to), ``failed`` its gate, ``error``: it could not be judged."""
+    reasons: tuple[str, ...] = ()
+    evaluation_id: str | None = None
+
+    def __str__(self) -> str:
+        why = f" ({', '.join(self.reasons)})" if self.reasons else ""
+        return f"{self.tenant} {self.name}: {self.state}{why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseUpdate:
+    model_id: str
+    digest: str
+    """Of the bytes that the id stands for."""
+    staged: str | None
+    """Of those that it is to stand for; None where nothing is staged."""
+    previous: tuple[str, ...]
+    """Of those that it stood for and whose files are kept."""
+    adapters: tuple[Affected, ...]
+    """In production, with their state on the staged bytes, or on the present ones where none are staged."""
+
+    @property
+    def blocking(self) -> tuple[Affected, ...]:
+        return tuple(a for a in self.adapters if a.state != ACCEPTED)
+
+
+def stage_local(platform: Platform, model_id: str, directory: Path) -> BaseUpdate:
+    """Stage the files in `directory`, which stay where they are; staging the same bytes again changes nothing."""
+    return _stage(platform, model_id, directory.resolve(), {"path": str(directory.resolve())})
+
+
+def stage_from_hub(
+    platform: Platform, model_id: str, *, repo: str, revision: str, say: Callable[[str], None] = lambda _: None
+) -> BaseUpdate:
+    """Fetch one commit of a repository into the home, once, and stage it."""
+    platform.models.entry(model_id)
+    settings = platform.settings
+    made = fetch_model(repo, revision, settings.models_dir, endpoint=settings.hub_endpoint, token=settings.hub_token or None, say=say)
+    return _stage(
+        platform, model_id, made.directory, {"path": made.directory.name, "repo": repo, "revision": revision, "license": made.license}
+    )
+
+
+def status(platform: Platform, model_id: str) -> BaseUpdate:
+    """Where an update of the model stands, read from the catalogue and the verdicts."""
+    entry, _ = platform.models.entry(model_id)
+    with platform.engine.connect() as conn:
+        return _status(conn, entry, platform.models.card(model_id).digest)
+
+
+def evaluate(platform: Platform, model_id: str, *, again: bool = False) -> BaseUpdate:
+    """Order the evaluations that the update waits for; with `again`, also of adapters that failed theirs. Nothing is ordered twice."""
+    found = status(platform, model_id)
+    target = found.staged or found.digest
+    for adapter in found.blocking:
+        if adapter.state in (NOT_EVALUATED, ERROR) or (again and adapter.state == REFUSED):
+            evaluations.request(platform, adapter.tenant, adapter.adapter_id, kind=evaluations.BASE_UPDATE, base_digest=target)
+    return status(platform, model_id)
+
+
+def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> BaseUpdate:
+    """Switch the id to the staged bytes; ``base_update_blocked`` names the production adapters that do not hold on them.
+
+    The bytes are read again first. With `digest` nothing else is switched to than those bytes.
+    """
+    entry, _ = platform.models.entry(model_id)
+    if not entry.get("next"):
+        raise Conflict(
+            f"nothing is staged for base model {model_id}; stage bytes with --path or --repo and --revision", code="nothing_staged"
+        )
+    if digest is not None and entry["next"]["digest"] != digest:
+        raise Conflict(
+            f"{entry['next']['digest'][:12]} is staged for {model_id}, and not {digest[:12]}; look at it again", code="nothing_staged"
+        )
+    digest = str(entry["next"]["digest"])
+    platform.models.get_pinned(model_id, digest, fresh=True)
+    with platform.engine.begin() as conn, edited(catalogue_file(platform.settings.models_dir)) as entries:
+        entry = entries.get(model_id) or {}
+        if (entry.get("next") or {}).get("digest") != digest:
+            raise Conflict(f"the update of {model_id} was changed by somebody else meanwhile; look at it again", code="nothing_staged")
+        conn.execute(sa.select(adapters.c.id).where(adapters.c.base_model == model_id).order_by(adapters.c.id).with_for_update())
+        found = _status(conn, entry, entry["digest"])
+        if found.blocking:
+            raise Conflict(blocked(found), code="base_update_blocked")
+        old = {k: entry[k] for k in VERSION_FIELDS if k in entry} | {"replaced_at": platform.clock()}
+        kept = {k: v for k, v in entry.items() if k not in (*VERSION_FIELDS, "next")}
+        others = [v for v in entry.get("previous", ()) if v["digest"] != digest]
+        accepted = [a.adapter_id for a in found.adapters]
+        entries[model_id] = {
+            **kept, **entry["next"], "previous": [old, *others], "history": _told(platform, entry, "applied", digest, adapters=accepted),
+        }  # fmt: skip
+    return status(platform, model_id)
+
+
+def abandon(platform: Platform, model_id: str) -> Path | None:
+    """Drop what is staged; returns the directory that was fetched for it and is deleted now. Nothing staged is fine."""
+    with edited(catalogue_file(platform.settings.models_dir)) as entries:
+        entry = entries.get(model_id)
+        if entry is None or not entry.get("next"):
+            platform.models.entry(model_id)
+            return None
+        dropped = entry["next"]
+        kept = {k: v for k, v in entry.items() if k != "next"}
+        entries[model_id] = kept | {"history": _told(platform, entry, "abandoned", dropped["digest"])}
+        orphan = base_models.unnamed(platform.settings.models_dir, dropped, entries)
+    if orphan is not None:
+        shutil.rmtree(orphan, ignore_errors=True)
+    return orphan
+
+
+def prune(platform: Platform, model_id: str) -> list[str]:
+    """Forget replaced bytes that neither a job under way nor a kept adapter was made with; returns their digests.
+
+    What was fetched for them is deleted; what the operator named by its path stays. Bytes that were replaced within
+    :data:`KEPT_FOR` are kept: a submission may be on its way that was promised them.
+    """
+    before = platform.clock() - KEPT_FOR
+    orphans: list[Path | None] = []
+    with platform.engine.connect() as conn, edited(catalogue_file(platform.settings.models_dir)) as entries:
+        entry = entries.get(model_id)
+        if entry is None:
+            return []
+        old = [v for v in entry.get("previous", ()) if v["replaced_at"] < before]
+        gone = [v["digest"] for v in old if not _needed(conn, model_id, v["digest"])]
+        if gone:
+            doomed = [v for v in entry["previous"] if v["digest"] in gone]
+            kept = [v for v in entry["previous"] if v["digest"] not in gone]
+            entries[model_id] = {**entry, "previous": kept, "history": _told(platform, entry, "pruned", *gone)}
+            orphans = [base_models.unnamed(platform.settings.models_dir, v, entries) for v in doomed]
+    for orphan in filter(None, orphans):
+        shutil.rmtree(orphan, ignore_errors=True)
+    return gone
+
+
+def blocked(update: BaseUpdate) -> str:
+    """Why an update does not go on, and what to do."""
+    model_id, listed = update.model_id, "; ".join(map(str, update.blocking))
+    return (
+        f"{len(update.blocking)} production adapters of {model_id} are not accepted on {(update.staged or update.digest)[:12]}: {listed}. "
+        f"Evaluate them: `ft admin models evaluate {model_id} --wait`, then `ft admin models update {model_id} --apply`; one that "
+        "fails is trained again on the new base, or deprecated by its tenant"
+    )
+
+
+def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str, Any]) -> BaseUpdate:
+    entry, _ = platform.models.entry(model_id)
+    current = platform.models.get(model_id, fresh=True)
+    alone = {"id": model_id, "path": str(directory), **{k: source[k] for k in ("repo", "revision", "license") if source.get(k)}}
+    found = Catalogue({model_id: (alone, directory)}).get(model_id, fresh=True)
+    if found.digest == current.digest:  # switched to already
+        if entry.get("next"):
+            raise _staged(entry, f"{model_id} stands for these bytes already, and others are staged")
+        return status(platform, model_id)
+    with platform.engine.connect() as conn:
+        in_production = len(_production(conn, model_id))
+    _check_fits(current, found, in_production=in_production)
+    version = base_models.pinned(source, found, platform.settings.models_dir)
+    version = {k: v for k, v in {**version, "license": source.get("license") or current.license}.items() if k in VERSION_FIELDS}
+    version["context_length"] = min(found.context_length, current.context_length)
+    with edited(catalogue_file(platform.settings.models_dir)) as entries:
+        kept = entries.get(model_id) or base_models.pinned({**entry, "id": model_id}, current, platform.settings.models_dir)
+        staged = kept.get("next")
+        if staged and staged["digest"] != found.digest:
+            raise _staged(kept, f"other bytes are staged for {model_id} already")
+        if not staged:
+            entries[model_id] = {**kept, "next": version, "history": _told(platform, kept, "staged", found.digest)}
+    return status(platform, model_id)
+
+
+def _staged(entry: dict[str, Any], why: str) -> Conflict:
+    return Conflict(
+        f"{why} ({entry['next']['digest'][:12]}); apply those (`ft admin models update {entry['id']} --apply`), or drop them "
+        f"(`ft admin models update {entry['id']} --abandon`)",
+        code="update_staged",
+    )
+
+
+def _check_fits(current: BaseModel, new: BaseModel, *, in_production: int) -> None:
+    if current.directory is None or new.directory is None:
+        raise Unavailable(f"the files of base model {current.id} are not on this machine, so the new ones cannot be compared with them")
+    differs = list(_architecture(current.directory, new.directory))
+    if in_production:
+        differs += [
+            name.removesuffix("_digest") for name in ("tokenizer_digest", "template_digest") if getattr(current, name) != getattr(new, name)
+        ]
+        if new.context_length < current.context_length:
+            differs.append(f"context {new.context_length} instead of {current.context_length}")
+    if differs:
+        raise InvalidRequest(
+            f"these bytes are no update of {current.id}: {'; '.join(differs)} differ, which adapters ({in_production} in production) "
+            "cannot be used with; add them as a base model of another id",
+            code="base_update_incompatible",
+            param="path",
+        )
+
+
+def _architecture(old: Path, new: Path) -> Sequence[str]:
+    before, after = model_config(old), model_config(new)
+    found = [f"{key} {after.get(key)!r} instead of {before.get(key)!r}" for key in SAME_CONFIG if before.get(key) != after.get(key)]
+    shapes, others = tensors.weight_shapes(old), tensors.weight_shapes(new)
+    odd = sorted(name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name))
+    if odd:
+        first = odd[0]
+        found.append(f"{len(odd)} shapes (first: {first}, {_size(others.get(first))} instead of {_size(shapes.get(first))})")
+    return found
+
+
+def _size(shape: Sequence[int] | None) -> str:
+    return "absent" if shape is None else "x".join(map(str, shape))
+
+
+def _status(conn: Connection, entry: dict[str, Any], digest: str) -> BaseUpdate:
+    staged = (entry.get("next") or {}).get("digest")
+    affected = tuple(_affected(conn, row, staged or digest) for row in _production(conn, entry["id"]))
+    previous = tuple(v["digest"] for v in entry.get("previous", ()))
+    return BaseUpdate(model_id=entry["id"], digest=digest, staged=staged, previous=previous, adapters=affected)
+
+
+def _production(conn: Connection, model_id: str) -> Sequence[RowMapping]:
+    query = (
+        sa.select(adapters.c.id, adapters.c.tenant_id, adapters.c.name, adapters.c.base_digest)
+        .where(adapters.c.base_model == model_id, adapters.c.type == LORA, adapters.c.stage == Stage.PRODUCTION.value)
+        .order_by(adapters.c.tenant_id, adapters.c.name)
+    )
+    return conn.execute(query).mappings().all()
+
+
+def _affected(conn: Connection, row: RowMapping, digest: str) -> Affected:
+    e = evaluations_table.c
+    query = (
+        sa.select(evaluations_table)
+        .where(e.adapter_id == row["id"], e.base_digest == digest, e.eval_config.is_(None))
+        .order_by(e.created_at.desc(), e.id)
+        .limit(1)
+    )
+    last = conn.execute(query).mappings().one_or_none()
+    accepted = digest in accepted_bases.accepted_digests(conn, row["id"], row["base_digest"])
+    state, reasons = (ACCEPTED, ()) if accepted else _standing(last)
+    evaluation_id = None if last is None else last["id"]
+    return Affected(
+        tenant=row["tenant_id"], adapter_id=row["id"], name=row["name"], state=state, reasons=reasons, evaluation_id=evaluation_id
+    )
+
+
+def _standing(last: RowMapping | None) -> tuple[str, tuple[str, ...]]:
+    """Where an adapter that is not accepted stands, from its last evaluation."""
+    if last is None:
+        return NOT_EVALUATED, ()
+    if last["state"] in evaluations.OPEN:
+        return RUNNING, ()
+    if last["state"] == evaluations.FAILED:
+        return ERROR, (str((last["error"] or {}).get("message") or "no reason was given"),)
+    return REFUSED, tuple(last["reasons"] or ())
+
+
+def _needed(conn: Connection, model_id: str, digest: str) -> bool:
+    """Whether somebody was promised these bytes: a job that has not ended, an adapter whose files are kept."""
+    live = sa.select(jobs.c.id).where(jobs.c.model == model_id, jobs.c.base_digest == digest, jobs.c.state.not_in([s.value for s in FINAL]))
+    made = sa.select(adapters.c.id).where(
+        adapters.c.base_model == model_id, adapters.c.base_digest == digest, adapters.c.stage != Stage.ARCHIVED.value
+    )
+    return bool(conn.execute(sa.select(sa.or_(live.exists(), made.exists()))).scalar_one())
+
+
+def _told(platform: Platform, entry: dict[str, Any], what: str, *digests: str, **more: Any) -> list[dict[str, Any]]:
+    line = {"at": platform.clock().isoformat(timespec="seconds"), "what": what, "digests": list(digests), **more}
+    return [*entry.get("history", ()), line]

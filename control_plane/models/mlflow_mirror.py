@@ -1,0 +1,118 @@
+"""Adapters mirrored as registered models of an experiment tracker: one model a lineage, one version an adapter, aliases that follow.
+
+The database is what counts. A mirror that does not answer holds up nobody: it is brought up to date by a later round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from control_plane.adapters.tables import adapters
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
+from control_plane.tenant_data.tables import deletion_requests, mirrors
+from ft_assets.adapters.record import AdapterName, parse_name
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Unavailable
+
+NAME = "mlflow"
+AGAIN_AFTER = timedelta(hours=24)
+"""After which all is compared though nothing changed here: somebody may have changed it there."""
+RETRY_AFTER = timedelta(minutes=2)
+"""Between two attempts at a registry that does not answer."""
+
+_erased = (
+    sa.exists()
+    .where(deletion_requests.c.subject_kind == "tenant", deletion_requests.c.subject_id == adapters.c.tenant_id)
+    .where(deletion_requests.c.requested_at >= adapters.c.created_at)
+)
+"""A deletion of the tenant's data was requested after the adapter was made: the registry forgets it, and it does not come back."""
+
+
+def mirror(platform: Platform, *, force: bool = False) -> int | None:
+    """Bring the model registry up to date; the changes that took, None where nothing was to be done or it does not answer.
+
+    What failed is kept with its time (:func:`problem`) and tried again.
+    """
+    if platform.registry is None:
+        return None
+    wanted = desired(platform)
+    digest = hashlib.sha256(json.dumps(asdict(wanted), sort_keys=True).encode()).hexdigest()
+    if not force and not _is_due(platform, digest):
+        return None
+    now = platform.clock()
+    try:
+        changes = platform.registry.mirror(wanted) if wanted.versions else 0
+    except Unavailable as error:
+        _keep(platform, {"error": error.message, "failed_at": now}, fresh={"digest": "", "mirrored_at": now})
+        return None
+    _keep(platform, {"digest": digest, "mirrored_at": now, "error": None, "failed_at": None}, fresh={})
+    return changes
+
+
+def problem(platform: Platform) -> str | None:
+    """Why the mirror is not up to date; None where it is, as far as is known."""
+    with platform.engine.connect() as conn:
+        return conn.execute(sa.select(mirrors.c.error).where(mirrors.c.name == NAME)).scalar()
+
+
+def desired(platform: Platform) -> RegisteredModels:
+    """Every adapter as a version, except those whose tenant deleted its data, and what each alias names: ``production`` the newest one
+    there, ``previous`` the one before it, ``staging`` the newest that waits."""
+    with platform.engine.connect() as conn:
+        kept = sa.select(adapters).where(~_erased)
+        rows = conn.execute(kept.order_by(adapters.c.created_at, adapters.c.id)).mappings().all()
+    by_model: dict[str, list[Mapping[Any, Any]]] = {}
+    for row in rows:
+        by_model.setdefault(model_name(parse_name(row["name"])), []).append(row)
+    versions = [_version(platform, model, row) for model, rows_of in by_model.items() for row in rows_of]
+    return RegisteredModels(versions=versions, aliases={model: _aliases(rows_of) for model, rows_of in by_model.items()})
+
+
+def model_name(name: AdapterName) -> str:
+    """``<tenant>.<suffix>.<base>``: a lineage's name in letters that MLflow takes; no two lineages share one."""
+    return f"{name.tenant}.{name.suffix or '-'}.{name.base.replace('/', '+').replace(':', '+')}"
+
+
+def _aliases(rows: Sequence[Mapping[Any, Any]]) -> dict[str, str]:
+    promoted = [r for r in rows if r["stage"] == Stage.PRODUCTION]
+    promoted.sort(key=lambda r: (r["promoted_at"], r["id"]), reverse=True)
+    waiting = [r for r in rows if r["stage"] == Stage.STAGING]
+    named = dict(zip(("production", "previous"), (r["id"] for r in promoted[:2]), strict=False))
+    return named | ({"staging": waiting[-1]["id"]} if waiting else {})
+
+
+def _version(platform: Platform, model: str, row: Mapping[Any, Any]) -> RegisteredVersion:
+    tags = {
+        "ft.name": row["name"], "ft.tenant": row["tenant_id"], "ft.job": row["job_id"], "ft.stage": row["stage"],
+        "ft.base_model": row["base_model"], "ft.base_digest": row["base_digest"], "ft.dataset": row["dataset_id"],
+        "ft.manifest_sha256": row["manifest_sha256"], "ft.spec_sha256": row["spec_sha256"], "ft.approval": row["approval"],
+        "ft.eval_passed": str(row["eval_passed"]).lower(),
+    }  # fmt: skip
+    source = platform.objects.uri(row["object_prefix"])
+    return RegisteredVersion(model=model, adapter_id=row["id"], source=source, description=f"Adapter {row['name']}", tags=tags)
+
+
+def _is_due(platform: Platform, digest: str) -> bool:
+    with platform.engine.connect() as conn:
+        last = conn.execute(sa.select(mirrors).where(mirrors.c.name == NAME)).one_or_none()
+    now = platform.clock()
+    if last is None:
+        return True
+    if last.failed_at is not None and now - last.failed_at < RETRY_AFTER:
+        return False
+    return last.digest != digest or last.failed_at is not None or now - last.mirrored_at >= AGAIN_AFTER
+
+
+def _keep(platform: Platform, values: dict[str, Any], *, fresh: dict[str, Any]) -> None:
+    statement = insert(mirrors).values(name=NAME, **fresh, **values)
+    with platform.engine.begin() as conn:
+        conn.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))

@@ -1,0 +1,1 @@
+"""Webhooks and e-mails: outbox, endpoints, deliveries."""

@@ -1,0 +1,99 @@
+"""What became of each event on its way to an endpoint: listed, sent again, and counted for operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from control_plane.notifications import webhook_endpoints
+from control_plane.notifications.tables import deliveries, outbox
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page, page
+from ft_assets.errors import InvalidRequest, NotFound
+
+STATES = ("pending", "delivered", "dead")
+MAX_PAGE = 100
+REPLAYED_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backlog:
+    """What waits to be told, over all tenants: cheap to ask for, a partial index each."""
+
+    waiting_events: int
+    """Not fanned out yet."""
+    pending: int
+    dead: int
+    """Of the last 30 days; they can be replayed."""
+    oldest_pending_age_s: float
+    """0 where nothing is pending."""
+
+
+def list_deliveries(
+    platform: Platform, tenant: str, endpoint_id: str, *, state: str | None = None, after: str | None = None, limit: int = 20
+) -> Page:
+    """Newest first; those of the last 30 days."""
+    if state is not None and state not in STATES:
+        raise InvalidRequest(f"state {state[:80]!r} is none of {', '.join(STATES)}", code="invalid_delivery_state", param="state")
+    webhook_endpoints.get(platform, tenant, endpoint_id)
+    query = _select(tenant, endpoint_id)
+    if state is not None:
+        query = query.where(deliveries.c.state == state)
+    keys = (deliveries.c.created_at, deliveries.c.id)
+    with platform.engine.connect() as conn:
+        return page(conn, query, keys, id_column=deliveries.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+
+
+def replay(platform: Platform, tenant: str, endpoint_id: str, delivery_id: str) -> RowMapping:
+    """Send an event to its endpoint again, with all attempts before it, whatever became of it; one that is pending is sent now."""
+    with platform.engine.begin() as conn:
+        webhook_endpoints.check_enabled(webhook_endpoints.locked(conn, tenant, endpoint_id))
+        this = (deliveries.c.id == delivery_id) & (deliveries.c.target == endpoint_id) & (deliveries.c.tenant_id == tenant)
+        if not conn.execute(_again(this, platform.clock())).rowcount:
+            raise NotFound(
+                f"no delivery {delivery_id[:160]!r} of {endpoint_id}; list them with GET /v1/webhook_endpoints/{endpoint_id}/deliveries",
+                code="delivery_not_found",
+                param="delivery_id",
+            )
+        return conn.execute(_select(tenant, endpoint_id).where(deliveries.c.id == delivery_id)).mappings().one()
+
+
+def replay_dead(platform: Platform, tenant: str, endpoint_id: str, *, since: datetime) -> int:
+    """Send again what is dead and came up since then, the oldest 10,000 of it; returns how much that is."""
+    d = deliveries.c
+    with platform.engine.begin() as conn:
+        webhook_endpoints.check_enabled(webhook_endpoints.locked(conn, tenant, endpoint_id))
+        dead = (d.target == endpoint_id) & (d.tenant_id == tenant) & (d.state == "dead") & (d.created_at >= since)
+        oldest = sa.select(d.id).where(dead).order_by(d.created_at, d.id).limit(REPLAYED_AT_ONCE)
+        return conn.execute(_again(d.id.in_(oldest), platform.clock())).rowcount
+
+
+def backlog(platform: Platform) -> Backlog:
+    pending = deliveries.c.state == "pending"
+    query = sa.select(
+        sa.select(sa.func.count()).select_from(outbox).where(outbox.c.fanned_out_at.is_(None)).scalar_subquery(),
+        sa.select(sa.func.count()).select_from(deliveries).where(pending).scalar_subquery(),
+        sa.select(sa.func.count()).select_from(deliveries).where(deliveries.c.state == "dead").scalar_subquery(),
+        sa.select(sa.func.min(deliveries.c.created_at)).where(pending).scalar_subquery(),
+    )
+    with platform.whole.engine.connect() as conn:
+        waiting, num_pending, dead, oldest = conn.execute(query).one()
+    age = 0.0 if oldest is None else max(0.0, (platform.clock() - oldest).total_seconds())
+    return Backlog(waiting_events=waiting, pending=num_pending, dead=dead, oldest_pending_age_s=age)
+
+
+def _again(which: sa.ColumnElement[bool], now: datetime) -> sa.Update:
+    """A claim on it is void: who holds it finds another number of claims."""
+    values = {"state": "pending", "attempts": 0, "next_attempt_at": now, "claimed_until": None, "delivered_at": None}
+    return sa.update(deliveries).where(which).values(**values, claims=deliveries.c.claims + 1)
+
+
+def _select(tenant: str, endpoint_id: str) -> sa.Select[Any]:
+    event = (outbox.c.id.label("event_id"), outbox.c.type.label("event_type"))
+    joined = deliveries.join(outbox, outbox.c.seq == deliveries.c.event_seq)
+    mine = (deliveries.c.tenant_id == tenant) & (deliveries.c.target == endpoint_id)
+    return sa.select(deliveries, *event).select_from(joined).where(mine)

@@ -1,0 +1,134 @@
+"""The outbox: what tenants are to be told, written in the transaction of the change that it tells, and to whom it goes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
+
+from control_plane.notifications.emails import LETTERS, is_mailed
+from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE, KEPT_FOR
+from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
+from control_plane.platform.context import Platform
+from control_plane.tenants.tables import members
+
+BATCH = 500
+"""Events of one round: a short transaction, even where each goes to ten endpoints."""
+FORGOTTEN_AT_ONCE = 2000
+FAN_OUT_LOCK, CLAIM_LOCK = 0x66740001, 0x66740002
+"""Advisory locks of the database; released with the transaction, also when its process is killed."""
+WEBHOOK, EMAIL = "webhook", "email"
+DISABLED = "the endpoint was disabled when this happened; enable it, then replay"
+
+
+def publish(conn: Connection, tenant: str, kind: str, subject: str, data: Mapping[str, Any] | None = None, *, now: datetime) -> str:
+    """Have `tenant` told of `kind` (of :data:`EVENT_TYPES`) about the object with id `subject`; returns the event's id.
+
+    It is told if and only if the caller's transaction commits. Events of one subject are delivered in the order of their
+    writing where the transactions that write them come one after the other: callers hold the lock on the subject's row (a job,
+    file, adapter, endpoint, refund case), or have just inserted a row, in the same order each time, that another round would
+    wait for (the notices of a quota, the alerts of a budget), or tell of a subject once (an invoice). `data` holds ids, states
+    and amounts, and no text of the tenant: receivers keep it.
+    """
+    return publish_many(conn, [Told(tenant=tenant, kind=kind, subject=subject, data=data or {})], now=now)[0]
+
+
+class Told(NamedTuple):
+    """What :func:`publish` is given."""
+
+    tenant: str
+    kind: str
+    subject: str
+    data: Mapping[str, Any]
+
+
+def publish_many(conn: Connection, told: Sequence[Told], *, now: datetime) -> list[str]:
+    """:func:`publish` for several subjects at once; returns the ids of the events."""
+    rows: list[dict[str, Any]] = []
+    for one in told:
+        assert one.kind in EVENT_TYPES, f"{one.kind} is no event type"
+        data = {"id": one.subject, **one.data}
+        rows.append({"id": f"evt_{uuid.uuid4().hex}", "tenant_id": one.tenant, "type": one.kind, "subject": one.subject, "data": data})
+    if rows:
+        conn.execute(sa.insert(outbox), [{**row, "created_at": now} for row in rows])
+    return [str(row["id"]) for row in rows]
+
+
+def alone(conn: Connection, lock: int) -> bool:
+    """Whether this transaction is the only one of its kind until it ends; one whose process hangs is ended by the database."""
+    conn.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '30s'"))
+    return bool(conn.execute(sa.select(sa.func.pg_try_advisory_xact_lock(lock))).scalar_one())
+
+
+def fan_out(platform: Platform) -> int:
+    """Make the deliveries of up to :data:`BATCH` events that have none yet; returns how many events those were.
+
+    1. One for each endpoint that wants the type. Of a disabled one it is dead from the start, and can be replayed.
+    2. One for each member who wants e-mail, where the type is mailed to their role.
+    3. One process at a time does this, in the order of writing: no event of a subject gets its deliveries before an earlier one.
+    """
+    now = platform.clock()
+    with platform.whole.engine.begin() as conn:
+        if not alone(conn, FAN_OUT_LOCK):
+            return 0
+        query = sa.select(outbox.c.seq, outbox.c.type, outbox.c.data).where(outbox.c.fanned_out_at.is_(None))
+        events = conn.execute(query.order_by(outbox.c.seq).limit(BATCH)).all()
+        if not events:
+            return 0
+        seqs = [e.seq for e in events]
+        _to_endpoints(conn, seqs, now)
+        if platform.mailer is not None:
+            _to_members(conn, [e.seq for e in events if is_mailed(e.type, e.data)], now)
+        conn.execute(sa.update(outbox).where(outbox.c.seq.in_(seqs)).values(fanned_out_at=now))
+    return len(seqs)
+
+
+def _to_endpoints(conn: Connection, seqs: Sequence[int], now: datetime) -> None:
+    w = webhook_endpoints.c
+    wanted = sa.or_(w.event_types.has_key(outbox.c.type), w.event_types.has_key(EVERY_TYPE))
+    enabled = w.state == "enabled"
+    state = sa.case((enabled, "pending"), else_="dead")
+    error = sa.case((enabled, None), else_=DISABLED)
+    joined = outbox.join(webhook_endpoints, (w.tenant_id == outbox.c.tenant_id) & w.deleted_at.is_(None) & wanted)
+    _insert(conn, sa.select(*_columns(WEBHOOK, w.id, state, error, now)).select_from(joined).where(outbox.c.seq.in_(seqs)))
+
+
+def _to_members(conn: Connection, seqs: Sequence[int], now: datetime) -> None:
+    m = members.c
+    of_role = sa.or_(*((outbox.c.type == kind) & m.role.in_(letter.to) for kind, letter in LETTERS.items()))
+    joined = outbox.join(members, (m.tenant_id == outbox.c.tenant_id) & m.removed_at.is_(None) & m.notify & of_role)
+    columns = _columns(EMAIL, m.id, sa.literal("pending"), sa.null(), now)
+    _insert(conn, sa.select(*columns).select_from(joined).where(outbox.c.seq.in_(seqs)))
+
+
+def _columns(
+    channel: str, target: sa.ColumnElement[Any], state: sa.ColumnElement[Any], error: sa.ColumnElement[Any], now: datetime
+) -> list[sa.ColumnElement[Any]]:
+    id_ = sa.literal("dlv_").concat(sa.func.replace(sa.cast(sa.func.gen_random_uuid(), sa.Text), "-", ""))
+    at = sa.literal(now, sa.DateTime(timezone=True))
+    return [id_, outbox.c.tenant_id, sa.literal(channel), target, outbox.c.seq, outbox.c.subject, state, sa.cast(error, sa.Text), at, at]
+
+
+INSERTED = ("id", "tenant_id", "channel", "target", "event_seq", "subject", "state", "last_error", "created_at", "next_attempt_at")
+
+
+def _insert(conn: Connection, rows: sa.Select[Any]) -> None:
+    conn.execute(insert(deliveries).from_select(INSERTED, rows).on_conflict_do_nothing())
+
+
+def forget(platform: Platform) -> int:
+    """Delete the oldest events that are past :data:`KEPT_FOR`, with their deliveries; those under way stay. Returns how many went."""
+    oldest = sa.select(outbox.c.seq, outbox.c.created_at, outbox.c.fanned_out_at).order_by(outbox.c.seq).limit(FORGOTTEN_AT_ONCE).subquery()
+    past = sa.select(oldest.c.seq).where(oldest.c.created_at < platform.clock() - KEPT_FOR, oldest.c.fanned_out_at.is_not(None))
+    with platform.whole.engine.begin() as conn:
+        seqs = list(conn.execute(past).scalars())
+        if not seqs:
+            return 0
+        conn.execute(sa.delete(deliveries).where(deliveries.c.event_seq.in_(seqs), deliveries.c.state != "pending"))
+        needed = sa.exists().where(deliveries.c.event_seq == outbox.c.seq)
+        return conn.execute(sa.delete(outbox).where(outbox.c.seq.in_(seqs), ~needed)).rowcount

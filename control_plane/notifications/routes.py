@@ -1,0 +1,135 @@
+"""``/v1/webhook_endpoints`` and ``/v1/webhook_event_types``: where events are sent, as OpenAI has it, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from sqlalchemy.engine import RowMapping
+
+from control_plane.http import schemas as http_schemas
+from control_plane.http.authentication import Admin, PlatformDep, Reader
+from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
+from control_plane.notifications.rules import EVENT_TYPES
+from ft_assets.storable import check_storable
+
+router = APIRouter(prefix="/v1", tags=["webhooks"])
+
+
+@router.get("/webhook_event_types")
+def list_event_types(_: Reader) -> http_schemas.ListOf[str]:
+    """The types of events that endpoints can ask for; docs/webhooks.md says what each tells."""
+    return http_schemas.ListOf(data=list(EVENT_TYPES))
+
+
+@router.post("/webhook_endpoints")
+def create(platform: PlatformDep, tenant: Admin, body: schemas.CreateWebhookEndpoint) -> schemas.WebhookEndpointWithSecret:
+    """Have events sent to a URL; the secret that signs them is in this answer and nowhere else."""
+    check_storable(body.name, "name")
+    made = webhook_endpoints.create(platform, tenant, name=body.name, url=body.url, event_types=body.event_types)
+    return _with_secret(made)
+
+
+@router.get("/webhook_endpoints")
+def list_endpoints(
+    platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20
+) -> http_schemas.ListOf[schemas.WebhookEndpoint]:
+    """Endpoints, newest first; never their secrets."""
+    found, has_more = webhook_endpoints.list_endpoints(platform, tenant, after=after, limit=limit)
+    return http_schemas.ListOf(data=[_endpoint(row) for row in found], has_more=has_more)
+
+
+@router.get("/webhook_endpoints/{webhook_endpoint_id}")
+def retrieve(platform: PlatformDep, tenant: Reader, webhook_endpoint_id: str) -> schemas.WebhookEndpoint:
+    """One endpoint."""
+    return _endpoint(webhook_endpoints.get(platform, tenant, webhook_endpoint_id))
+
+
+@router.post("/webhook_endpoints/{webhook_endpoint_id}")
+def update(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.UpdateWebhookEndpoint) -> schemas.WebhookEndpoint:
+    """Change name, URL or types, or disable and enable it."""
+    check_storable(body.name, "name")
+    return _endpoint(webhook_endpoints.update(platform, tenant, webhook_endpoint_id, body.model_dump()))
+
+
+@router.delete("/webhook_endpoints/{webhook_endpoint_id}")
+def delete(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str) -> schemas.DeletedWebhookEndpoint:
+    """Send nothing more to an endpoint, and forget it."""
+    webhook_endpoints.delete(platform, tenant, webhook_endpoint_id)
+    return schemas.DeletedWebhookEndpoint(id=webhook_endpoint_id)
+
+
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/rotate_secret")
+def rotate_secret(
+    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.RotateSecret | None = None
+) -> schemas.WebhookEndpointWithSecret:
+    """Have another secret sign; the old one ends now, or signs beside the new one for 24 hours."""
+    keep_old = body is not None and body.keep_old_secret_active_for_24_hours
+    return _with_secret(webhook_endpoints.rotate_secret(platform, tenant, webhook_endpoint_id, keep_old=keep_old))
+
+
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/test")
+def send_test(
+    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.SendTestEvent | None = None
+) -> schemas.WebhookTestResult:
+    """Send a signed test event now and tell what the receiver answered; 400 when it did not."""
+    tried = webhook_endpoints.send_test(platform, tenant, webhook_endpoint_id, event_type=body.event_type if body else None)
+    return schemas.WebhookTestResult(
+        webhook_endpoint_id=tried.endpoint_id, event_type=tried.event_type, status_code=tried.status, response=tried.text
+    )
+
+
+@router.get("/webhook_endpoints/{webhook_endpoint_id}/deliveries")
+def list_deliveries(
+    platform: PlatformDep,
+    tenant: Reader,
+    webhook_endpoint_id: str,
+    state: Literal["pending", "delivered", "dead"] | None = None,
+    after: str | None = None,
+    limit: int = 20,
+) -> http_schemas.ListOf[schemas.WebhookDelivery]:
+    """What was sent to an endpoint in the last 30 days, or is to be, newest first."""
+    found = deliveries.list_deliveries(platform, tenant, webhook_endpoint_id, state=state, after=after, limit=limit)
+    return http_schemas.ListOf(data=[_delivery(row) for row in found.items], has_more=found.has_more)
+
+
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay")
+def replay(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, delivery_id: str) -> schemas.WebhookDelivery:
+    """Send one event again, under the id that it always had."""
+    return _delivery(deliveries.replay(platform, tenant, webhook_endpoint_id, delivery_id))
+
+
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/replay")
+def replay_dead(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.ReplayDeliveries) -> schemas.Replayed:
+    """Send again all that was given up since a time, up to 10,000 events."""
+    since = datetime.fromtimestamp(body.since, UTC)
+    count = deliveries.replay_dead(platform, tenant, webhook_endpoint_id, since=since)
+    return schemas.Replayed(webhook_endpoint_id=webhook_endpoint_id, replayed=count)
+
+
+def _endpoint(row: Mapping[str, Any]) -> schemas.WebhookEndpoint:
+    return schemas.WebhookEndpoint(
+        id=row["id"], name=row["name"], url=row["url"], event_types=row["event_types"], state=row["state"],
+        signing_secret_hint=signatures.hint(row["secrets"][0]["secret"]), disabled_reason=row["disabled_reason"],
+        failing_since=_at(row["failing_since"]), created_at=int(row["created_at"].timestamp()),
+        updated_at=int(row["updated_at"].timestamp()),
+    )  # fmt: skip
+
+
+def _with_secret(made: webhook_endpoints.WithSecret) -> schemas.WebhookEndpointWithSecret:
+    return schemas.WebhookEndpointWithSecret(**_endpoint(made.row).model_dump(), signing_secret=made.secret)
+
+
+def _delivery(row: RowMapping) -> schemas.WebhookDelivery:
+    return schemas.WebhookDelivery(
+        id=row["id"], webhook_endpoint_id=row["target"], event_id=row["event_id"], event_type=row["event_type"], subject=row["subject"],
+        state=row["state"], attempts=row["attempts"], last_status_code=row["last_status"], last_error=row["last_error"] or None,
+        created_at=int(row["created_at"].timestamp()), last_attempt_at=_at(row["last_attempt_at"]), delivered_at=_at(row["delivered_at"]),
+        next_attempt_at=_at(row["next_attempt_at"]) if row["state"] == "pending" else None,
+    )  # fmt: skip
+
+
+def _at(time: datetime | None) -> int | None:
+    return None if time is None else int(time.timestamp())

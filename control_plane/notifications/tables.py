@@ -1,0 +1,59 @@
+"""What tenants are told outside of the API: the outbox, endpoints, and deliveries."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.platform.tables import metadata, owner, timestamp
+
+outbox = sa.Table(
+    "outbox", metadata,
+    sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),  # evt_...: the id under which every receiver gets it
+    owner(),
+    sa.Column("type", sa.Text, nullable=False),  # fine_tuning.job.succeeded, ...
+    sa.Column("subject", sa.Text, nullable=False),  # id of the object: what happens to one is told in order
+    sa.Column("data", JSONB, nullable=False),
+    timestamp("created_at"), timestamp("fanned_out_at", nullable=True),
+    sa.Index("ix_outbox_waiting", "seq", postgresql_where=sa.text("fanned_out_at IS NULL")),
+    sa.Index("ix_outbox_tenant_seq", "tenant_id", "seq"),
+)  # fmt: skip
+"""Written in the transaction of what it tells: neither without the other."""
+
+webhook_endpoints = sa.Table(
+    "webhook_endpoints", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # we_...
+    owner(),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("url", sa.Text, nullable=False),  # scheme, host and port
+    sa.Column("sealed_url", sa.Text, nullable=False, server_default=""),  # the whole URL, encrypted
+    sa.Column("event_types", JSONB, nullable=False),
+    sa.Column("secrets", JSONB, nullable=False),  # [{"secret", "until"}], encrypted, newest first; an old one signs too until it ends
+    sa.Column("state", sa.Text, nullable=False),  # enabled | disabled
+    sa.Column("disabled_reason", sa.Text),
+    timestamp("failing_since", nullable=True), timestamp("created_at"), timestamp("updated_at"), timestamp("deleted_at", nullable=True),
+    sa.Index("ix_webhook_endpoints_tenant_id", "tenant_id"),
+)  # fmt: skip
+
+deliveries = sa.Table(
+    "deliveries", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # dlv_...
+    owner(),
+    sa.Column("channel", sa.Text, nullable=False),  # webhook | email
+    sa.Column("target", sa.Text, nullable=False),  # id of the endpoint or of the member
+    sa.Column("event_seq", sa.BigInteger, sa.ForeignKey("outbox.seq"), nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),  # of the event
+    sa.Column("state", sa.Text, nullable=False),  # pending | delivered | dead
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),  # since it was made, or replayed
+    sa.Column("claims", sa.Integer, nullable=False, server_default="0"),  # only ever counted up: whose the attempt under way is
+    sa.Column("last_status", sa.Integer), sa.Column("last_error", sa.Text),
+    timestamp("created_at"), timestamp("next_attempt_at"), timestamp("claimed_until", nullable=True),
+    timestamp("last_attempt_at", nullable=True), timestamp("delivered_at", nullable=True),
+    sa.UniqueConstraint("event_seq", "target"),
+    sa.Index("ix_deliveries_due", "target", "next_attempt_at", postgresql_where=sa.text("state = 'pending'")),
+    sa.Index("ix_deliveries_in_order", "target", "subject", "event_seq", postgresql_where=sa.text("state = 'pending'")),
+    sa.Index("ix_deliveries_claimed", "claimed_until", postgresql_where=sa.text("claimed_until IS NOT NULL")),
+    sa.Index("ix_deliveries_dead", "created_at", postgresql_where=sa.text("state = 'dead'")),
+    sa.Index("ix_deliveries_target_created", "target", "created_at", "id"),
+)  # fmt: skip

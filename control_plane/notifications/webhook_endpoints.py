@@ -1,0 +1,246 @@
+"""Webhook endpoints of a tenant: made, changed, tried out. What is sent to them is :mod:`control_plane.notifications.dispatch`'s."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.notifications import dispatch, signatures
+from control_plane.notifications.endpoint_secrets import opened, sealed_secrets, sealed_url
+from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE
+from control_plane.notifications.tables import webhook_endpoints
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import page
+from control_plane.platform.protocols import WebhookSender
+from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+
+MAX_ENDPOINTS = 10
+MAX_PAGE = 100
+OVERLAP = timedelta(hours=24)
+"""How long a replaced secret signs too, where that is asked for: as OpenAI has it."""
+MAX_SECRETS = 5
+"""Of an endpoint at once: signatures are one header."""
+AT_ONCE, AT_ONCE_OF_ONE_TENANT, WAIT_S = 8, 2, 2.0
+"""Calls of the API that wait for somebody's name server or receiver: a few threads of many, and no tenant has them all."""
+ENABLED, DISABLED = "enabled", "disabled"
+BY_TENANT = "it was disabled by its tenant"
+
+_changed = threading.Condition()
+_outside: Counter[str] = Counter()
+"""How many of those calls there are, by tenant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WithSecret:
+    """An endpoint just made or given another secret: the one time that it is told."""
+
+    row: Mapping[str, Any]
+    secret: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """What a receiver said to a test event."""
+
+    endpoint_id: str
+    event_type: str
+    status: int
+    text: str
+
+
+def create(platform: Platform, tenant: str, *, name: str, url: str, event_types: Sequence[str]) -> WithSecret:
+    """Make an endpoint; events from now on are sent to it. Its URL is looked up and checked now, and again for each delivery."""
+    types = _known(event_types)
+    with _sender(platform, tenant) as sender:
+        sender.check(url)
+    now, secret = platform.clock(), signatures.new_secret()
+    values = {
+        "id": f"we_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "name": name, "event_types": types, "state": ENABLED, "created_at": now,
+        "updated_at": now, **sealed_url(platform.settings, url), **sealed_secrets(platform.settings, [{"secret": secret, "until": None}]),
+    }  # fmt: skip
+    with platform.engine.begin() as conn:
+        conn.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"webhook_endpoints:{tenant}", 0))))
+        count = conn.execute(sa.select(sa.func.count()).select_from(_mine(tenant).subquery())).scalar_one()
+        if count >= MAX_ENDPOINTS:
+            raise QuotaExceeded(
+                f"the tenant has {count} webhook endpoints, at most {MAX_ENDPOINTS} are allowed; delete one",
+                code="too_many_webhook_endpoints",
+            )
+        row = conn.execute(sa.insert(webhook_endpoints).values(**values).returning(webhook_endpoints)).mappings().one()
+    return WithSecret(row=opened(platform.settings, row), secret=secret)
+
+
+def list_endpoints(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> tuple[list[dict[str, Any]], bool]:
+    """Endpoints, newest first, and whether more follow."""
+    keys = (webhook_endpoints.c.created_at, webhook_endpoints.c.id)
+    with platform.engine.connect() as conn:
+        found = page(conn, _mine(tenant), keys, id_column=webhook_endpoints.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+    return [_shown(platform, row) for row in found.items], found.has_more
+
+
+def _shown(platform: Platform, row: RowMapping) -> dict[str, Any]:
+    """`row` opened; with scheme and host alone where no key opens it, so that it can be found, and deleted."""
+    try:
+        return opened(platform.settings, row)
+    except IntegrityError:
+        return {**row, "secrets": []}
+
+
+def get(platform: Platform, tenant: str, endpoint_id: str) -> dict[str, Any]:
+    with platform.engine.connect() as conn:
+        return opened(platform.settings, _one(conn, _mine(tenant).where(webhook_endpoints.c.id == endpoint_id), endpoint_id))
+
+
+def update(platform: Platform, tenant: str, endpoint_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Set `name`, `url`, `event_types` or `state`; what says nothing new changes nothing.
+
+    Disabling ends what is still to be sent (it can be replayed); enabling begins anew, whatever the endpoint failed at before.
+    """
+    wanted = {k: v for k, v in changes.items() if v is not None}
+    if "event_types" in wanted:
+        wanted["event_types"] = _known(wanted["event_types"])
+    if "url" in wanted:
+        get(platform, tenant, endpoint_id)
+        with _sender(platform, tenant) as sender:
+            sender.check(wanted["url"])
+    with platform.engine.begin() as conn:
+        row = opened(platform.settings, locked(conn, tenant, endpoint_id))
+        values = {k: v for k, v in wanted.items() if row[k] != v}
+        if not values:
+            return row
+        if "url" in values:
+            values |= sealed_url(platform.settings, values["url"])
+        if values.get("state") == DISABLED:
+            values |= {"disabled_reason": BY_TENANT}
+            dispatch.give_up(conn, endpoint_id, f"the endpoint was disabled: {BY_TENANT}")
+        elif values.get("state") == ENABLED:
+            values |= {"disabled_reason": None, "failing_since": None}
+        return opened(platform.settings, _set(conn, endpoint_id, {**values, "updated_at": platform.clock()}))
+
+
+def delete(platform: Platform, tenant: str, endpoint_id: str) -> None:
+    """Nothing is sent to it any more; its URL and secrets are forgotten."""
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        locked(conn, tenant, endpoint_id)
+        dispatch.give_up(conn, endpoint_id, "the endpoint was deleted")
+        ended = {"state": DISABLED, "deleted_at": now, "updated_at": now, "failing_since": None}
+        _set(conn, endpoint_id, {**ended, "secrets": [], "url": "", "sealed_url": ""})
+
+
+def rotate_secret(platform: Platform, tenant: str, endpoint_id: str, *, keep_old: bool = False) -> WithSecret:
+    """Give an endpoint another secret. The one before it ends at once or, with `keep_old`, signs for another 24 hours too."""
+    now, secret = platform.clock(), signatures.new_secret()
+    end = (now + OVERLAP).timestamp()
+    with platform.engine.begin() as conn:
+        row = opened(platform.settings, locked(conn, tenant, endpoint_id))
+        live = set(dispatch.live_secrets(row["secrets"], now))
+        old = [{"secret": s["secret"], "until": s["until"] or end} for s in row["secrets"] if s["secret"] in live] if keep_old else []
+        secrets = [{"secret": secret, "until": None}, *old[: MAX_SECRETS - 1]]
+        changed = _set(conn, endpoint_id, {**sealed_secrets(platform.settings, secrets), "updated_at": now})
+        return WithSecret(row=opened(platform.settings, changed), secret=secret)
+
+
+def send_test(platform: Platform, tenant: str, endpoint_id: str, *, event_type: str | None = None) -> Tried:
+    """Send a signed event of `event_type` now, also to a disabled endpoint; ``InvalidRequest`` when no answer comes.
+
+    Its object does not exist: the id begins with ``test_``. It is sent once, and counts for nothing.
+    """
+    endpoint = get(platform, tenant, endpoint_id)
+    kind = event_type or next((t for t in endpoint["event_types"] if t != EVERY_TYPE), next(iter(EVENT_TYPES)))
+    _known([kind])
+    if kind == EVERY_TYPE:
+        raise _unknown_types([kind])
+    now, event_id = platform.clock(), f"evt_test_{uuid.uuid4().hex}"
+    body = dispatch.event_body(event_id, kind, {"id": f"test_{uuid.uuid4().hex[:12]}"}, now)
+    headers = signatures.headers(event_id=event_id, body=body, live=dispatch.live_secrets(endpoint["secrets"], now), now=now)
+    with _sender(platform, tenant) as sender:
+        answer = sender.send(endpoint["url"], headers=headers, body=body)
+    if answer.status is None:
+        raise InvalidRequest(
+            f"the test event did not arrive: {answer.error}; mend the receiver, or set another url",
+            code="webhook_not_received",
+            param="url",
+        )
+    return Tried(endpoint_id=endpoint_id, event_type=kind, status=answer.status, text=answer.text)
+
+
+def locked(conn: Connection, tenant: str, endpoint_id: str) -> RowMapping:
+    return _one(conn, _mine(tenant).where(webhook_endpoints.c.id == endpoint_id).with_for_update(), endpoint_id)
+
+
+def check_enabled(row: RowMapping) -> None:
+    if row["state"] != ENABLED:
+        raise Conflict(
+            f"webhook endpoint {row['id']} is disabled ({row['disabled_reason']}); enable it first: state enabled",
+            code="webhook_endpoint_disabled",
+            param="state",
+        )
+
+
+def _mine(tenant: str) -> sa.Select[Any]:
+    return sa.select(webhook_endpoints).where(webhook_endpoints.c.tenant_id == tenant, webhook_endpoints.c.deleted_at.is_(None))
+
+
+def _one(conn: Connection, query: sa.Select[Any], endpoint_id: str) -> RowMapping:
+    row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(
+            f"no webhook endpoint {endpoint_id[:160]!r}; list yours with GET /v1/webhook_endpoints",
+            code="webhook_endpoint_not_found",
+            param="webhook_endpoint_id",
+        )
+    return row
+
+
+def _set(conn: Connection, endpoint_id: str, values: Mapping[str, Any]) -> RowMapping:
+    this = sa.update(webhook_endpoints).where(webhook_endpoints.c.id == endpoint_id)
+    return conn.execute(this.values(**values).returning(webhook_endpoints)).mappings().one()
+
+
+def _known(event_types: Sequence[str]) -> list[str]:
+    """The types, each once and in the order of the table; one that there is not is refused with those that there are."""
+    asked = set(event_types)
+    if not asked or (unknown := asked - {*EVENT_TYPES, EVERY_TYPE}):
+        raise _unknown_types(sorted(unknown) if asked else [])
+    return [t for t in (EVERY_TYPE, *EVENT_TYPES) if t in asked]
+
+
+def _unknown_types(unknown: Sequence[str]) -> InvalidRequest:
+    named = ", ".join(repr(t[:80]) for t in unknown[:5]) or "none"
+    return InvalidRequest(
+        f"event_types: {named} is not among {', '.join(EVENT_TYPES)}, or '*' for all of them",
+        code="unknown_event_type",
+        param="event_types",
+    )
+
+
+@contextmanager
+def _sender(platform: Platform, tenant: str) -> Iterator[WebhookSender]:
+    """What sends, once there is room for a call of this tenant."""
+    if platform.webhooks is None:
+        raise Unavailable("this platform sends no webhooks; ask its operator", code="webhooks_off")
+    with _changed:
+        if not _changed.wait_for(lambda: _outside[tenant] < AT_ONCE_OF_ONE_TENANT and _outside.total() < AT_ONCE, WAIT_S):
+            raise Unavailable(
+                f"too many endpoints are being tried out at this moment, {AT_ONCE_OF_ONE_TENANT} of a tenant at most; send it again",
+                code="webhooks_busy",
+            )
+        _outside[tenant] += 1
+    try:
+        yield platform.webhooks
+    finally:
+        with _changed:
+            _outside.subtract([tenant])
+            if not _outside[tenant]:
+                del _outside[tenant]
+            _changed.notify_all()

@@ -1,0 +1,1 @@
+"""What every noun builds on: settings, the protocols of outside systems, states and events of jobs, pages, secrets, files."""

@@ -1,0 +1,1 @@
+"""The queue: snapshot, scheduling cycle, reservations."""

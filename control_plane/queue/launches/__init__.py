@@ -1,0 +1,1 @@
+"""Dagster runs that are due: requested once, and their partitions."""

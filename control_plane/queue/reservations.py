@@ -1,0 +1,166 @@
+"""What the policy decided becomes so: reservations for jobs that start, and requests to stop for jobs that make room.
+
+A round does not wait for a row that somebody else holds, or only for a moment: it leaves that job as it is, and the next round sees what
+became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane.attempts import reserved_devices
+from control_plane.jobs.tables import attempts, jobs, reservations
+from control_plane.jobs.transitions import Move, record_many, transition_many
+from control_plane.platform.bulk_updates import among, update_each
+from control_plane.platform.job_events import Event
+from control_plane.platform.job_states import JobState
+from control_plane.queue import scheduler
+from control_plane.queue.snapshot import Rows
+from control_plane.queue.status.messages import span_words
+
+PREEMPT = "preempt"
+"""Value of ``jobs.stop_requested``."""
+PREEMPTION_REQUESTED = "preemption_requested"
+"""Code of the event that tells a job that it is to make room."""
+LOCK_WAIT_MS = 500
+"""Followers write their rows twice a second, in some milliseconds; and half of the server's ``deadlock_timeout``, so that of two who wait
+for each other it is the round that gives way."""
+HELD = ("55P03", "40P01")
+"""What PostgreSQL answers who waited too long for a lock, or in a circle."""
+TRAINING = (JobState.PROVISIONING, JobState.RUNNING)
+
+
+def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: datetime) -> list[scheduler.Start]:
+    """Give GPUs to the jobs that start, each under a new fencing token; returns those that were still waiting for them."""
+    free = _still_waiting(conn, [s.job_id for s in starts])
+    given = [s for s in starts if s.job_id in free]
+    if not given:
+        return []
+    devices = reserved_devices.assign(conn, given)
+    conn.execute(sa.insert(reservations), [_reservation(rows[s.job_id], s, now, on) for s, on in zip(given, devices, strict=True)])
+    conn.execute(sa.insert(attempts), [_attempt(rows[s.job_id]) for s in given])
+    transition_many(conn, [_move(rows[s.job_id], s, now) for s in given], now=now)
+    return given
+
+
+def _still_waiting(conn: Connection, job_ids: Sequence[str]) -> set[str]:
+    if not job_ids:
+        return set()
+    query = sa.select(jobs.c.id).where(among(jobs.c.id, job_ids), jobs.c.state == JobState.QUEUED).order_by(jobs.c.id)
+    return set(conn.execute(query.with_for_update(skip_locked=True)).scalars())
+
+
+def _reservation(job: sa.Row[Any], start: scheduler.Start, now: datetime, devices: list[list[int]]) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "attempt": job.attempt + 1,
+        "pool": start.pool,
+        "num_gpus": start.num_gpus,
+        "placement": [list(part) for part in start.placement],
+        "devices": devices,
+        "backfill": start.backfill,
+        "granted_at": now,
+    }
+
+
+def _attempt(job: sa.Row[Any]) -> dict[str, Any]:
+    return {"job_id": job.id, "attempt": job.attempt + 1, "workload": f"{job.id}-a{job.attempt + 1}"}
+
+
+def _move(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> Move:
+    attempt, waited = job.attempt + 1, waited_s(job, now)
+    held = f"{start.num_gpus} GPU{'s' if start.num_gpus > 1 else ''} of pool {start.pool}"
+    return Move(
+        job_id=job.id,
+        target=JobState.PROVISIONING,
+        message=f"Attempt {attempt} holds {held} after {_span(waited)} in the queue: {_why_now(job, start)}.",
+        data={"attempt": attempt, "pool": start.pool, "num_gpus": start.num_gpus, "backfill": start.backfill, "waited_s": round(waited, 3)},
+        columns={"attempt": attempt, "train_runs": 0, "stop_requested": None},
+    )
+
+
+def _why_now(job: sa.Row[Any], start: scheduler.Start) -> str:
+    if start.backfill:
+        return "they are free beside what a job before it has reserved, which it does not delay"
+    if job.promise:
+        return "they were reserved for it"
+    return "it was the first in the order whom they suit"
+
+
+def waited_s(job: sa.Row[Any], now: datetime) -> float:
+    """Seconds in the queue, all stays at its place together, less what it was barred for in this one."""
+    since: datetime = job.waiting_since or job.queued_at or job.created_at
+    return float(job.waited_s) + max(0.0, (now - max(since, job.barred_until or since)).total_seconds())
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 60 else span_words(seconds)
+
+
+def lock_to_stop(conn: Connection, job_ids: Collection[str]) -> dict[str, int]:
+    """Of running jobs, the attempts of those that can be asked to make room, locked until the transaction ends.
+
+    Left out is who has ended, was asked before, or is held by somebody else for longer than a moment. Locks are taken in the order in
+    which the end of an attempt takes them: the reservation, then the job.
+    """
+    if not job_ids:
+        return {}
+    active = sa.select(reservations.c.job_id, reservations.c.attempt).where(
+        among(reservations.c.job_id, job_ids), reservations.c.released_at.is_(None), reservations.c.stop_asked_at.is_(None)
+    )
+    attempt_of = {r.job_id: r.attempt for r in _locked(conn, active.order_by(reservations.c.job_id))}
+    training = sa.select(jobs.c.id).where(
+        among(jobs.c.id, attempt_of), jobs.c.state.in_([s.value for s in TRAINING]), jobs.c.stop_requested.is_(None)
+    )
+    return {r.id: attempt_of[r.id] for r in _locked(conn, training.order_by(jobs.c.id))}
+
+
+def _locked(conn: Connection, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    """Rows of `query`, locked; those that somebody holds for longer than :data:`LOCK_WAIT_MS` are left out."""
+    try:
+        with conn.begin_nested():
+            conn.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}"))
+            rows = conn.execute(query.with_for_update()).all()
+            conn.execute(sa.text("SET LOCAL lock_timeout TO DEFAULT"))
+            return rows
+    except sa.exc.OperationalError as error:
+        if getattr(error.orig, "pgcode", None) not in HELD:
+            raise
+    return conn.execute(query.with_for_update(skip_locked=True)).all()
+
+
+def ask_to_stop(
+    conn: Connection, preempts: Sequence[scheduler.Preempt], attempt_of: Mapping[str, int], now: datetime
+) -> list[scheduler.Preempt]:
+    """Ask running jobs, locked as `attempt_of`, for a checkpoint and their GPUs; returns those that were asked.
+
+    All who make room for one job are asked, or none of them: of a part of its GPUs it cannot start, and work would be lost for nothing.
+    """
+    asked = _whole_sets(preempts, attempt_of)
+    update_each(conn, jobs, [{"id": p.job_id, "stop_requested": PREEMPT} for p in asked])
+    stops = [
+        {"job_id": p.job_id, "attempt": attempt_of[p.job_id], "stop_asked_at": now, "preempted_for": p.for_job}
+        for p in asked
+    ]  # fmt: skip
+    update_each(conn, reservations, stops, key=("job_id", "attempt"))
+    record_many(conn, [(p.job_id, _asked(p, attempt_of[p.job_id])) for p in asked], now=now)
+    return asked
+
+
+def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> list[scheduler.Preempt]:
+    """Of those who are to make room, the ones of the jobs for which every one of them is `able` to."""
+    refused = {p.for_job for p in preempts if p.job_id not in able}
+    return [p for p in preempts if p.for_job not in refused]
+
+
+def _asked(preempt: scheduler.Preempt, attempt: int) -> Event:
+    return Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(preempt.detail), data={"attempt": attempt})
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."

@@ -1,0 +1,278 @@
+"""Where a gang goes: nodes of a pool that can hold it now, or from a moment on, without delaying anybody's promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from control_plane.capacity.pools import RESERVED_FOR, Pool
+from control_plane.queue.scheduler.model import Placement, Promise
+from control_plane.queue.scheduler.node_timeline import NEVER, ByFree, Claim, Room
+
+ROUNDS = 64
+"""Of the search for a moment at which every node of a gang is free together: each node's next moment is one round."""
+
+
+class PoolRooms:
+    """A pool's nodes over time.
+
+    1. A gang that fits on a node goes onto one node: in dense pools the fullest that fits, else an empty one.
+    2. A wider one takes whole nodes of one fabric, the largest first; what is left of it goes onto one node more, the fullest that fits.
+       Of several fabrics, the one with the fewest empty nodes that do.
+    3. Tiers below premium together hold at most what the pool has beside its reserved GPUs, wherever these are.
+    4. In pools of packing ``whole_node`` a node that holds a job holds no other one: all of its GPUs count as held, so that a node with any
+       GPU free has all of them free.
+    """
+
+    def __init__(self, pool: Pool, now: float) -> None:
+        self.pool, self.now = pool, now
+        self.whole = pool.packing == "whole_node"
+        self.rooms = [
+            Room(index=i, name=n.name, size=n.num_gpus, fabric=n.fabric, now=now) for i, n in enumerate(n for n in pool.nodes if n.ready)
+        ]
+        self.by_name = {r.name: r for r in self.rooms}
+        self.largest = max((r.size for r in self.rooms), default=0)
+        self.shared = Room(index=len(self.rooms), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
+        self._claimed: dict[int, Room] = {}
+        self._free = ByFree(())
+        self.idle = 0
+        """GPUs that nobody holds now."""
+        self._refused: dict[tuple[int, bool], float] = {}
+        self._where: dict[str, list[Room]] = {}
+        self._together_now: dict[int, bool] = {}
+
+    def ready(self) -> None:
+        """Everything that runs is known: from here on gangs are placed."""
+        for room in (*self.rooms, self.shared):
+            room.settle()
+        self._free = ByFree(self.rooms)
+        self.idle = sum(r.free for r in self.rooms)
+
+    def takes(self, room: Room, num_gpus: int) -> int:
+        """GPUs that are held if `num_gpus` of this node are used."""
+        return room.size if self.whole else num_gpus
+
+    def held(self, placement: Placement) -> int:
+        """GPUs that this placement takes from the pool."""
+        return sum(self.takes(self.by_name[name], n) for name, n in placement if name in self.by_name)
+
+    def run(self, job_id: str, tier: str, num_gpus: int, placement: Placement, end: float) -> None:
+        """What runs already; where its nodes are not known, it is taken to hold GPUs of the fullest nodes."""
+        for name, n in placement or self._guess(num_gpus):
+            room = self.by_name.get(name)
+            if room is not None:  # a node that is not ready gives nothing and gets nothing back
+                room.run(self.takes(room, n), end, job_id)
+                self._where.setdefault(job_id, []).append(room)
+                if tier != RESERVED_FOR:
+                    self.shared.run(self.takes(room, n), end, job_id)
+
+    def _guess(self, num_gpus: int) -> Iterable[tuple[str, int]]:
+        best = min((r for r in self.rooms if r.free >= num_gpus), key=lambda r: (r.free, r.index), default=None)
+        if best is not None:
+            return [(best.name, num_gpus)]
+        found = []
+        for room in sorted(self.rooms, key=lambda r: (-r.free, r.index)):
+            n = min(room.free, num_gpus)
+            if n > 0:
+                found.append((room.name, n))
+                num_gpus -= n
+        return found
+
+    def _hold(self, room: Room, num_gpus: int, end: float, job_id: str, tier: str) -> None:
+        room.hold(num_gpus, end, job_id)
+        self.idle -= num_gpus
+        if tier != RESERVED_FOR:
+            self.shared.hold(num_gpus, end, job_id)
+
+    # What can be given now
+
+    def fits_now(self, num_gpus: int, tier: str, length: float) -> Placement | None:
+        """Nodes for a gang that starts now and runs for `length`; remembers what does not fit, for longer ones do not either."""
+        lower = tier != RESERVED_FOR
+        if self._refused.get((num_gpus, lower), NEVER) <= length:
+            return None
+        found = self._fits_now(num_gpus, lower, self.now + length)
+        if found is None:
+            self._refused[num_gpus, lower] = length
+        return found
+
+    def _fits_now(self, num_gpus: int, lower: bool, until: float) -> Placement | None:
+        if lower and not self.shared.fits_now(num_gpus, until):
+            return None
+        found = self._on_a_node_now(num_gpus, until) if num_gpus <= self.largest else self._on_nodes_now(num_gpus, until, lower)
+        if found and lower and self.whole and not self.shared.fits_now(self.held(found), until):
+            return None
+        return found
+
+    def _on_a_node_now(self, num_gpus: int, until: float) -> Placement | None:
+        claimed = (r for r in self._claimed.values() if r.free >= num_gpus and r.fits_now(self.takes(r, num_gpus), until))
+        fits = [(r.free, r.index) for r in claimed]
+        if (other := self._free.fullest(num_gpus)) is not None:
+            fits.append(other)
+        return ((self.rooms[min(fits)[1]].name, num_gpus),) if fits else None
+
+    def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
+        fits = [r for i in self._free.with_at_least(1) if (r := self.rooms[i])]
+        fits += [r for r in self._claimed.values() if r.fits_now(1, until)]
+        fabrics: dict[str, list[Room]] = {}
+        for room in fits:
+            fabrics.setdefault(room.fabric, []).append(room)
+        found: list[tuple[int, str, Placement]] = []
+        for fabric, rooms in fabrics.items():
+            empty = [r for r in rooms if r.free == r.size and r.fits_now(r.size, until)]
+            placement = _spread(num_gpus, empty, rooms, lambda r, n: r.fits_now(n, until))
+            if placement and not (lower and self.whole and not self.shared.fits_now(self.held(placement), until)):
+                found.append((sum(r.size for r in empty), fabric, placement))
+        return min(found)[2] if found else None
+
+    # What can be given later
+
+    def earliest(self, num_gpus: int, tier: str, length: float, after: float) -> tuple[float, Placement]:
+        """The first moment from `after` on at which the gang fits for `length`, and where; never where no nodes can hold it."""
+        lower = tier != RESERVED_FOR
+        for _ in range(ROUNDS):
+            if lower:
+                after = self.shared.earliest(num_gpus, length, after)
+            start, placement = self._earliest(num_gpus, length, after, self.shared.size if lower else self.pool.num_gpus)
+            if start == NEVER or not lower:
+                return start, placement
+            after = self.shared.earliest(self.held(placement), length, start)
+            if after == start:
+                return start, placement
+        return NEVER, ()
+
+    def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
+        """The first moment and nodes for the gang, of those of which it takes no more than `most` GPUs."""
+        if num_gpus <= self.largest:
+            start, _, room = min(
+                (
+                    r.earliest(takes, length, after) if r.size >= num_gpus and (takes := self.takes(r, num_gpus)) <= most else NEVER,
+                    r.free,
+                    r.index,
+                )
+                for r in self.rooms
+            )
+            return (start, ((self.rooms[room].name, num_gpus),)) if start < NEVER else (NEVER, ())
+        fabrics: dict[str, list[Room]] = {}
+        for r in self.rooms:
+            fabrics.setdefault(r.fabric, []).append(r)
+        found = [self._together(num_gpus, rooms, length, after) for rooms in fabrics.values()]
+        return min((f for f in found if self.held(f[1]) <= most), key=lambda f: f[0], default=(NEVER, ()))
+
+    def _together(self, num_gpus: int, rooms: Sequence[Room], length: float, after: float) -> tuple[float, Placement]:
+        if sum(r.size for r in rooms) < num_gpus:
+            return NEVER, ()
+        for _ in range(ROUNDS):
+            times = sorted(r.earliest(r.size, length, after) for r in rooms)
+            for moment in times[num_gpus // self.largest - 1 :]:  # before, too few nodes are free
+                if moment == NEVER:
+                    return NEVER, ()
+                placement = self._spread_at(num_gpus, rooms, length, moment)
+                if placement:
+                    return moment, placement
+            after = min((t for t in times if t > after), default=NEVER)
+            if after == NEVER:
+                break
+        return NEVER, ()
+
+    def _spread_at(self, num_gpus: int, rooms: Sequence[Room], length: float, moment: float) -> Placement | None:
+        empty = [r for r in rooms if r.earliest(r.size, length, moment) == moment]
+        return _spread(num_gpus, empty, rooms, lambda r, n: r.earliest(n, length, moment) == moment)
+
+    def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
+        """The first moment from `after` on at which these very nodes are free for `length`."""
+        held = self.held(placement)
+        for _ in range(ROUNDS):
+            moment = self.shared.earliest(held, length, after) if tier != RESERVED_FOR else after
+            moment = max([moment, *(r.earliest(self.takes(r, n), length, moment) for name, n in placement if (r := self.by_name[name]))])
+            if moment in (after, NEVER):
+                return moment
+            after = moment
+        return NEVER
+
+    # What is given
+
+    def start(self, job_id: str, tier: str, placement: Placement, length: float) -> None:
+        """The gang holds its nodes from now on."""
+        for name, n in placement:
+            room = self.by_name[name]
+            free = room.index not in self._claimed
+            if free:
+                self._free.remove(room)
+            self._hold(room, self.takes(room, n), self.now + length, job_id, tier)
+            if free:
+                self._free.add(room)
+
+    def claim(self, job_id: str, tier: str, promise: Promise, length: float) -> None:
+        """The gang has its promised nodes from the promised moment on."""
+        start = max(self.now, promise.start)
+        for name, n in promise.placement:
+            room = self.by_name[name]
+            if room.index not in self._claimed:
+                self._free.remove(room)
+                self._claimed[room.index] = room
+            claim = Claim(job_id, start, start + length, self.takes(room, n))
+            room.claim(claim)
+            if tier != RESERVED_FOR:
+                self.shared.claim(claim)
+
+    def unclaim(self, job_id: str, placement: Placement) -> None:
+        """The promise is void: what was refused for its sake can be asked for again."""
+        for name, _ in placement:
+            room = self.by_name[name]
+            room.unclaim(job_id)
+            if not room.claims and room.index in self._claimed:
+                del self._claimed[room.index]
+                self._free.add(room)
+        self.shared.unclaim(job_id)
+        self._refused.clear()
+
+    def can_hold(self, placement: Placement) -> bool:
+        """Whether these nodes exist, are ready and large enough."""
+        return all(name in self.by_name and n <= self.by_name[name].size for name, n in placement)
+
+    def end_sooner(self, job_ids: frozenset[str], end: float) -> None:
+        """Running jobs that are being stopped release their GPUs at `end`."""
+        for room in {r.index: r for j in job_ids for r in self._where.get(j, [])}.values():
+            room.end_sooner(job_ids, end)
+        self.shared.end_sooner(job_ids, end)
+
+    def could_hold(self, num_gpus: int, tier: str) -> bool:
+        """Whether the gang fits where nothing runs, nodes that are not ready now included."""
+        if num_gpus > self.pool.widest(tier):
+            return False
+        sizes: dict[str, list[int]] = {}
+        for node in self.pool.nodes:
+            sizes.setdefault(node.fabric, []).append(node.num_gpus)
+        return any(sum(of) >= num_gpus for of in sizes.values())
+
+    def together(self, num_gpus: int) -> bool:
+        """Whether `num_gpus` are free on nodes that could hold a gang of them, promised ones included."""
+        if num_gpus not in self._together_now:
+            self._together_now[num_gpus] = self._are_together(num_gpus)
+        return self._together_now[num_gpus]
+
+    def _are_together(self, num_gpus: int) -> bool:
+        if num_gpus <= self.largest:
+            return any(r.free >= num_gpus for r in self.rooms)
+        fabrics: dict[str, list[Room]] = {}
+        for room in self.rooms:
+            fabrics.setdefault(room.fabric, []).append(room)
+        return any(_spread(num_gpus, [r for r in rooms if r.free == r.size], rooms, lambda r, n: r.free >= n) for rooms in fabrics.values())
+
+
+def _spread(num_gpus: int, empty: Sequence[Room], rooms: Sequence[Room], fits: Callable[[Room, int], bool]) -> Placement | None:
+    """Whole nodes of `empty`, the largest first, and what is left on one of `rooms`; None where they do not suffice."""
+    chosen: list[tuple[str, int]] = []
+    for room in sorted(empty, key=lambda r: (-r.size, r.index)):
+        if room.size > num_gpus:
+            break
+        chosen.append((room.name, room.size))
+        num_gpus -= room.size
+        if not num_gpus:
+            return tuple(chosen)
+    names = {name for name, _ in chosen}
+    rest = [r for r in rooms if r.name not in names and r.size >= num_gpus and fits(r, num_gpus)]
+    if not chosen or not rest:
+        return None
+    best = min(rest, key=lambda r: (r.free, r.index))
+    return (*chosen, (best.name, num_gpus))

@@ -1,0 +1,347 @@
+"""One round of the queue: who starts, who gives way, who waits and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from control_plane.capacity.pools import RESERVED_FOR, Pool, in_order, may_use_spot
+from control_plane.queue.scheduler import preemption, wait_reasons
+from control_plane.queue.scheduler.forecast import forecast
+from control_plane.queue.scheduler.model import Ahead, Decision, Preempt, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
+from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S
+from control_plane.queue.scheduler.order import factors, order, overdue
+from control_plane.queue.scheduler.placement import PoolRooms
+from control_plane.queue.scheduler.reservation_plan import TIE_S, Promises, length
+from control_plane.queue.scheduler.rules import DEFAULT, Rules
+from control_plane.queue.scheduler.starvation import due_times, group, patience_of
+
+_Kind = tuple[int, str, bool, tuple[str, ...]]
+"""Of a job for which others may be stopped: width, tier, whether it is due, pools."""
+PASSES = 3
+"""Times that the queue is walked in a round at most: a promised job that starts gives back what others were refused for."""
+
+
+def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[Decision]:
+    """Decisions about every waiting job, and about running ones that give way, in the queue's order.
+
+    1. The order is that of :func:`.order.order`; when a job is due, :mod:`.starvation` says.
+    2. Pools are tried in the order of :func:`control_plane.capacity.pools.in_order`: spot first for those that may use it.
+    3. A gang starts whole or not at all, on nodes as :class:`.placement.PoolRooms` says.
+    4. Nothing starts that would delay a promise (:class:`.reservation_plan.Promises`). In each pool and tier as many blocked
+       jobs hold one as :attr:`.rules.Rules.promises` says, the first of those that came to need one; jobs that start
+       now, and those that others are stopped for, are not counted.
+    5. Running jobs are stopped (:mod:`.preemption`), and their GPUs promised to the job that they are stopped for,
+       unless that one is promised GPUs as soon anyway,
+
+       1. for a premium job, jobs of lower tiers;
+       2. for a job that is due, or much shorter, jobs of its own tier or a lower one that have run for a while, never premium ones.
+    6. A gang that no pool can ever hold waits for ever and says so; it holds up nobody.
+    7. Jobs of tenants at their hard cap, or suspended, come after all others, start nowhere and hold up nobody.
+    """
+    this = _Round(snapshot, now, rules)
+    this.walk()
+    return this.answer()
+
+
+def projected_start(snapshot: Snapshot, job_id: str, *, now: float, rules: Rules = DEFAULT) -> float | None:
+    """When the waiting job `job_id` starts if every job takes as long as is expected and none is added; None: never, or nobody can tell."""
+    decisions = schedule(snapshot, now=now, rules=replace(rules, slicing=False))
+    for decision in decisions:
+        if decision.job_id == job_id:
+            if isinstance(decision, Start):
+                return now
+            if isinstance(decision, Wait):
+                return decision.expected_start
+    return None
+
+
+class _Round:
+    """One round: rooms, promises and what was decided so far."""
+
+    def __init__(self, snapshot: Snapshot, now: float, rules: Rules) -> None:
+        self.snapshot, self.now, self.rules = snapshot, now, rules
+        self.rooms = {p.name: PoolRooms(p, now) for p in snapshot.pools}
+        self._run()
+        self._able: dict[tuple[str, str, int, bool], list[Pool]] = {}
+        self.barred: dict[str, tuple[Reason, str]] = {
+            **{tenant: (Reason.WAITING_FOR_QUOTA, why) for tenant, why in snapshot.capped.items()},
+            **{tenant: (Reason.TENANT_SUSPENDED, why) for tenant, why in snapshot.suspended.items()},
+        }
+        fair = factors(snapshot, rules=rules)
+        let_in = [w for w in snapshot.waiting if w.tenant not in self.barred]
+        due = due_times(let_in, self.rooms, self.names, now=now, rules=rules)
+        self.patience = patience_of(let_in, due, self.names)
+        self.due: dict[str, float | None] = {w.job_id: due.get(w.job_id, w.due_at) for w in snapshot.waiting}
+        every = order(snapshot.waiting, now=now, rules=rules, fair=fair, due=due)
+        self.queue = [w for w in every if w.tenant not in self.barred]
+        self.last = [w for w in every if w.tenant in self.barred]
+        self.promises = Promises(self.rooms, now)
+        self.starts: dict[str, Start] = {}
+        self.stops: dict[str, list[Preempt]] = {}
+        self.stopped: set[str] = set()
+        """In this round."""
+        self.stopping_for: dict[str, int] = {}
+        self.served: set[str] = set()
+        """Of these jobs, those for which somebody has been stopping for less than the handshake: no others are looked for."""
+        for r in snapshot.running:
+            if r.stopping and r.stopping_for:
+                self.stopping_for[r.stopping_for] = self.stopping_for.get(r.stopping_for, 0) + 1
+                if r.stopping_since is None or now < r.stopping_since + rules.handshake_s:
+                    self.served.add(r.stopping_for)
+        self.slots: dict[tuple[str, str], int] = {}
+        """By pool and tier, how many of the blocked jobs hold a promise as the first of them."""
+        self.heads: dict[str, tuple[str, str]] = {}
+        """Those jobs, with pool and tier."""
+        self.failed: dict[_Kind, float] = {}
+        """Shortest length for which no stops were found, by kind of job: a longer one finds none either."""
+        self._orders: dict[bool, dict[str, list[Running]]] = {}
+        self.searches = {True: rules.preemptors, False: rules.preemptors}
+
+    # What runs
+
+    def _run(self) -> None:
+        promised = {w.job_id: w.promise.start for w in self.snapshot.waiting if w.promise}
+        passed = [w.promise for w in self.snapshot.waiting if w.promise and w.promise.start < self.now - self.rules.handshake_s - TIE_S]
+        self._missed = {(p.pool, name) for p in passed for name, _ in p.placement}
+        for r in sorted(self.snapshot.running, key=lambda r: (not r.placement, r.job_id)):
+            if r.pool in self.rooms:
+                self.rooms[r.pool].run(r.job_id, r.tier, r.num_gpus, r.placement, self._end(r, promised))
+        for rooms in self.rooms.values():
+            rooms.ready()
+
+    def _end(self, job: Running, promised: Mapping[str, float]) -> float:
+        """When it is taken to end: as expected; after the handshake if it is being stopped, and another one if it takes longer than that;
+        a little later if it overruns."""
+        end, late = job.expected_end, max(self.rules.overrun_least_s, self.rules.overrun_share * job.expected_s)
+        if job.stopping:
+            late = self.rules.handshake_s
+            if job.stopping_since is not None:
+                end = min(end, job.stopping_since + self.rules.handshake_s)
+            else:
+                end = min(end, max(self.now, promised.get(job.stopping_for or "", self.now + self.rules.handshake_s)))
+        elif end <= self.now + TIE_S and any((job.pool, name) in self._missed for name, _ in job.placement):
+            return self.now + late  # it was to end before, whatever is said now
+        return max(end, self.now) if end >= self.now - TIE_S else self.now + late
+
+    def able(self, job: Waiting | Running) -> list[Pool]:
+        """Pools that could ever hold the job, the preferred first."""
+        spot = may_use_spot(spot=job.spot, tier=job.tier, expected_s=job.expected_s)
+        key = (job.tier, job.job_class, job.num_gpus, spot)
+        if key not in self._able:
+            pools = in_order(self.snapshot.pools, tier=job.tier, kind=job.job_class, num_gpus=job.num_gpus, spot=spot)
+            self._able[key] = [p for p in pools if self.rooms[p.name].could_hold(job.num_gpus, job.tier)]
+        return self._able[key]
+
+    def names(self, job: Waiting | Running) -> list[str]:
+        """Of the pools that could ever hold the job."""
+        return [p.name for p in self.able(job)]
+
+    def _is_due(self, job: Waiting) -> bool:
+        return overdue(job, job.waited(self.now), self.due[job.job_id]) >= 0.0
+
+    # The walk
+
+    def walk(self) -> None:
+        """Offer GPUs to each job in order, again while promises were given back that others may have been refused for."""
+        promised = [w for w in self.queue if w.promise]
+        self.promises.keep(promised, {w.job_id: self.names(w) for w in promised})
+        held = [job for job in promised if job.job_id in self.promises.of]
+        for job in held:
+            self._count(job)
+        for job in held:
+            self._sooner(job)
+        for i in range(PASSES):
+            if not self._offer(again=bool(i)):
+                break
+
+    def _offer(self, *, again: bool) -> bool:
+        """Offer GPUs to each job in order; whether it is worth doing it again."""
+        given_back = False
+        before: set[str] = set()
+        self.failed.clear()
+        for job in self.queue:
+            pools = self.able(job)
+            if not pools or job.job_id in self.starts or job.job_id in self.stops:
+                continue
+            old = self.promises.drop(job)
+            start = self._start(job, pools, before)
+            if start is not None:
+                given_back |= self._uncount(job) or (old is not None and (old.pool, old.placement) != (start.pool, start.placement))
+                continue
+            if old is not None:
+                self.promises.make(job, old)
+                if again:
+                    self._sooner(job)
+                given_back |= self._preempt(job, pools)
+            else:
+                self._block(job, pools)
+            if (now_has := self.promises.of.get(job.job_id)) is not None:
+                before.add(now_has.pool)
+        return given_back
+
+    def _start(self, job: Waiting, pools: Sequence[Pool], before: Collection[str]) -> Start | None:
+        """`before`: pools in which a job that is earlier in the order holds a promise."""
+        for pool in pools:
+            rooms = self.rooms[pool.name]
+            placement = rooms.fits_now(job.num_gpus, job.tier, length(job) - ROUNDING_S)
+            if placement is not None:
+                rooms.start(job.job_id, job.tier, placement, length(job))
+                backfill = pool.name in before and job.promise is None
+                start = Start(job_id=job.job_id, pool=pool.name, num_gpus=job.num_gpus, placement=placement, backfill=backfill)
+                self.starts[job.job_id] = start
+                return start
+        return None
+
+    def _block(self, job: Waiting, pools: Sequence[Pool]) -> None:
+        """A promise for a blocked job, if there is one to give, and GPUs of others, if the rules say so."""
+        promise = self.promises.plan(job, self._open(job))
+        if promise is not None:
+            self.promises.make(job, promise)
+            self._count(job)
+        self._preempt(job, pools)
+
+    def _open(self, job: Waiting) -> list[str]:
+        """Pools in which one more job of its tier may be promised something: any one for a job that others are stopped for."""
+        if job.job_id in self.stopping_for:
+            return self.names(job)
+        return [name for name in self.names(job) if self.slots.get((name, job.tier), 0) < self.rules.promises]
+
+    def _sooner(self, job: Waiting) -> None:
+        """Promise it an earlier start, where it was promised one or where one more may be."""
+        self._uncount(job)
+        own, to = self.promises.of[job.job_id].pool, self._open(job)
+        self.promises.sooner(job, [name for name in self.names(job) if name == own or name in to])
+        self._count(job)
+
+    def _count(self, job: Waiting) -> None:
+        """Its promise is one of the few of its pool and tier, unless it starts now, or others are stopped for it."""
+        promise = self.promises.of[job.job_id]
+        if job.job_id not in self.stopping_for and promise.start > self.now + TIE_S:
+            key = self.heads[job.job_id] = (promise.pool, job.tier)
+            self.slots[key] = self.slots.get(key, 0) + 1
+
+    def _uncount(self, job: Waiting) -> bool:
+        """Whether its promise was one of the few; another job may have it from now on."""
+        key = self.heads.pop(job.job_id, None)
+        if key is not None:
+            self.slots[key] -= 1
+        return key is not None
+
+    def _preempt(self, job: Waiting, pools: Sequence[Pool]) -> bool:
+        """Rule 5; whether the job gave back one of the few promises of a pool and tier."""
+        premium, due, soon = job.tier == RESERVED_FOR, self._is_due(job), self.rules.handshake_s + TIE_S
+        if job.job_id in self.stops or job.job_id in self.served or not (premium or self.rules.slicing) or self.searches[premium] <= 0:
+            return False
+        promise = self.promises.of.get(job.job_id)
+        if promise is not None and promise.start <= self.now + soon:
+            return False
+        kind = (job.num_gpus, job.tier, due, tuple(p.name for p in pools))
+        if promise is None and self.failed.get(kind, NEVER) <= length(job):
+            return False
+        old, left = self.promises.drop(job), self.searches[premium]
+        stops = self._cheapest(job, pools, premium=True, due=due) if premium else None
+        if stops is None and self.rules.slicing:
+            stops = self._cheapest(job, pools, premium=False, due=due)
+        self.searches[premium] = max(self.searches[premium], left - 1)
+        if stops is not None:
+            self._stop(job, stops)
+            return self._uncount(job)
+        self.failed[kind] = min(length(job), self.failed.get(kind, NEVER))
+        if old is not None:
+            self.promises.make(job, old)
+        return False
+
+    def _cheapest(self, job: Waiting, pools: Sequence[Pool], *, premium: bool, due: bool) -> preemption.Stops | None:
+        def yields(victim: Running) -> bool:
+            if victim.job_id in self.stopped:
+                return False
+            if premium:
+                return preemption.yields_to_premium(victim, job, now=self.now, rules=self.rules)
+            patience = self.patience.get(group(victim, self.names), 0.0)
+            return preemption.yields_to_slice(victim, job, due=due, least_patience=patience, now=self.now, rules=self.rules)
+
+        found: list[preemption.Stops] = []
+        looked = False
+        for pool in pools:
+            victims = [v for v in self._preemptees(longest=not premium).get(pool.name, []) if yields(v)]
+            looked |= bool(victims)
+            stops = preemption.cheapest(job, self.rooms[pool.name], victims, now=self.now, rules=self.rules)
+            if stops is not None:
+                found.append(stops)
+        self.searches[job.tier == RESERVED_FOR] -= looked
+        return min(found, key=preemption.Stops.key, default=None)
+
+    def _preemptees(self, *, longest: bool) -> dict[str, list[Running]]:
+        """By pool, those whom the rules protect left out, in the order in which they give way."""
+        if longest not in self._orders:
+            open_to = [r for r in self.snapshot.running if not preemption.is_protected(r, now=self.now, rules=self.rules)]
+            found: dict[str, list[Running]] = {}
+            for r in preemption.order_preemptees(open_to, longest=longest, now=self.now, rules=self.rules):
+                found.setdefault(r.pool, []).append(r)
+            self._orders[longest] = found
+        return self._orders[longest]
+
+    def _stop(self, job: Waiting, stops: preemption.Stops) -> None:
+        moment = self.now + self.rules.handshake_s
+        ids = frozenset(v.job_id for v in stops.victims)
+        self.rooms[stops.pool].end_sooner(ids, moment)
+        self.promises.make(job, Promise(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
+        self.stopped |= ids
+        self.failed.clear()
+        what = f"a {job.tier} job of {job.num_gpus} GPU(s)"
+        why = "has the right of way" if job.tier == RESERVED_FOR else "is due" if self._is_due(job) else "is much shorter"
+        self.stops[job.job_id] = [
+            Preempt(
+                job_id=v.job_id,
+                for_job=job.job_id,
+                lost_s=preemption.lost_s(v, now=self.now, rules=self.rules),
+                detail=f"{what} {why}; the job saves a checkpoint, returns to the queue and goes on from there",
+            )
+            for v in stops.victims
+        ]
+
+    # The answer
+
+    def answer(self) -> list[Decision]:
+        """Decisions about all jobs, in order."""
+        waiting = [w for w in self.queue if w.job_id not in self.starts]
+        promised = {job_id: (p.pool, p.start) for job_id, p in self.promises.of.items()}
+        guesses = forecast(((w, self.names(w)) for w in waiting), self.rooms, promised, self.now)
+        decisions: list[Decision] = []
+        before: dict[str, int] = {}
+        gpus = position = 0
+        for job in [*self.queue, *self.last]:
+            if job.job_id in self.starts:
+                decisions.append(self.starts[job.job_id])
+                continue
+            position += 1
+            stops = self.stops.get(job.job_id, [])
+            decisions += stops
+            ahead = Ahead(jobs=dict(before), num_gpus=gpus)
+            before[job.tier] = before.get(job.tier, 0) + 1
+            gpus += job.num_gpus
+            decisions.append(self._wait(job, position, ahead, guesses.get(job.job_id), len(stops)))
+        return decisions
+
+    def _wait(self, job: Waiting, position: int, ahead: Ahead, guess: float | None, stops: int) -> Wait:
+        promise = self.promises.of.get(job.job_id)
+        rooms = [self.rooms[p.name] for p in self.able(job)]
+        if job.tenant in self.barred:
+            (reason, detail), start = self.barred[job.tenant], None
+        elif not rooms:
+            (reason, detail), start = wait_reasons.never(job), None
+        else:
+            stopping = stops + self.stopping_for.get(job.job_id, 0)
+            reason, detail = wait_reasons.why(job, rooms, promise, stopping=stopping)
+            start = guess if promise is None else max(self.now, promise.start)
+        return Wait(
+            job_id=job.job_id,
+            position=position,
+            reason=reason,
+            detail=detail,
+            expected_start=start,
+            ahead=ahead,
+            due_at=self.due[job.job_id],
+            promise=promise,
+        )

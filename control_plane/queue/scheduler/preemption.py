@@ -1,0 +1,170 @@
+"""Who gives way: running jobs that are stopped, with a checkpoint, so that another one starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from control_plane.capacity.pools import RESERVED_FOR
+from control_plane.queue.scheduler.model import TIER_ORDER, Placement, Running, Waiting
+from control_plane.queue.scheduler.node_timeline import Room
+from control_plane.queue.scheduler.order import patience
+from control_plane.queue.scheduler.placement import PoolRooms
+from control_plane.queue.scheduler.reservation_plan import TIE_S, length
+from control_plane.queue.scheduler.rules import Rules
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stops:
+    """Nodes for a job, and who has to be stopped so that it gets them."""
+
+    pool: str
+    placement: Placement
+    victims: tuple[Running, ...]
+    lost_s: float
+
+    def key(self) -> tuple[int, int, float, int, str, Placement]:
+        """The cheapest first: no victim of a higher tier than needed, few that are due, little work lost, few of them."""
+        tier = -min((TIER_ORDER[v.tier] for v in self.victims), default=len(TIER_ORDER))
+        due = sum(patience(v) <= 0.0 for v in self.victims)
+        return tier, due, self.lost_s, len(self.victims), self.pool, self.placement
+
+
+def lost_s(job: Running, *, now: float, rules: Rules) -> float:
+    """GPU-seconds that stopping it is expected to cost: saving and loading, and its unsaved work as far as a notice does not save it."""
+    saved = max(job.started_at, job.saved_at or job.started_at)
+    return (rules.overhead_s + rules.unsaved_share * max(0.0, now - saved)) * job.num_gpus
+
+
+def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: float, rules: Rules) -> list[Running]:
+    """Jobs in the order in which they give way.
+
+    1. Lower tier first.
+    2. Those that are not due before those that are.
+    3. For a premium job, less work lost first; for others (`longest`), those that have longest to run.
+    4. Started later first.
+    5. Job id, so that equal jobs always sort alike.
+    """
+
+    def key(job: Running) -> tuple[int, bool, float, float, str]:
+        tier = -TIER_ORDER[job.tier]
+        cost = -job.expected_end if longest else lost_s(job, now=now, rules=rules)
+        return tier, patience(job) <= 0.0, cost, -job.started_at, job.job_id
+
+    return sorted(running, key=key)
+
+
+def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
+    """Whether nobody may stop it.
+
+    1. It is being stopped already, another process has locked its rows, or it starts in this very round.
+    2. Less than a bound is left of it, or it runs past its estimate.
+    3. It was stopped before, and this attempt has not run for the cool-down.
+    """
+    left = job.expected_end - now
+    if job.stopping or not job.stoppable or job.started_at >= now or left < rules.least_left_s:
+        return True
+    return job.preemptions > 0 and now - job.started_at < rules.cool_down_s
+
+
+def yields_to_premium(job: Running, other: Waiting, *, now: float, rules: Rules) -> bool:
+    """Rule 5.1: a job of a lower tier gives way to a premium one, unless it is past a share of its expected time."""
+    if TIER_ORDER[job.tier] <= TIER_ORDER[other.tier]:
+        return False
+    return job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
+
+
+def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: float, now: float, rules: Rules) -> bool:
+    """Rule 5.2: a job of the same or a lower tier gives way to one that is due, or much shorter.
+
+    1. No premium job: it gives way to nobody.
+    2. Nobody whose waiting is used up: it would be due at once itself. It has at least the patience of those that wait in its tier.
+    3. Nobody who has not run for a while in this attempt.
+    4. For a job that is not due: nobody who has not many times as long to run.
+    """
+    if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
+        return False
+    if max(patience(job), least_patience - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
+        return False
+    weight = (job.num_gpus / other.num_gpus) ** rules.size_exponent
+    return due or (job.expected_end - now) * weight >= rules.shorter_by * length(other)
+
+
+def cheapest(job: Waiting, pool: PoolRooms, victims: Sequence[Running], *, now: float, rules: Rules) -> Stops | None:
+    """Nodes of `pool` on which `job` can start after the handshake, and which of `victims`, in their order, to stop for it.
+
+    1. A gang that fits on a node: the node whose victims are cheapest, of the fewest that suffice in the order in which they give way.
+       Looked at are the nodes that need the fewest GPUs of others.
+    2. A wider one: the nodes of one fabric that are emptied the cheapest; of the last one, no more than is left of the gang.
+    3. Nobody's promise is delayed: after the stops the gang fits for its whole length.
+
+    None where nothing suffices.
+    """
+    if not victims:
+        return None
+    search = _Search(job, pool, victims, now=now, rules=rules)
+    found = search.on_a_node() if job.num_gpus <= pool.largest else search.on_nodes()
+    return next((s for s in sorted(found, key=Stops.key) if s.victims and search.allowed(s)), None)
+
+
+class _Search:
+    def __init__(self, job: Waiting, pool: PoolRooms, victims: Sequence[Running], *, now: float, rules: Rules) -> None:
+        self.job, self.pool, self.now, self.rules = job, pool, now, rules
+        self.moment = now + rules.handshake_s
+        self.by_id = {v.job_id: v for v in victims}
+        self.rank = {v.job_id: i for i, v in enumerate(victims)}
+        self.nodes = {name for v in victims for name, _ in v.placement}
+        """On which victims run."""
+
+    def on_a_node(self) -> list[Stops]:
+        need = self.job.num_gpus
+        rooms = [r for r in self.pool.rooms if r.size >= need and r.name in self.nodes]
+        rooms.sort(key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index))
+        found = ((r, v) for r in rooms if (v := self._emptied(r, need)) is not None)
+        return [self._stops(((r.name, need),), v) for r, v in islice(found, self.rules.candidates)]
+
+    def on_nodes(self) -> list[Stops]:
+        fabrics: dict[str, list[Room]] = {}
+        for room in self.pool.rooms:
+            fabrics.setdefault(room.fabric, []).append(room)
+        return [s for rooms in fabrics.values() if (s := self._on_fabric(rooms)) is not None]
+
+    def _on_fabric(self, rooms: Sequence[Room]) -> Stops | None:
+        emptied = [(r, v) for r in rooms if (v := self._emptied(r, r.size)) is not None]
+        ranked = sorted(((self._stops(((r.name, r.size),), v), r, v) for r, v in emptied), key=lambda e: (-e[1].size, *e[0].key()))
+        left, placement, victims = self.job.num_gpus, [], dict[str, Running]()
+        while left > 0 and ranked:
+            _, room, needed = ranked.pop(0)
+            if left < room.size:
+                needed = self._emptied(room, left) or []
+            placement.append((room.name, min(left, room.size)))
+            victims |= {v.job_id: v for v in needed}
+            left -= room.size
+        return self._stops(tuple(placement), tuple(victims.values())) if left <= 0 else None
+
+    def _stops(self, placement: Placement, victims: Sequence[Running]) -> Stops:
+        lost = sum(lost_s(v, now=self.now, rules=self.rules) for v in victims)
+        return Stops(pool=self.pool.pool.name, placement=placement, victims=tuple(victims), lost_s=lost)
+
+    def _emptied(self, room: Room, num_gpus: int) -> list[Running] | None:
+        """Whom to stop for `num_gpus` of this node; None where that is not enough."""
+        need = self.pool.takes(room, num_gpus)
+        chosen = sorted((j for _, _, j in room.ends if j in self.by_id), key=self.rank.__getitem__)
+        if not self._fits(room, chosen, need):
+            return None
+        for job_id in reversed(chosen[:]):
+            if self._fits(room, rest := [c for c in chosen if c != job_id], need):
+                chosen = rest
+        return [self.by_id[c] for c in chosen]
+
+    def _fits(self, room: Room, stopped: Sequence[str], need: int) -> bool:
+        other = room.without(frozenset(stopped), self.moment) if stopped else room
+        return other.earliest(need, length(self.job), self.moment) <= self.moment + TIE_S
+
+    def allowed(self, stops: Stops) -> bool:
+        """Whether all nodes together, and the GPUs that are not reserved, suffice."""
+        if self.job.tier == RESERVED_FOR:
+            return True
+        shared = self.pool.shared.without(frozenset(v.job_id for v in stops.victims), self.moment)
+        return shared.earliest(self.pool.held(stops.placement), length(self.job), self.moment) <= self.moment + TIE_S

@@ -1,0 +1,199 @@
+"""The queue as the policy is given it: a frozen snapshot, read in a few narrow queries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane.capacity.active_pools import pools
+from control_plane.capacity.pools import Pool
+from control_plane.jobs.estimates import rules as estimates
+from control_plane.jobs.tables import attempts, checkpoints, jobs, reservations
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.queue import scheduler
+from control_plane.queue.recent_usage import recent_use
+from control_plane.quotas import service as quotas
+from control_plane.tenants.tables import tenants
+from ft_assets.training.cost_model import SETUP_S
+
+Rows = Mapping[str, sa.Row[Any]]
+"""What the queue's table says of each waiting job: what the policy is told, and what the job was told before."""
+
+
+def queue_snapshot(platform: Platform) -> scheduler.Snapshot:
+    """The queue as it is now, of all tenants: for estimates."""
+    whole = platform.whole
+    with whole.engine.connect() as conn:
+        return read(conn, pools(whole, conn), whole.clock())[0]
+
+
+def read(conn: Connection, available: Sequence[Pool], now: datetime) -> tuple[scheduler.Snapshot, Rows]:
+    """The snapshot, and the rows of the waiting jobs; nothing is locked, so who acts on it looks again."""
+    held = conn.execute(_held()).all()
+    holding = {r.job_id for r in held}
+    queued = [r for r in conn.execute(_queued()).all() if r.id not in holding]  # the end of an attempt gives its GPUs back first
+    owners = {r.tenant_id for r in queued}
+    snapshot = scheduler.Snapshot(
+        pools=available,
+        waiting=[_waiting(r) for r in queued],
+        running=[_running(r, now) for r in held],
+        capped=quotas.capped(conn, owners, now, num_gpus=sum(p.num_gpus for p in available)),
+        suspended=_suspended(conn, owners),
+        used=recent_use(conn, now) if queued else {},
+    )
+    return snapshot, {r.id: r for r in queued}
+
+
+def _queued() -> sa.Select[Any]:
+    kept = (checkpoints.c.job_id == jobs.c.id) & checkpoints.c.retired_at.is_(None)
+    newest = sa.select(sa.func.max(checkpoints.c.step)).where(kept).correlate(jobs).scalar_subquery()
+    j = jobs.c
+    return sa.select(
+        j.id, j.tenant_id, j.tier, j.num_gpus, j.job_class, j.attempt, j.queued_at, j.created_at, j.waiting_since, j.waited_s,
+        j.started_at, j.capped_at, j.barred_until, j.expected_s, j.setup_s, j.total_steps, j.preemptions, j.due_at, j.promise,
+        j.reason, j.reason_detail, j.queue_position, j.ahead, j.expected_start_at, j.estimated_finish_at,
+        j.request["spot"].astext.label("spot"),
+        sa.case((j.attempt > 0, newest), else_=None).label("saved_step"),
+    ).where(j.state == JobState.QUEUED)  # fmt: skip
+
+
+def _held() -> sa.Select[Any]:
+    """Reservations that were not given back, also those of jobs that were cancelled meanwhile."""
+    j, r, a = jobs.c, reservations.c, attempts.c
+    mine = checkpoints.c.job_id == r.job_id
+    saved = sa.select(sa.func.max(checkpoints.c.created_at)).where(mine, checkpoints.c.attempt == r.attempt)
+    before = sa.select(sa.func.max(checkpoints.c.step)).where(mine, checkpoints.c.attempt < r.attempt)
+    return (
+        sa.select(
+            r.job_id, r.attempt, r.pool, r.num_gpus, r.placement, r.granted_at, r.stop_asked_at, r.preempted_for,
+            j.tenant_id, j.tier, j.job_class, j.state, j.queued_at, j.created_at, j.waited_s, j.expected_s, j.setup_s,
+            j.step, j.total_steps, j.due_at, j.preemptions, j.stop_requested, j.estimated_finish_at,
+            j.request["spot"].astext.label("spot"),
+            a.started_at, a.from_step,
+            saved.correlate(reservations).scalar_subquery().label("saved_at"),
+            sa.case((r.attempt > 1, before.correlate(reservations).scalar_subquery()), else_=None).label("saved_step"),
+        )
+        .join(jobs, j.id == r.job_id)
+        .outerjoin(attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
+        .where(r.released_at.is_(None))
+    )  # fmt: skip
+
+
+def _waiting(r: sa.Row[Any]) -> scheduler.Waiting:
+    return scheduler.Waiting(
+        job_id=r.id,
+        tenant=r.tenant_id,
+        tier=r.tier,
+        num_gpus=r.num_gpus,
+        queued_at=_unix(r.queued_at or r.created_at),
+        expected_s=_left_s(r),
+        waiting_since=None if r.waiting_since is None else _unix(r.waiting_since),
+        waited_s=r.waited_s,
+        job_class=r.job_class,
+        spot=r.spot == "true",
+        preemptions=r.preemptions,
+        due_at=None if r.due_at is None else _unix(r.due_at),
+        promise=promise_of(r.promise),
+        barred_until=None if r.barred_until is None else _unix(r.barred_until),
+    )
+
+
+def _left_s(r: sa.Row[Any]) -> float:
+    """Seconds that a waiting job would hold its GPUs; one that goes on from a checkpoint has less to do, and is set up again."""
+    expected = float(r.expected_s or 0.0)
+    if not r.saved_step or not r.total_steps:
+        return expected
+    left = estimates.remaining_s(
+        expected_s=expected, ran_s=0.0, setup_s=_setup_s(r), from_step=r.saved_step, step=r.saved_step, total_steps=r.total_steps
+    )
+    return min(expected, left)
+
+
+def _setup_s(r: sa.Row[Any]) -> float:
+    """Of an attempt, within what is expected of the whole job."""
+    return min(SETUP_S if r.setup_s is None else r.setup_s, float(r.expected_s or 0.0))
+
+
+RELEASE_S = 60.0
+"""From the last step to free GPUs: a stop's handshake (``Rules.handshake_s``), for the same is done: a save, and the processes end."""
+
+
+def _expected_end(r: sa.Row[Any], now: datetime) -> float:
+    """By its pace once the attempt has made steps; until then as was estimated, also where that is past.
+
+    After its last step it is to end at a fixed moment, however long it saves: past that it overruns.
+    """
+    started, expected = r.started_at or r.granted_at, float(r.expected_s or 0.0)
+    begun_at = r.from_step if r.from_step is not None else r.saved_step or 0
+    step = r.step or 0 if r.state == JobState.RUNNING else begun_at  # until then the step is that of an earlier attempt
+    if step > begun_at and step >= (r.total_steps or step + 1):
+        return _unix(r.estimated_finish_at or r.saved_at or started) + RELEASE_S
+    since = now if step > begun_at else started
+    return _unix(since) + estimates.remaining_s(
+        expected_s=expected,
+        ran_s=max(0.0, (since - started).total_seconds()),
+        setup_s=_setup_s(r),
+        step=step,
+        from_step=begun_at,
+        total_steps=r.total_steps or 0,
+    )
+
+
+def _running(r: sa.Row[Any], now: datetime) -> scheduler.Running:
+    return scheduler.Running(
+        job_id=r.job_id,
+        pool=r.pool,
+        num_gpus=r.num_gpus,
+        expected_end=_expected_end(r, now),
+        tier=r.tier,
+        tenant=r.tenant_id,
+        placement=placement_of(r.placement),
+        started_at=_unix(r.started_at or r.granted_at),
+        expected_s=float(r.expected_s or 0.0),
+        saved_at=None if r.saved_at is None else _unix(r.saved_at),
+        job_class=r.job_class,
+        queued_at=_unix(r.queued_at or r.created_at),
+        waited_s=r.waited_s,
+        due_at=None if r.due_at is None else _unix(r.due_at),
+        preemptions=r.preemptions,
+        spot=r.spot == "true",
+        stopping=r.stop_requested is not None or r.stop_asked_at is not None or r.state not in HOLDING,
+        stopping_for=r.preempted_for,
+        stopping_since=None if r.stop_asked_at is None else _unix(r.stop_asked_at),
+    )
+
+
+HOLDING = frozenset({JobState.PROVISIONING, JobState.RUNNING})
+"""States of a job that goes on training; in any other one its reservation is about to be given back."""
+
+
+def placement_of(stored: Sequence[Sequence[Any]]) -> scheduler.Placement:
+    """A placement as it is stored: ``[["node-3", 8], ...]``."""
+    return tuple((str(node), int(gpus)) for node, gpus in stored)
+
+
+def promise_of(stored: Mapping[str, Any] | None) -> scheduler.Promise | None:
+    """A promise as it is stored with a waiting job."""
+    if not stored:
+        return None
+    return scheduler.Promise(
+        start=float(stored["start"]), pool=stored["pool"], placement=placement_of(stored["placement"]), made_at=float(stored["made_at"])
+    )
+
+
+def _unix(moment: datetime) -> float:
+    return moment.timestamp()
+
+
+def _suspended(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
+    """Of these tenants, those who are suspended, with the reason in words."""
+    if not tenant_ids:
+        return {}
+    query = sa.select(tenants).where(tenants.c.id.in_(tenant_ids), tenants.c.suspended_at.is_not(None))
+    told = "the tenant {} is suspended since {:%Y-%m-%d %H:%M} UTC: {}. The job starts once an operator lets the tenant in again"
+    return {r.id: told.format(r.id, r.suspended_at, r.suspended_reason) for r in conn.execute(query)}

@@ -1,0 +1,1 @@
+"""Why a job waits and when it starts: what tenants and operators see of the queue."""

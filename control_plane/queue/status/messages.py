@@ -1,0 +1,107 @@
+"""One line about a waiting job: where it stands, what it waits for, when it starts, who is ahead.
+
+The scheduler is imported when a waiting job is described: the command line imports this module at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SEPARATOR = " · "
+SOON_S = 60.0
+"""A start that is nearer than this is "within a minute": estimates are no better."""
+TIERS = ("premium", "standard", "free")
+
+
+def waiting_line(job: Mapping[str, Any], *, now: float, length: int | None = None, clock: Callable[[float], str] | None = None) -> str:
+    """A waiting job in one line; `job` has the fields that the API has of it.
+
+    With `length` the position is one of that many. `clock` writes a moment as the reader's wall clock does; without it
+    only spans are named, which mean the same in every time zone.
+    """
+    said = [_place(job, length), waits_for(job), _start(job, now, clock), ahead_words(job.get("ahead"))]
+    return SEPARATOR.join(s for s in said if s)
+
+
+def waits_for(job: Mapping[str, Any]) -> str:
+    """What keeps the job from its GPUs."""
+    from control_plane.queue.scheduler import Reason
+
+    reserved = job.get("reservation") or {}
+    gpus = _gpus(job["num_gpus"]) if job.get("num_gpus") else "its GPUs"
+    of_pool = f" of pool {reserved['pool']}" if reserved.get("pool") else ""
+    words = {
+        None: "is placed by the next round",
+        Reason.WAITING_FOR_QUOTA: f"waits for {gpus}{of_pool}",
+        Reason.WAITING_BEHIND_HEAD: f"waits for {gpus}{of_pool}: a job before it has reserved the next ones",
+        Reason.WAITING_FOR_PREEMPTED_WORKLOADS: f"{gpus}{of_pool} {'is' if job.get('num_gpus') == 1 else 'are'} being cleared for it",
+        Reason.TOPOLOGY_PLACEMENT_FAILED: f"waits for {gpus}{of_pool} that lie together",
+        Reason.RESERVED_FOR_PREMIUM: f"waits for {gpus}{of_pool}: the free ones are kept for premium jobs",
+        Reason.EXCEEDS_MAX_QUOTA: f"can never start: no pool gives {gpus} to one job",
+        Reason.TENANT_SUSPENDED: "waits until the tenant is let in again",
+    }
+    reason = job.get("reason")
+    if reason == Reason.WAITING_FOR_QUOTA and job.get("estimated_start") is None and not reserved:
+        return str(job.get("reason_detail") or words[reason])  # its tenant's own cap, which no released GPU ends
+    return words.get(reason, str(reason))
+
+
+def ahead_words(ahead: Mapping[str, Any] | None) -> str:
+    """Who is before a job, in kind: ``ahead: 1 premium, 2 standard jobs for 24 GPUs``; empty where nobody is known to be."""
+    counts = {tier: int(n) for tier, n in (ahead or {}).get("jobs", {}).items() if n}
+    if not counts:
+        return ""
+    kinds = by_tier_words(counts)
+    gpus = (ahead or {}).get("num_gpus")
+    wanted = f" for {_gpus(gpus)}" if gpus else ""
+    yours = (ahead or {}).get("yours")
+    own = f", {yours} of them yours" if yours else ""
+    return f"ahead: {kinds} {'job' if sum(counts.values()) == 1 else 'jobs'}{wanted}{own}"
+
+
+def span_words(seconds: float) -> str:
+    """``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    minutes = max(1, round(seconds / 60))
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def _place(job: Mapping[str, Any], length: int | None) -> str:
+    position = job.get("position") or job.get("queue_position")
+    if position is None:
+        return "New"
+    return f"Position {position} of {length}" if length and length >= position else f"Position {position}"
+
+
+def _start(job: Mapping[str, Any], now: float, clock: Callable[[float], str] | None) -> str:
+    reserved, start = job.get("reservation"), job.get("estimated_start")
+    late = reserved is not None and reserved["start"] < now - SOON_S
+    if reserved and not late:
+        start = reserved["start"] if start is None else min(start, reserved["start"])
+    if start is None:
+        from control_plane.queue.scheduler import Reason
+
+        return "" if job.get("reason") in (None, Reason.EXCEEDS_MAX_QUOTA) else "no start can be foreseen"
+    surely = "its reservation is late: a running job takes longer" if late else "reserved" if reserved else ""
+    if start - now < SOON_S:
+        return f"starts within a minute{f' ({surely})' if surely else ''}"
+    word, span = "by" if surely == "reserved" else "about", span_words(start - now)
+    if clock is None:
+        return f"starts in {'at most' if word == 'by' else word} {span}{f' ({surely})' if surely else ''}"
+    return f"starts {word} {clock(start)} (in {span}{f', {surely}' if surely else ''})"
+
+
+def by_tier_words(counts: Mapping[str, int]) -> str:
+    """``1 premium, 2 standard``: highest tier first."""
+    order = [t for t in TIERS if counts.get(t)] + sorted(t for t in counts if t not in TIERS)
+    return ", ".join(f"{counts[tier]} {tier}" for tier in order)
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"

@@ -1,0 +1,152 @@
+"""The queue in numbers: who waits for how long and why, promises kept and missed, what of the pools is used and what lies apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane.jobs.tables import attempts, jobs, reservations
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.queue.status import view
+from control_plane.queue.status.explanations import BARRED
+from control_plane.tenants.rules import TIERS
+
+WAITS_OVER = timedelta(hours=1)
+"""Jobs that were placed within this time speak for the queue."""
+QUANTILES = (0.5, 0.95)
+PROMISED = {name: timedelta(seconds=t.starts_within_s) for name, t in TIERS.items() if t.starts_within_s is not None}
+"""From submission, or the end of what its tenant's own cap or an operator's word kept it for, to the first start."""
+LATE = "(jobs.started_at - GREATEST(jobs.created_at, jobs.capped_at)) > :within"
+"""The first start, as the index over it is worded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolGauges:
+    gpus: int
+    """Of nodes that are ready."""
+    used: int
+    free: int
+    largest_free: int
+    """On one node."""
+    unusable: int
+    """Free, and would do for the widest job that waits for the pool if they lay together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueGauges:
+    waiting: Mapping[tuple[str, str], int]
+    """Jobs by tier and reason."""
+    waiting_gpus: Mapping[str, int]
+    """That they wait for, by tier."""
+    oldest_wait_s: Mapping[str, float]
+    """By tier, all stays in the queue together."""
+    ages_s: Mapping[tuple[str, float], float]
+    """The same by tier and quantile, of those that wait now."""
+    waits_s: Mapping[tuple[str, float], float]
+    """From queue to GPUs, by tier and quantile, over :data:`WAITS_OVER`."""
+    promised_waiting: Mapping[str, int]
+    """Jobs by tier that wait for their first start for longer than the tier promises, and could start if GPUs were free."""
+    promised_late: Mapping[str, int]
+    """Jobs by tier that started later than that, since the beginning."""
+    pools: Mapping[str, PoolGauges]
+    lost_gpu_s: float
+    """Work that was done again, since the beginning."""
+    overdue: Mapping[str, int]
+    """Reservations by what is overdue: `start` or `stop`."""
+    round: view.Round
+    round_age_s: float | None
+
+
+def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
+    """All of it on one connection."""
+    waited = _waited(now)
+    number = sa.func.count()
+    by_reason = sa.select(jobs.c.tier, jobs.c.reason, number, sa.func.sum(jobs.c.num_gpus), sa.func.max(waited))
+    rows = conn.execute(by_reason.where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier, jobs.c.reason)).all()
+    last = view.last_round(conn)
+    return QueueGauges(
+        waiting={(tier, reason or "New"): int(n) for tier, reason, n, _, _ in rows},
+        waiting_gpus={t: sum(int(gpus) for tier, _, _, gpus, _ in rows if tier == t) for t in {r.tier for r in rows}},
+        oldest_wait_s={t: max(float(oldest) for tier, _, _, _, oldest in rows if tier == t) for t in {r.tier for r in rows}},
+        ages_s=_ages(conn, now),
+        waits_s=_waits(conn, now - WAITS_OVER),
+        promised_waiting=_promised_waiting(conn, now),
+        promised_late=_promised_late(conn),
+        pools=_pools(conn, platform),
+        lost_gpu_s=float(
+            conn.execute(sa.select(sa.func.coalesce(sa.func.sum(attempts.c.lost_s), 0)).where(attempts.c.lost_s > 0)).scalar_one()
+        ),
+        overdue=_overdue(conn, now),
+        round=last,
+        round_age_s=None if last.last_at is None else max(0.0, (now - last.last_at).total_seconds()),
+    )
+
+
+def _waited(now: datetime) -> sa.ColumnElement[float]:
+    since = sa.func.coalesce(jobs.c.waiting_since, jobs.c.queued_at, sa.literal(now, sa.DateTime(timezone=True)))
+    stay = sa.func.extract("epoch", sa.literal(now, sa.DateTime(timezone=True)) - since)
+    return jobs.c.waited_s + sa.func.greatest(stay, 0)
+
+
+def _ages(conn: Connection, now: datetime) -> dict[tuple[str, float], float]:
+    waited = _waited(now)
+    columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
+    rows = conn.execute(sa.select(jobs.c.tier, *columns).where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier)).all()
+    return {(tier, q): float(v) for tier, *values in rows for q, v in zip(QUANTILES, values, strict=True)}
+
+
+def _waits(conn: Connection, since: datetime) -> dict[tuple[str, float], float]:
+    """Of first attempts only: a job that resumes keeps its place from before."""
+    waited = sa.func.extract("epoch", reservations.c.granted_at - jobs.c.queued_at)
+    columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
+    query = (
+        sa.select(jobs.c.tier, *columns)
+        .join(jobs, jobs.c.id == reservations.c.job_id)
+        .where(reservations.c.attempt == 1, reservations.c.granted_at >= since, jobs.c.queued_at <= reservations.c.granted_at)
+        .group_by(jobs.c.tier)
+    )
+    return {(tier, q): float(v) for tier, *values in conn.execute(query).all() for q, v in zip(QUANTILES, values, strict=True)}
+
+
+def _promised_waiting(conn: Connection, now: datetime) -> dict[str, int]:
+    found = {}
+    could_start = sa.func.coalesce(jobs.c.reason, "").not_in([str(r) for r in BARRED])
+    for tier, within in PROMISED.items():
+        late = sa.func.greatest(jobs.c.created_at, jobs.c.capped_at) < now - within
+        waits = sa.and_(jobs.c.state == JobState.QUEUED, jobs.c.tier == tier, jobs.c.started_at.is_(None))
+        found[tier] = int(conn.execute(sa.select(sa.func.count()).where(waits, late, could_start)).scalar_one())
+    return found
+
+
+def _promised_late(conn: Connection) -> dict[str, int]:
+    """From an index of first starts: only those that were late are touched."""
+    counts = {}
+    for tier, within in PROMISED.items():
+        query = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.tier == tier, sa.text(LATE).bindparams(within=within))
+        counts[tier] = int(conn.execute(query).scalar_one())
+    return counts
+
+
+def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
+    in_use = view.occupied(platform, conn)
+    widest = view.widest_waiting(conn, [u.pool for u in in_use])
+    return {
+        u.pool.name: PoolGauges(
+            gpus=u.pool.num_gpus,
+            used=u.used,
+            free=u.free,
+            largest_free=u.largest_free,
+            unusable=u.apart(widest.get(u.pool.name, 0)),
+        )
+        for u in in_use
+    }
+
+
+def _overdue(conn: Connection, now: datetime) -> dict[str, int]:
+    found: Sequence[view.Overdue] = view.overdue(conn, now)
+    return {kind: sum(1 for o in found if o.kind == kind) for kind in ("start", "stop")}

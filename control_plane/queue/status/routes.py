@@ -1,0 +1,36 @@
+"""``/v1/queue``: why the caller's jobs wait and when they start; ``/v1/admin/queue``: the whole of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import HTMLResponse, Response
+
+from control_plane.console.queue_page import queue_page
+from control_plane.http.authentication import OperatorPlatform, PlatformDep, Reader
+from control_plane.queue.status import documents, schemas, view
+
+router = APIRouter(prefix="/v1")
+MAX_SHOWN = 10_000
+"""Waiting jobs in one answer: the longest queue that is planned for."""
+POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+
+@router.get("/queue", tags=["queue"])
+def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Queue:
+    """Your waiting jobs: position, reason, expected start, who is ahead in kind; your running ones; GPUs in sums."""
+    return schemas.Queue.model_validate(documents.tenants_queue(view.of_tenant(platform, tenant)))
+
+
+@router.get(
+    "/admin/queue", tags=["operators"], response_model=schemas.OperatorQueue, responses={200: {"content": {"text/html": {}}}}
+)  # fmt: skip
+def of_all(
+    platform: OperatorPlatform, limit: Annotated[int, Query(ge=1, le=MAX_SHOWN)] = 200, accept: str = Header("application/json")
+) -> Response | schemas.OperatorQueue:
+    """The whole queue (the first `limit` that wait), nodes, reservations, recent use, rounds. As a page for `Accept: text/html`."""
+    found = documents.whole_queue(view.of_all(platform, limit=limit))
+    if "text/html" in accept:
+        return HTMLResponse(queue_page(found, now=platform.clock().timestamp()), headers=POLICY)
+    return schemas.OperatorQueue.model_validate(found)

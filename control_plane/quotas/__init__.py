@@ -1,0 +1,1 @@
+"""GPU-hours of tenants: rules, holds, enforcement of caps."""

@@ -1,0 +1,202 @@
+"""Quotas: whether a tenant's next job fits its limits, and what becomes of its jobs when a cap is reached.
+
+Pure: a snapshot in, a decision with its reason out. GPU time counts by calendar months in UTC, in GPU-seconds:
+
+1. *Used* is the time within the month of attempts that have ended and were not refunded, and of those that run now.
+   Waiting, preparation and evaluation use nothing.
+2. *Held* is what admitted jobs are still expected to take: from their admission until they are trained, or have
+   ended, or the cap pauses them.
+3. A job is admitted while used and held and its own expected time stay within the hard cap.
+4. What exceeds the soft limit runs, and is billed as overage.
+5. Once what is used reaches the hard cap, running jobs are paused at their next checkpoint and queued ones wait.
+6. A job paused by rule 5 goes on when the rest of it fits again; one whose rest is larger than the whole cap goes on when nothing
+   else is used or held in the month.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal, NamedTuple
+
+from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS, Tenant, tier_named
+
+HOUR_S = 3600.0
+THRESHOLDS = (80, 100)
+"""Percents of the soft limit and of the hard cap that a tenant is told of: at the first there is time to act."""
+HARD_CAP_REACHED = "hard_cap_reached"
+"""Reason of a job that rule 5 paused, and code of its event."""
+ON_HARD_CAP = (
+    "When the GPU time used this month reaches the hard cap, running jobs are paused at their next checkpoint and queued jobs wait; "
+    "nothing is lost. They go on by themselves when the cap is raised or the next month (UTC) begins."
+)
+NO_HARD_CAP = "There is no hard cap: jobs run on, and what exceeds the soft limit is billed as overage."
+SLACK_S = 1e-6
+"""Of comparisons: sums of floating-point seconds."""
+
+
+class Month(NamedTuple):
+    """A calendar month in UTC."""
+
+    name: str
+    """``yyyy-mm``."""
+    begins: datetime
+    ends: datetime
+
+
+def month_of(now: datetime) -> Month:
+    """The month that `now` is in."""
+    at = now.astimezone(UTC)
+    begins = datetime(at.year, at.month, 1, tzinfo=UTC)
+    ends = datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC)
+    return Month(name=f"{at:%Y-%m}", begins=begins, ends=ends)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """GPU-seconds of a tenant in a month."""
+
+    settled_s: float = 0.0
+    """Of attempts that have ended."""
+    running_s: float = 0.0
+    held_s: float = 0.0
+
+    @property
+    def used_s(self) -> float:
+        return self.settled_s + self.running_s
+
+    @property
+    def committed_s(self) -> float:
+        """Used already, and promised to jobs that were admitted."""
+        return self.used_s + self.held_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What a tenant holds now; taken under the lock of its row, or two submissions see the same room."""
+
+    jobs_in_flight: int
+    standing: Standing = Standing()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """What a submission asks for, as far as limits go."""
+
+    tier: str
+    full_parameters: bool = False
+    num_parameters: int = 0
+    """Of the base model."""
+    gpu_seconds: float = 0.0
+    """Expected."""
+
+
+class Refusal(NamedTuple):
+    code: str
+    detail: str
+    left_s: float | None = None
+    """GPU-seconds that the hard cap leaves, where they are too few."""
+
+
+class Threshold(NamedTuple):
+    """A share of a limit that was reached."""
+
+    limit: Literal["soft", "hard"]
+    percent: int
+    gpu_hours: float
+    """The whole limit."""
+
+
+def admit(tenant: Tenant, usage: Usage, ask: Ask) -> Refusal | None:
+    """None if the job may enter, else why not. The rules, in the order in which they are tried:
+
+    1. A job runs in its tenant's tier or in a lower one.
+    2. Full-parameter training and 70B-class models are for tiers that include them.
+    3. Jobs in flight stay within the tenant's limit.
+    4. Expected GPU time stays within the hard cap (:func:`fits`).
+    """
+    tiers = ("free", "standard", "premium")
+    if tiers.index(tier_named(ask.tier).name) > tiers.index(tier_named(tenant.tier).name):
+        return Refusal("tier_not_allowed", f"tier {ask.tier} is above the tenant's tier {tenant.tier}; ask for {tenant.tier} or less")
+    may_train_full = tier_named(ask.tier).may_train_full
+    if ask.full_parameters and not may_train_full:
+        return Refusal("tier_not_allowed", f"full-parameter training is not part of tier {ask.tier}; use method lora, or tier premium")
+    if ask.num_parameters >= LARGE_MODEL_PARAMETERS and not may_train_full:
+        size = f"{ask.num_parameters / 1e9:.0f}B"
+        return Refusal(
+            "tier_not_allowed",
+            f"a model of {size} parameters is not part of tier {ask.tier}, whose limit is {LARGE_MODEL_PARAMETERS / 1e9:.0f}B; "
+            "choose a smaller model, or tier premium",
+        )
+    if usage.jobs_in_flight >= tenant.max_jobs_in_flight:
+        return Refusal(
+            "exceeded_quota",
+            f"{usage.jobs_in_flight} jobs are in flight and the limit of tenant {tenant.id} is {tenant.max_jobs_in_flight}; "
+            "wait until one ends, or cancel one",
+        )
+    return fits(tenant, usage.standing, ask.gpu_seconds)
+
+
+def fits(tenant: Tenant, standing: Standing, gpu_seconds: float) -> Refusal | None:
+    """None if the hard cap leaves room for `gpu_seconds` beside what is used and held."""
+    cap = tenant.hard_gpu_hours
+    if cap is None or standing.committed_s + gpu_seconds <= cap * HOUR_S + SLACK_S:
+        return None
+    onward = (
+        f"wait for jobs that hold time to end or cancel one, ask your operator for a higher cap than tier {tenant.tier} has, or submit "
+        "again next month (UTC)"
+        if gpu_seconds <= cap * HOUR_S
+        else "train fewer epochs or fewer rows, choose a smaller model, or ask your operator for a higher cap"
+    )
+    return Refusal(
+        "exceeded_quota",
+        f"the job is expected to take {hours(gpu_seconds)} GPU-hours; of the {cap:g} that tenant {tenant.id} has this month "
+        f"{hours(standing.used_s)} are used and {hours(standing.held_s)} held by jobs that were admitted. Next: {onward}",
+        left_s=left_s(tenant, standing),
+    )
+
+
+def left_s(tenant: Tenant, standing: Standing) -> float | None:
+    """What the hard cap leaves for further jobs; None without one."""
+    return None if tenant.hard_gpu_hours is None else max(0.0, tenant.hard_gpu_hours * HOUR_S - standing.committed_s)
+
+
+def overage_s(tenant: Tenant, standing: Standing, gpu_seconds: float) -> float:
+    """How much of a job of `gpu_seconds` exceeds the soft limit, if all that is held is used."""
+    if tenant.soft_gpu_hours is None:
+        return 0.0
+    within = max(0.0, tenant.soft_gpu_hours * HOUR_S - standing.committed_s)
+    return max(0.0, gpu_seconds - within)
+
+
+def at_cap(tenant: Tenant, standing: Standing) -> bool:
+    """Rule 5: what is used has reached the hard cap; what is merely held has not."""
+    return tenant.hard_gpu_hours is not None and standing.used_s >= tenant.hard_gpu_hours * HOUR_S - SLACK_S
+
+
+def may_go_on(tenant: Tenant, standing: Standing, rest_s: float) -> Refusal | None:
+    """Rule 6, for a job with `rest_s` to go."""
+    refusal = fits(tenant, standing, rest_s)
+    cap = tenant.hard_gpu_hours
+    alone = cap is not None and cap > 0 and standing.committed_s <= SLACK_S and rest_s > cap * HOUR_S
+    return None if alone else refusal
+
+
+def reached(tenant: Tenant, standing: Standing) -> Iterator[Threshold]:
+    """Shares of the limits that what is used has reached, the smaller first."""
+    for limit, gpu_hours in (("soft", tenant.soft_gpu_hours), ("hard", tenant.hard_gpu_hours)):
+        for percent in THRESHOLDS:
+            if gpu_hours and standing.used_s >= gpu_hours * HOUR_S * percent / 100 - SLACK_S:
+                yield Threshold("soft" if limit == "soft" else "hard", percent, gpu_hours)
+
+
+def promised_start(tier: str, created_at: datetime) -> datetime | None:
+    """By when a job of this tier is promised to start; None: best effort, its wait has no bound."""
+    within = tier_named(tier).starts_within_s
+    return None if within is None else created_at + timedelta(seconds=within)
+
+
+def hours(gpu_seconds: float) -> str:
+    """GPU-hours as a person reads them: a short job is not 0."""
+    return f"{gpu_seconds / HOUR_S:.4g}"

@@ -1,0 +1,339 @@
+"""GPU-hours of tenants: what is used, what runs, what is held, and the holds of admitted jobs.
+
+A hold is the whole expected time of a job, written in the transaction that admits it, under the lock of the tenant's row; what the
+job has used already is taken off when it is counted. :func:`_time_used` alone knows where used time stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.pool import Pool
+
+from control_plane.billing.tables import ledger_entries
+from control_plane.jobs.tables import attempts, jobs, quota_holds, reservations
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.quotas import rules as quotas
+from control_plane.quotas.rules import HARD_CAP_REACHED, HOUR_S, Month, Refusal, Standing, month_of
+from control_plane.tenants.rules import Tenant
+from control_plane.tenants.service import tenant_of
+from control_plane.tenants.tables import tenants
+
+METERING_LAG = timedelta(hours=1)
+"""How long an attempt that has ended may be missing in the ledger and still counts; one that is never entered is not billed."""
+SEEN_FOR = timedelta(minutes=1)
+"""How long a sum of used time may decide that a cap is far: entries that come late, or are given back, are seen by then."""
+CAPPED_FOR = timedelta(seconds=5)
+"""The same of a cap that is reached: a refund lets jobs start by then; a higher cap does at once."""
+LEAST_REST_S = 60.0
+"""What a job that has used more than it held is taken to need still, on each GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobQuota:
+    """What one job means for its tenant's month."""
+
+    tenant: Tenant
+    month: Month
+    standing: Standing
+    """Without the job."""
+    gpu_seconds: float
+    """Expected of the job, what it has used included."""
+    counted: bool
+    """From counted tokens; else a first estimate."""
+
+    def to_dict(self) -> dict[str, Any]:
+        left = quotas.left_s(self.tenant, self.standing)
+        over = quotas.overage_s(self.tenant, self.standing, self.gpu_seconds)
+        return {
+            "month": self.month.name,
+            "used_gpu_hours": in_hours(self.standing.used_s),
+            "held_gpu_hours": in_hours(self.standing.held_s),
+            "soft_gpu_hours": self.tenant.soft_gpu_hours,
+            "hard_gpu_hours": self.tenant.hard_gpu_hours,
+            "left_gpu_hours": None if left is None else in_hours(left),
+            "job_gpu_hours": in_hours(self.gpu_seconds),
+            "counted": self.counted,
+            "fits": quotas.fits(self.tenant, self.standing, self.gpu_seconds) is None,
+            "goes_into_overage": over > 0,
+            "overage_gpu_hours": in_hours(over),
+            "on_hard_cap": on_hard_cap(self.tenant),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TenantQuota:
+    """A tenant's limits and where it stands."""
+
+    tenant: Tenant
+    month: Month
+    standing: Standing
+    jobs_in_flight: int
+    paused_for_cap: int
+
+
+def in_hours(gpu_seconds: float) -> float:
+    return round(gpu_seconds / HOUR_S, 6)
+
+
+def on_hard_cap(tenant: Tenant) -> str:
+    """What will happen, in words."""
+    return quotas.NO_HARD_CAP if tenant.hard_gpu_hours is None else quotas.ON_HARD_CAP
+
+
+def lock(conn: Connection, tenant: str) -> RowMapping:
+    """The tenant's row, locked until the transaction ends: nobody else admits a job of this tenant meanwhile.
+
+    Taken before the lock of any job. Rows that merely refer to the tenant are written by others all the same.
+    """
+    query = sa.select(tenants).where(tenants.c.id == tenant).with_for_update(key_share=True)
+    return conn.execute(query).mappings().one()
+
+
+def standing(conn: Connection, tenant: str, now: datetime, *, without: str | None = None) -> Standing:
+    """Where the tenant stands in the month of `now`; `without` what one job holds and has used."""
+    return standings(conn, [tenant], now, without=without)[tenant]
+
+
+def standings(conn: Connection, tenant_ids: Collection[str], now: datetime, *, without: str | None = None) -> dict[str, Standing]:
+    """The same of several tenants, with one query."""
+    parts = sa.union_all(*_time_used(tenant_ids, now, without), _time_held(tenant_ids, now, without))
+    found: dict[str, dict[str, float]] = {tenant: {} for tenant in tenant_ids}
+    for tenant, part, seconds in conn.execute(parts):
+        found[tenant][part] = float(seconds or 0.0)
+    return {tenant: Standing(**parts) for tenant, parts in found.items()}
+
+
+def left(platform: Platform, tenant_ids: Collection[str]) -> dict[str, float | None]:
+    """GPU-seconds that the hard caps of these tenants leave for further jobs; None without a cap."""
+    if not tenant_ids:
+        return {}
+    with platform.engine.connect() as conn:
+        owners = [tenant_of(r) for r in conn.execute(sa.select(tenants).where(tenants.c.id.in_(tenant_ids))).mappings()]
+        at = standings(conn, tenant_ids, platform.clock())
+    return {owner.id: quotas.left_s(owner, at[owner.id]) for owner in owners}
+
+
+def tenant_quota(platform: Platform, tenant: str) -> TenantQuota:
+    """Limits and standing of a tenant, for itself."""
+    now = platform.clock()
+    live = jobs.c.state.not_in([s.value for s in FINAL])
+    capped = (jobs.c.state == JobState.PAUSED.value) & (jobs.c.reason == HARD_CAP_REACHED)
+    counts = sa.select(sa.func.count(), sa.func.count().filter(capped)).where(jobs.c.tenant_id == tenant, live)
+    with platform.engine.connect() as conn:
+        owner = tenant_of(conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one())
+        in_flight, paused = conn.execute(counts).one()
+        now_at = standing(conn, tenant, now)
+    return TenantQuota(tenant=owner, month=month_of(now), standing=now_at, jobs_in_flight=in_flight, paused_for_cap=paused)
+
+
+def of_job(platform: Platform, tenant: str, job_id: str) -> JobQuota:
+    """What an admitted job means for the month; one that is trained, or was paused for the cap, takes nothing more."""
+    with platform.engine.connect() as conn:
+        held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_(None))).first()
+        return _job_quota(
+            conn, tenant, platform.clock(), gpu_seconds=held.gpu_seconds if held else 0.0, counted=held is not None and held.counted,
+            without=job_id,
+        )  # fmt: skip
+
+
+def of_estimate(platform: Platform, tenant: str, gpu_seconds: float, *, counted: bool) -> JobQuota:
+    """What a job that takes `gpu_seconds` would mean for the month."""
+    with platform.engine.connect() as conn:
+        return _job_quota(conn, tenant, platform.clock(), gpu_seconds=gpu_seconds, counted=counted)
+
+
+def _job_quota(
+    conn: Connection, tenant: str, now: datetime, *, gpu_seconds: float, counted: bool, without: str | None = None
+) -> JobQuota:  # fmt: skip
+    owner = tenant_of(conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one())
+    others = standing(conn, tenant, now, without=without)
+    return JobQuota(tenant=owner, month=month_of(now), standing=others, gpu_seconds=gpu_seconds, counted=counted)
+
+
+def hold(conn: Connection, tenant: str, job_id: str, gpu_seconds: float, *, counted: bool, now: datetime) -> None:
+    """Hold `gpu_seconds` for the whole of a job, instead of what was held for it before; under :func:`lock`."""
+    values = {"job_id": job_id, "tenant_id": tenant, "gpu_seconds": gpu_seconds, "counted": counted, "created_at": now}
+    changed = {"gpu_seconds": gpu_seconds, "counted": counted, "released_at": None}
+    conn.execute(insert(quota_holds).values(**values).on_conflict_do_update(index_elements=["job_id"], set_=changed))
+
+
+def hold_counted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: float, now: datetime) -> Refusal | None:
+    """Hold what was counted instead of the first estimate; a refusal, and nothing changes, where that is more and does not fit."""
+    before = conn.execute(sa.select(quota_holds.c.gpu_seconds).where(quota_holds.c.job_id == job_id)).scalar() or 0.0
+    if gpu_seconds > before:
+        refusal = quotas.fits(tenant_of(owner), standing(conn, owner["id"], now, without=job_id), gpu_seconds)
+        if refusal is not None:
+            return refusal
+    hold(conn, owner["id"], job_id, gpu_seconds, counted=True, now=now)
+    return None
+
+
+def hold_again(conn: Connection, owner: RowMapping, job: RowMapping, now: datetime) -> Refusal | None:
+    """Hold the rest of a job whose hold was released when the cap paused it; a job that holds its time keeps it."""
+    held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job["id"])).mappings().one_or_none()
+    if held is None or held["released_at"] is None:
+        return None
+    used = float(conn.execute(sa.select(_used_by(sa.literal(job["id"]), now))).scalar_one())
+    rest = _rest(job, held["gpu_seconds"], used)
+    refusal = quotas.may_go_on(tenant_of(owner), standing(conn, owner["id"], now), rest)
+    if refusal is None:
+        hold(conn, owner["id"], job["id"], used + rest, counted=held["counted"], now=now)
+    return refusal
+
+
+def _rest(job: RowMapping, expected_s: float, used_s: float) -> float:
+    """What a job still needs: by its steps, at the pace so far, where it has made some; else what it has not used of its hold."""
+    step, total = int(job["step"] or 0), int(job["total_steps"] or 0)
+    if used_s > 0 and 0 < step <= total:
+        return used_s * (total - step) / step
+    return max(expected_s - used_s, LEAST_REST_S * int(job["num_gpus"]))
+
+
+def release(conn: Connection, job_id: str, now: datetime) -> None:
+    """Give back what is held for a job."""
+    release_all(conn, [job_id], now)
+
+
+def release_all(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
+    """Give back what is held for these jobs."""
+    this = quota_holds.c.job_id.in_(job_ids) & quota_holds.c.released_at.is_(None)
+    conn.execute(sa.update(quota_holds).where(this).values(released_at=now))
+
+
+def capped(conn: Connection, tenant_ids: Collection[str], now: datetime, *, num_gpus: int) -> dict[str, str]:
+    """Of these tenants, those whose hard cap is reached, with the reason in words.
+
+    It is asked every second. What a tenant has used is summed up again only once it could have reached its cap since, on all
+    `num_gpus` that there are; of one that has reached it every few seconds, and of any other at least once a minute.
+    """
+    if not tenant_ids:
+        return {}
+    rows = [tenant_of(r) for r in conn.execute(sa.select(tenants).where(tenants.c.id.in_(tenant_ids))).mappings()]
+    having = [t for t in rows if t.hard_gpu_hours is not None]
+    known = _SEEN.setdefault(conn.engine.pool, {})
+    due = [t.id for t in having if t.id not in known or not known[t.id].still_tells(t, now, num_gpus)]
+    if due:
+        known.update({tenant: _Seen(at=now, standing=at) for tenant, at in standings(conn, due, now).items()})
+    return {t.id: cap_reached(t, known[t.id].standing, now) for t in having if quotas.at_cap(t, known[t.id].standing)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """A standing, and when it was summed up."""
+
+    at: datetime
+    standing: Standing
+
+    def still_tells(self, tenant: Tenant, now: datetime, num_gpus: int) -> bool:
+        """Whether the cap is reached, or is not yet, as it was then."""
+        age = now - self.at
+        if age < timedelta(0) or month_of(self.at) != month_of(now):
+            return False
+        if quotas.at_cap(tenant, self.standing):
+            return age < CAPPED_FOR
+        at_most = Standing(settled_s=self.standing.used_s + age.total_seconds() * num_gpus)
+        return age < SEEN_FOR and not quotas.at_cap(tenant, at_most)
+
+
+_SEEN: WeakKeyDictionary[Pool, dict[str, _Seen]] = WeakKeyDictionary()
+"""By database (its connections' pool, which all scopes of an engine share) and tenant."""
+
+
+def cap_reached(tenant: Tenant, at: Standing, now: datetime) -> str:
+    """What a job that waits for its tenant's cap is told."""
+    return (
+        f"{quotas.hours(at.used_s)} of the {tenant.hard_gpu_hours:g} GPU-hours of tenant {tenant.id} are used this month: the hard cap is "
+        f"reached. The job goes on when the cap is raised, or from {month_of(now).ends:%Y-%m-%d} 00:00 UTC"
+    )
+
+
+def _time_used(tenant_ids: Collection[str], now: datetime, without: str | None) -> tuple[sa.Select[Any], sa.Select[Any]]:
+    """GPU-seconds used in the month, by tenant: of attempts in the ledger, and of those that run or are not entered yet."""
+    month = month_of(now)
+    entry = ledger_entries
+    others = entry.c.job_id.is_distinct_from(without) if without else sa.true()
+    settled = (
+        sa.select(entry.c.tenant_id, sa.literal("settled_s"), sa.func.sum(_net_s(entry) * _share_since(entry, month.begins)))
+        .where(entry.c.tenant_id.in_(tenant_ids), entry.c.occurred_at >= month.begins, entry.c.occurred_at < month.ends)
+        .where(entry.c.kind == "usage", others)
+        .group_by(entry.c.tenant_id)
+    )
+    live = sa.or_(jobs.c.state.not_in([s.value for s in FINAL]), jobs.c.finished_at > now - METERING_LAG)
+    mine = (jobs.c.tenant_id.in_(tenant_ids), live, jobs.c.id != without if without else sa.true())
+    running = (
+        sa.select(jobs.c.tenant_id, sa.literal("running_s"), sa.func.sum(_elapsed(now, since=month.begins)))
+        .select_from(jobs.join(reservations, reservations.c.job_id == jobs.c.id).join(attempts, _same_attempt()))
+        .where(*mine, *_open(now))
+        .group_by(jobs.c.tenant_id)
+    )
+    return settled, running
+
+
+def _time_held(tenant_ids: Collection[str], now: datetime, without: str | None) -> sa.Select[Any]:
+    held = quota_holds.c
+    rest = sa.func.greatest(0.0, held.gpu_seconds - _used_by(held.job_id, now))
+    query = sa.select(held.tenant_id, sa.literal("held_s"), sa.func.sum(rest)).where(
+        held.tenant_id.in_(tenant_ids), held.released_at.is_(None)
+    )
+    return (query if without is None else query.where(held.job_id != without)).group_by(held.tenant_id)
+
+
+def _used_by(job_id: sa.ColumnElement[str], now: datetime) -> sa.ColumnElement[float]:
+    """GPU-seconds that a job has used, in whatever months."""
+    entry = ledger_entries.alias()
+    settled = sa.select(sa.func.coalesce(sa.func.sum(_net_s(entry)), 0.0)).where(entry.c.job_id == job_id, entry.c.kind == "usage")
+    running = (
+        sa.select(sa.func.coalesce(sa.func.sum(_elapsed(now)), 0.0))
+        .select_from(reservations.join(attempts, _same_attempt()))
+        .where(reservations.c.job_id == job_id, *_open(now))
+    )
+    return settled.scalar_subquery() + running.scalar_subquery()
+
+
+def _net_s(entry: sa.FromClause) -> sa.ColumnElement[float]:
+    """GPU-seconds of an entry of usage, less what was given back of its attempt, whenever that was."""
+    refund = ledger_entries.alias()
+    same = (refund.c.job_id == entry.c.job_id) & (refund.c.attempt == entry.c.attempt) & (refund.c.kind == "refund")
+    back = sa.select(sa.func.coalesce(sa.func.sum(refund.c.gpu_seconds), 0.0)).where(same)
+    return sa.func.greatest(0.0, entry.c.gpu_seconds - back.correlate(entry).scalar_subquery())
+
+
+def _share_since(entry: sa.FromClause, begins: datetime) -> sa.ColumnElement[float]:
+    """How much of an attempt that has ended ran after `begins`; all of what was entered without its times."""
+    started, ended = (_time_ms(entry, name) for name in ("started", "ended"))
+    after = (ended - begins.timestamp() * 1000.0) / sa.func.nullif(ended - started, 0.0)
+    return sa.case((after.is_(None), 1.0), else_=sa.func.least(1.0, sa.func.greatest(0.0, after)))  # both of which pass over nulls
+
+
+def _time_ms(entry: sa.FromClause, name: str) -> sa.ColumnElement[float]:
+    """A time of an entry's detail; entries of the first format have it in seconds."""
+    ms, s = (sa.cast(entry.c.detail[f"{name}_{unit}"].astext, sa.Float) for unit in ("ms", "at"))
+    return sa.func.coalesce(ms, s * 1000.0)
+
+
+def _open(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    """Attempts that run, or have ended just now and are not in the ledger yet."""
+    entry = ledger_entries.alias()
+    entered = sa.exists().where(entry.c.job_id == attempts.c.job_id, entry.c.attempt == attempts.c.attempt, entry.c.kind == "usage")
+    late = sa.and_(reservations.c.released_at > now - METERING_LAG, ~entered)
+    return attempts.c.started_at.is_not(None), sa.or_(reservations.c.released_at.is_(None), late)
+
+
+def _same_attempt() -> sa.ColumnElement[bool]:
+    return (attempts.c.job_id == reservations.c.job_id) & (attempts.c.attempt == reservations.c.attempt)
+
+
+def _elapsed(now: datetime, *, since: datetime | None = None) -> sa.ColumnElement[float]:
+    """GPU-seconds of an attempt up to `now`, of those after `since`."""
+    began = attempts.c.started_at if since is None else sa.func.greatest(attempts.c.started_at, since)
+    spent = sa.extract("epoch", sa.func.coalesce(attempts.c.ended_at, now) - began)
+    return sa.cast(sa.func.greatest(0, spent) * reservations.c.num_gpus, sa.Float)

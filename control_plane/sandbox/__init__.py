@@ -1,0 +1,1 @@
+"""Child processes with limits, for files that tenants upload."""

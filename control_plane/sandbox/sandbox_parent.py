@@ -1,0 +1,148 @@
+"""Runs work on a tenant's bytes in a child process, so that neither its memory nor its death is that of the server.
+
+The child is a module of :mod:`control_plane.sandbox.sandbox_child`'s form. It leads a process group, which is ended when its memory
+or its time passes a limit, when it says nothing for long, and when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from control_plane.sandbox.group_memory import used_bytes
+from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT, write_whole
+from control_plane.sandbox.task_validate import Order, Validated
+from ft_assets.datasets.progress import Progress
+from ft_assets.errors import FtError, Unavailable, family
+
+CRASHED = "validation_crashed"
+"""Of a child that died or was ended: the platform is at fault, and the file may be tried again."""
+VALIDATOR = "control_plane.sandbox.task_validate"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED", "NUMBA_CACHE_DIR")
+"""The rest of the environment stays here: database URLs, API keys and cloud credentials are there."""
+POLL_S = 0.1
+SILENT_FOR_S = 900.0
+"""Seconds without any progress after which a child counts as hung; the longest silent stage of 10M rows, the writing of
+duplicates' verdicts, takes a tenth of it."""
+WALL_BASE_S = 120.0
+"""What any file may take: a hundred times the start of a child and its reading of a small file."""
+SLOWEST_BYTES_PER_S = 500_000
+"""A thirtieth of what one core validates of 1 KB chat rows (15,000 a second): a busy machine, a slow tokenizer, every check on."""
+LOG_BYTES = 2000
+"""Of the end of a dead child's output, for the operator's log."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a child may use before it is ended."""
+
+    wall_s: float
+    memory_bytes: int = 3 * GIB
+    """Of all its processes: half as much again as the 2 GiB in which 10M rows are validated."""
+    silent_for_s: float = SILENT_FOR_S
+
+
+def wall_s(num_bytes: int) -> float:
+    """Seconds that the validation of so many bytes, uncompressed, may take."""
+    return WALL_BASE_S + num_bytes / SLOWEST_BYTES_PER_S
+
+
+def validate_apart(
+    order: Order, directory: Path, *, limits: Limits, progress: Callable[[Progress], None] | None = None
+) -> Validated:  # fmt: skip
+    """Carry out `order` by a child that works in `directory`."""
+    try:
+        return Validated(**carry_out_apart(VALIDATOR, order.to_dict(), directory, limits=limits, what=order.filename, progress=progress))
+    except Unavailable as error:
+        if error.code != Unavailable.default_code:
+            raise
+        raise FtError(error.message, code=CRASHED) from error  # one of its workers died
+
+
+def carry_out_apart(
+    module: str, order: Mapping[str, Any], directory: Path, *, limits: Limits, what: str,
+    progress: Callable[[Progress], None] | None = None, secret: str = "", environment: Sequence[str] = (),
+    command: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """What `module` makes of `order` as a child that works in `directory`.
+
+    An error of our family that the child ends with is raised here; one with the code `CRASHED` says how the child died.
+    `secret` goes to it through a pipe and into no file; `environment` names variables that it is given beyond `PASSED_ON`.
+    Whatever happens, no process of it is left.
+    """
+    write_whole(directory / ORDER, order)
+    with (directory / "log").open("wb") as log:
+        child = subprocess.Popen(
+            [*(command or (sys.executable, "-m", module)), str(directory)], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True, env=_environment(environment), cwd=directory,
+        )  # fmt: skip
+    assert child.stdin is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it died at once, and what follows tells how
+            child.stdin.write(f"{json.dumps(secret)}\n".encode())
+            child.stdin.flush()
+        _watch(child, directory, what, limits, progress)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+    return _answer(child.returncode, directory, what)
+
+
+def _watch(child: subprocess.Popen[bytes], directory: Path, what: str, limits: Limits, progress: Callable[[Progress], None] | None) -> None:
+    started_at = heard_at = time.monotonic()
+    seen = ""
+    while child.poll() is None:
+        time.sleep(POLL_S)
+        with contextlib.suppress(OSError):
+            if (said := (directory / PROGRESS).read_text()) != seen:
+                seen, heard_at = said, time.monotonic()
+                if progress is not None:
+                    progress(Progress(**json.loads(said)))
+        if (used := used_bytes(child.pid, at_least=limits.memory_bytes)) > limits.memory_bytes:
+            allowed = f"{limits.memory_bytes / GIB:.3g} GiB of memory that one file may take"
+            raise FtError(f"{what} needed {used / GIB:.3g} GiB, more than the {allowed}, and its reading was ended", code=CRASHED)
+        if (now := time.monotonic()) - heard_at > limits.silent_for_s:
+            raise FtError(f"the reading of {what} made no progress for {limits.silent_for_s:g} s and was ended", code=CRASHED)
+        if now - started_at > limits.wall_s:
+            raise FtError(f"{what} was not read within the {limits.wall_s:.0f} s that a file of its size may take", code=CRASHED)
+
+
+def _answer(returncode: int, directory: Path, what: str) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        answer: dict[str, Any] = json.loads((directory / RESULT).read_text())
+        return answer
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        failure = json.loads((directory / FAILURE).read_text())
+        kind = {c.__name__: c for c in family()}[failure["class"]]
+        raise kind(failure["message"], code=failure["code"], param=failure["param"])
+    raise _crashed(returncode, directory, what)
+
+
+def _crashed(returncode: int, directory: Path, what: str) -> FtError:
+    how = f"exit code {returncode}"
+    if returncode < 0:
+        how = f"signal {signal.Signals(-returncode).name}"
+        how += ", as when memory runs out" if returncode == -signal.SIGKILL else ""
+    end = (directory / "log").read_bytes()[-LOG_BYTES:].decode(errors="replace").strip()
+    error = FtError(f"the process that read {what} died ({how})", code=CRASHED)
+    error.add_note(end or "it left no output")
+    return error
+
+
+def _environment(also: Sequence[str]) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k in PASSED_ON or k in also or k.startswith("LC_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])}

@@ -1,0 +1,44 @@
+"""One export as a process of its own: it loads weights, and what it needs of memory is not the server's (see ``isolation``).
+
+``python -m control_plane.sandbox.task_export DIRECTORY``: the order says what to make; the archive is left in the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from control_plane.sandbox.sandbox_child import main
+from ft_assets.adapters.exports.build import Order, build
+from ft_assets.datasets.progress import Progress
+
+BEAT_S = 1.0
+
+
+def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+    scratch = Path.cwd() / "work"
+    scratch.mkdir()
+    tempfile.tempdir = str(scratch)  # a whole model passes through it, and /tmp may be small
+    stage = ["starting"]
+    threading.Thread(target=_tell, args=(stage, progress), daemon=True).start()
+    built = build(Order.from_dict(order), scratch, say=lambda said: stage.__setitem__(0, said))
+    return {**asdict(built), "archive": str(built.archive)}
+
+
+def _tell(stage: list[str], progress: Callable[[Progress], None]) -> None:
+    """The stage and seconds so far: a sign of life while a library computes."""
+    started = time.monotonic()
+    while True:
+        progress(Progress(stage=stage[0], rows=int(time.monotonic() - started), bytes=0, total_bytes=0))
+        time.sleep(BEAT_S)
+
+
+if __name__ == "__main__":
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    main(_work)

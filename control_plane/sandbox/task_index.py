@@ -1,0 +1,35 @@
+"""One index over evaluation suites, built as a process of its own (see ``isolation``): a tenant chooses what it is built of.
+
+``python -m control_plane.sandbox.task_index DIRECTORY``: the order names the suites that ship, the items' file of each other,
+and the target.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from control_plane.sandbox.sandbox_child import main
+from ft_assets.datasets.progress import Progress
+
+
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> dict[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
+    from ft_assets.datasets.checks.contamination import SuiteGrams, SuiteIndex
+    from ft_assets.datasets.checks.shipped_suites import shipped_suites
+
+    shipped = {suite.name: suite.grams() for suite in shipped_suites() if suite.name in order["shipped"]}
+    registered = {label: SuiteGrams.of(_items(Path(path))) for label, path in order["suites"].items()}
+    SuiteIndex.from_grams({**shipped, **registered}).save(Path(order["target"]))
+    return {}
+
+
+def _items(path: Path) -> Iterator[str]:
+    with path.open() as stream:
+        for line in stream:
+            yield json.loads(line)
+
+
+if __name__ == "__main__":
+    main(_work)

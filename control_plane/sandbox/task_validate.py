@@ -1,0 +1,111 @@
+"""One validation: an order that says everything, and what came of it.
+
+``python -m control_plane.sandbox.task_validate DIRECTORY`` carries one out as a process of its own, which holds no secret
+(see ``control_plane.sandbox.sandbox_parent``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from control_plane.sandbox.sandbox_child import main
+from ft_assets.datasets.ingest import Policies, validate_file
+from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
+from ft_assets.datasets.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What is validated, and how."""
+
+    path: Path
+    filename: str
+    output: Path
+    """Where the good rows go."""
+    called: str = ""
+    """How commands that the report proposes name the file: its id at the Hub; empty: by `filename`."""
+    column_map: Mapping[str, str] = field(default_factory=dict)
+    policies: Policies = field(default_factory=Policies)
+    model_dir: Path | None = None
+    """Of the base model whose tokenizer counts; None: no tokens are counted."""
+    max_seq_len: int | None = None
+    suites: Path | None = None
+    """Directory of the index of evaluation suites; None: no search for contamination."""
+
+    max_workers: int = 1
+    """Worker processes of a file that is large enough for some."""
+    classifier: str = "builtin"
+    """That of the toxicity check; see ``ft_assets.datasets.checks.toxicity``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        paths = {name: None if (path := getattr(self, name)) is None else str(path) for name in ("path", "output", "model_dir", "suites")}
+        return {
+            **paths,
+            "filename": self.filename,
+            "called": self.called,
+            "column_map": dict(self.column_map),
+            "policies": asdict(self.policies),
+            "max_seq_len": self.max_seq_len,
+            "max_workers": self.max_workers,
+            "classifier": self.classifier,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        paths = {name: None if data[name] is None else Path(data[name]) for name in ("path", "output", "model_dir", "suites")}
+        return cls(**{**data, **paths, "policies": Policies(**data["policies"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validated:
+    report: dict[str, Any]
+    content_sha256: str
+    num_rows: int
+    """Rows kept."""
+
+
+def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = None) -> Validated:
+    """Validate in this process, and a large file in worker processes of it."""
+    parallel = order.path.stat().st_size >= PARALLEL_FROM_BYTES
+    result = validate_file(
+        order.path,
+        filename=order.filename,
+        called=order.called,
+        column_map=order.column_map or None,
+        policies=order.policies,
+        output=order.output,
+        model_dir=order.model_dir,
+        max_seq_len=order.max_seq_len,
+        suites=order.suites,
+        classifier=order.classifier,
+        progress=progress,
+        workers=min(os.cpu_count() or 1, order.max_workers) if parallel else 1,
+    )
+    return Validated(report=result.report.to_dict(), content_sha256=result.content_sha256, num_rows=result.num_rows)
+
+
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+    return asdict(carry_out(Order.from_dict(order), progress=progress))
+
+
+class Unused:
+    """Hides modules that pyarrow (at its first column) and numba (before its first kernel) import only because they are there: half of
+    the CPU time of a small file."""
+
+    NAMES = ("pandas", "scipy")
+
+    @classmethod
+    def find_spec(cls, name: str, *_: object) -> None:
+        """Of ``importlib.abc.MetaPathFinder``: other modules are left to the next finder."""
+        if name in cls.NAMES:
+            raise ModuleNotFoundError(f"{name} is not used in a validation", name=name)
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, Unused)
+    main(_work)

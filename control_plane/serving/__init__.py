@@ -1,0 +1,1 @@
+"""Adapters on inference servers: rollout, routes, the gateway."""

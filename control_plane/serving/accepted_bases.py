@@ -1,0 +1,38 @@
+"""On which bases an adapter may be served: the one that it was trained on, and those on which its newest evaluation passed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane.adapters.tables import adapters, evaluations
+from ft_assets.evals import gates
+
+SUCCEEDED = "succeeded"
+"""State of an evaluation that has a verdict."""
+
+
+def accepted_digests(conn: Connection, adapter_id: str, own_digest: str) -> frozenset[str]:
+    """Bases on which the adapter may be served: the one that it was trained on, and those on which its last verdict is a pass."""
+    query = (
+        sa.select(evaluations.c.base_digest, evaluations.c.outcome)
+        .where(evaluations.c.adapter_id == adapter_id, evaluations.c.state == SUCCEEDED, evaluations.c.eval_config.is_(None))
+        .order_by(evaluations.c.finished_at, evaluations.c.id)
+    )
+    newest = {row.base_digest: row.outcome for row in conn.execute(query)}
+    return frozenset({own_digest, *(digest for digest, outcome in newest.items() if outcome == gates.PASSED)})
+
+
+def accepted_elsewhere(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
+    """(adapter, base digest) for those of these bases that an adapter was not trained on and may be served on; of all adapters at once."""
+    query = (
+        sa.select(evaluations.c.adapter_id, evaluations.c.base_digest, evaluations.c.outcome)
+        .join(adapters, adapters.c.id == evaluations.c.adapter_id)
+        .where(evaluations.c.base_digest.in_(digests), evaluations.c.base_digest != adapters.c.base_digest)
+        .where(evaluations.c.state == SUCCEEDED, evaluations.c.eval_config.is_(None))
+        .order_by(evaluations.c.finished_at, evaluations.c.id)
+    )
+    newest = {(row.adapter_id, row.base_digest): row.outcome for row in conn.execute(query)}
+    return frozenset(where for where, outcome in newest.items() if outcome == gates.PASSED)

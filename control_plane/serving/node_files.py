@@ -1,0 +1,157 @@
+"""The files that a node serves adapters from: fetched whole, checked, and never changed after that.
+
+A copy counts only while its bytes are the registered ones: they are read once, and again when the file system says that a file is another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from control_plane.platform.context import Platform
+from control_plane.serving import observations
+from ft_assets.adapters import package
+from ft_assets.adapters.package import Refusal
+from ft_assets.adapters.record import AdapterRecord
+from ft_assets.errors import IntegrityError
+
+log = logging.getLogger(__name__)
+_making = threading.Lock()
+"""Two servers of one node that need the same adapter fetch it once."""
+_compared: set[tuple[object, ...]] = set()
+"""Directories whose files were found to be the registered ones."""
+MAX_COMPARED = 4096
+
+
+def directory(platform: Platform, record: AdapterRecord, served_digest: str | None = None) -> Path:
+    """Where an adapter's files lie on a serving node; written once, never changed.
+
+    On a base other than the one that it was trained on (`served_digest`, on which it was judged again) it lies in another
+    directory, whose manifest names that base.
+    """
+    other = "" if served_digest in (None, record.base_digest) else f"@{str(served_digest)[:16]}"
+    return platform.settings.adapters_dir / f"{record.id}{other}"
+
+
+def materialise(platform: Platform, record: AdapterRecord, served_digest: str | None = None) -> Path:
+    """The adapter's directory on this node, with the registered bytes; fetched from the object store where it is not there.
+
+    A copy that was damaged is replaced by a new one; not while a server answers from it, which is an ``IntegrityError`` that says what
+    to do.
+    """
+    target = directory(platform, record, served_digest)
+    if served_digest in (None, record.base_digest):
+        return _whole(platform, record, target, record.manifest_sha256, lambda beside: _fetch(platform, record, beside))
+    source = materialise(platform, record)
+    manifest = _manifest_for(source, str(served_digest))
+    return _whole(platform, record, target, hashlib.sha256(manifest).hexdigest(), lambda beside: _for_base(source, beside, manifest))
+
+
+def differences(directory: Path, *, manifest_sha256: str) -> Sequence[Refusal]:
+    """:func:`ft_assets.adapters.package.check_files`; files that were right are so while the file system says that they are the same."""
+    key = (manifest_sha256, *stats(directory))
+    if key in _compared:
+        return ()
+    found = package.check_files(directory, manifest_sha256=manifest_sha256)
+    if not found:
+        if len(_compared) >= MAX_COMPARED:
+            _compared.clear()
+        _compared.add(key)
+    return found
+
+
+def stats(directory: Path) -> tuple[tuple[str, int, int, int, int, int], ...]:
+    """What tells that files are the ones of before; the time of the last change is no one's to set."""
+    found = ((p.name, p.stat()) for p in sorted(directory.iterdir()))
+    return tuple((name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
+
+
+def _whole(platform: Platform, record: AdapterRecord, target: Path, manifest_sha256: str, make: Callable[[Path], None]) -> Path:
+    """`target` with the bytes that the manifest lists, made anew where it is not."""
+    if _is_there(target) and not differences(target, manifest_sha256=manifest_sha256):
+        return target
+    with _making:
+        wrong = differences(target, manifest_sha256=manifest_sha256) if _is_there(target) else ()
+        if _is_there(target) and not wrong:
+            return target
+        if wrong:
+            _check_unserved(platform, record, target, wrong)
+        with tempfile.TemporaryDirectory(dir=_beside(platform)) as made:
+            beside = Path(made) / target.name
+            make(beside)
+            if wrong:
+                log.error("the copy of adapter %s in %s was damaged and is replaced: %s", record.id, target, wrong[0].detail)
+                target.rename(Path(made) / "damaged")
+            _put(beside, target)
+    return target
+
+
+def _is_there(target: Path) -> bool:
+    return (target / package.MANIFEST).exists()
+
+
+def _check_unserved(platform: Platform, record: AdapterRecord, target: Path, wrong: Sequence[Refusal]) -> None:
+    with platform.engine.connect() as conn:
+        if not observations.is_served(conn, record.id):
+            return
+    raise IntegrityError(
+        f"the copy of adapter {record.id} in {target} was damaged ({'; '.join(r.detail for r in wrong)}), and a server answers with it: "
+        "deprecate it, and promote it again once it is unloaded; it is fetched anew then"
+    )
+
+
+def _fetch(platform: Platform, record: AdapterRecord, beside: Path) -> None:
+    platform.objects.get_file(f"{record.object_prefix}/{package.MANIFEST}", beside / package.MANIFEST)
+    for name in package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=record.manifest_sha256):
+        platform.objects.get_file(f"{record.object_prefix}/{name}", beside / name)
+    wrong = differences(beside, manifest_sha256=record.manifest_sha256)
+    if wrong:
+        raise IntegrityError(f"adapter {record.id}: {'; '.join(r.detail for r in wrong)}; restore its files from a backup")
+
+
+def _for_base(source: Path, beside: Path, manifest: bytes) -> None:
+    """The same files by hard links, with a manifest that names the base on which they are served."""
+    beside.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name != package.MANIFEST:
+            os.link(path, beside / path.name)
+    (beside / package.MANIFEST).write_bytes(manifest)
+
+
+def _manifest_for(source: Path, served_digest: str) -> bytes:
+    manifest = json.loads((source / package.MANIFEST).read_bytes())
+    told = {**manifest, "base_digest": served_digest, "trained_on": manifest["base_digest"]}
+    return json.dumps(told, indent=2, sort_keys=True).encode()
+
+
+def _put(beside: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        beside.rename(target)
+    except OSError:  # another process made it in the meantime, or left a part of it
+        if not (target / package.MANIFEST).exists():
+            shutil.rmtree(target, ignore_errors=True)
+            beside.rename(target)
+
+
+def _beside(platform: Platform) -> Path:
+    """Hidden in the adapters' directory: a finished one is renamed into place, and that directory may be a volume of its own.
+
+    No server looks in: a directory that the index names begins with a letter or a digit.
+    """
+    beside = platform.settings.adapters_dir / ".making"
+    beside.mkdir(parents=True, exist_ok=True)
+    return beside
+
+
+def copies(platform: Platform, adapter_id: str) -> list[Path]:
+    """Every directory of an adapter on this node: for each base that it was served on, and what a crash left half made."""
+    root = platform.settings.adapters_dir
+    return [*sorted(root.glob(f"{adapter_id}*")), *sorted(root.glob(f".making/*/{adapter_id}*"))]

@@ -1,0 +1,120 @@
+"""What was seen of adapters on inference servers: a row for each server, and the fleet's together in the deployment's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.adapters.tables import adapters, deployments, replica_adapters
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Replica
+from ft_assets.adapters import rollout
+from ft_assets.adapters.rollout import FAILED, LOADED, UNLOADED, Seen
+from ft_assets.storable import printable
+
+Key = tuple[str, str]
+"""URL of a server, id of an adapter."""
+MAX_DETAIL = 4000
+"""Characters of what a server said that are kept."""
+NOT_TOLD = "the servers do not tell the digest of their base; the catalogue's was checked"
+
+
+def read(conn: Connection, adapter_ids: Collection[str] | None) -> dict[Key, RowMapping]:
+    """Rows by server and adapter; None: of all adapters that a server has or may get."""
+    query = sa.select(replica_adapters)
+    if adapter_ids is not None:
+        query = query.where(replica_adapters.c.adapter_id.in_(adapter_ids))
+    return {(row["replica"], row["adapter_id"]): row for row in conn.execute(query).mappings()}
+
+
+def write(
+    platform: Platform, url: str, adapter_id: str, observed: str, detail: str | None, *, failures: int = 0, before: datetime | None = None
+) -> None:
+    """Record what a server makes of an adapter now; with `before`, only if nothing was recorded since then."""
+    values = {
+        "observed": observed,
+        "detail": detail and printable(detail)[:MAX_DETAIL],
+        "failures": failures,
+        "updated_at": platform.clock(),
+    }
+    statement = insert(replica_adapters).values(replica=url, adapter_id=adapter_id, **values)
+    unless = None if before is None else replica_adapters.c.updated_at < before
+    with platform.engine.begin() as conn:
+        conn.execute(statement.on_conflict_do_update(index_elements=["replica", "adapter_id"], set_=values, where=unless))
+
+
+def is_served(conn: Connection, adapter_id: str, urls: Collection[str] | None = None) -> bool:
+    """Some server, with `urls` one of these, was seen to answer with the adapter."""
+    found = sa.exists().where(replica_adapters.c.adapter_id == adapter_id, replica_adapters.c.observed == LOADED)
+    return bool(conn.scalar(sa.select(found if urls is None else found.where(replica_adapters.c.replica.in_(urls)))))
+
+
+def forgive(conn: Connection, adapter_id: str) -> None:
+    """Forget failures, so that every server is tried again at once."""
+    again = sa.update(replica_adapters).where(replica_adapters.c.adapter_id == adapter_id)
+    conn.execute(again.where(replica_adapters.c.observed == FAILED).values(observed=UNLOADED))
+    conn.execute(again.where(replica_adapters.c.failures > 0).values(failures=0))
+
+
+def forget_others(platform: Platform, urls: Sequence[str]) -> None:
+    """Drop what is known of servers that are no longer part of the fleet."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.delete(replica_adapters).where(replica_adapters.c.replica.not_in(urls)))
+
+
+def settle(platform: Platform, replicas: Iterable[Replica], adapter_ids: Collection[str]) -> None:
+    """Bring the deployments of these adapters up to date with what is known of each server.
+
+    Of several, those that somebody is changing are left to the next round: a round never waits for a promotion.
+    """
+    if not adapter_ids:
+        return
+    replicas = list(replicas)
+    query = (
+        sa.select(deployments, adapters.c.base_model)
+        .join(adapters, adapters.c.id == deployments.c.adapter_id)
+        .where(deployments.c.adapter_id.in_(adapter_ids))
+        .order_by(deployments.c.adapter_id)
+        .with_for_update(of=deployments, skip_locked=len(adapter_ids) > 1)
+    )
+    with platform.engine.begin() as conn:
+        rows = conn.execute(query).mappings().all()
+        seen = read(conn, adapter_ids)
+        for row in rows:
+            observed, detail = _together(row, replicas, seen)
+            if (observed, detail) != (row["observed"], row["detail"]):
+                values = {"observed": observed, "detail": detail, "updated_at": platform.clock()}
+                conn.execute(sa.update(deployments).where(deployments.c.adapter_id == row["adapter_id"]).values(**values))
+
+
+def _together(row: RowMapping, replicas: Sequence[Replica], seen: Mapping[Key, RowMapping]) -> tuple[str, str | None]:
+    pool = [r for r in replicas if r.base in (None, row["base_model"])]
+    wanted = row["desired"] == LOADED
+    if not pool and wanted:
+        return UNLOADED, f"no inference server serves base model {row['base_model']}; start one"
+    observed, detail = rollout.together([_seen(r, seen.get((r.url, row["adapter_id"]))) for r in pool], loaded=wanted)
+    if observed == LOADED and wanted and detail is None and any(r.base_digest is None for r in pool):
+        detail = NOT_TOLD
+    return observed, detail
+
+
+def _seen(replica: Replica, row: RowMapping | None) -> Seen:
+    observed, detail = (row["observed"], row["detail"]) if row else (UNLOADED, None)
+    return Seen(url=replica.url, ready=replica.ready, observed=observed, detail=detail if replica.ready else replica.error)
+
+
+def served_on() -> sa.ColumnElement[Any]:
+    """URLs of the servers that were seen to answer with the adapter of the row, for queries that join ``deployments``.
+
+    Null where the fleet was seen to serve it before each server was looked at on its own: then any server may have it.
+    """
+    of_row = replica_adapters.c.adapter_id == adapters.c.id
+    known = sa.select(replica_adapters.c.replica).where(of_row).correlate(adapters).exists()
+    urls = sa.select(sa.func.array_agg(replica_adapters.c.replica)).where(of_row, replica_adapters.c.observed == LOADED)
+    held = sa.func.coalesce(urls.correlate(adapters).scalar_subquery(), sa.cast(sa.literal("{}"), sa.ARRAY(sa.Text)))
+    return sa.case((sa.or_(known, sa.func.coalesce(deployments.c.observed, UNLOADED) != LOADED), held), else_=None).label("served_on")

@@ -1,0 +1,331 @@
+"""Rollout: the desired state of adapters, and the inference servers that follow it, each on its own.
+
+The desired state is a row of ``deployments``, written in the transaction that changes an adapter's stage. A promotion loads
+its adapter at once (:func:`load`); everything else, and what a promotion could not do, is the work of :func:`reconcile`: a
+server that was restarted, that drifted, or that is still to be rid of an adapter whose requests are drained.
+
+A server that cannot be reached is tried again in every round, a load that failed for now after a while; a server that
+refuses an adapter for good is left alone until the adapter is promoted again. A server that stops answering in the middle
+of a round is left to the next one, and one that has much to do goes on there: no other waits for it longer than for one call.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+
+from control_plane.adapters.tables import adapters, deployments, replica_adapters
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Replica
+from control_plane.serving import accepted_bases, observations, served_index
+from control_plane.serving.node_files import directory, materialise
+from control_plane.serving.observations import Key
+from ft_assets.adapters import rollout
+from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.rollout import FAILED, LOADED, UNLOADED, Action
+from ft_assets.errors import FtError, Unavailable
+
+__all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise"]
+log = logging.getLogger(__name__)
+ONE_ROUND = 0x66745F666C656574
+"""Key of the advisory lock ("ft_fleet"): one round at a time, in whichever process."""
+OTHER_BASE = "base_digest_mismatch"
+"""How a refusal begins that ends as soon as the server serves other bytes, or the adapter is accepted on them."""
+FOR_NOW = "served_elsewhere"
+"""Code of a refusal that the next round mends."""
+ROUND_S = 10.0
+"""After which a server's next action is left to the next round."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reconciled:
+    replica: str
+    action: Action
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The servers, and when they were asked: what is recorded later is newer than what they said."""
+
+    at: datetime
+    replicas: Sequence[Replica]
+
+    def pool(self, base_model: str) -> list[Replica]:
+        return [r for r in self.replicas if r.ready and r.base == base_model]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Snapshot:
+    rows: Sequence[RowMapping]
+    """Deployments with their adapters."""
+    seen: Mapping[Key, RowMapping]
+    elsewhere: frozenset[tuple[str, str]]
+    """Adapters and bases other than their own that they are accepted on."""
+
+    def accepts(self, row: RowMapping, digest: str | None) -> bool:
+        return digest in (None, row["base_digest"]) or (row["id"], digest) in self.elsewhere
+
+    def failures(self, url: str, row: RowMapping) -> int:
+        seen = self.seen.get((url, row["id"]))
+        return int(seen["failures"]) if seen else 0
+
+
+class _NotTheServer(Unavailable):
+    """Nothing came of an action for now, and no server is to blame: its other actions go on."""
+
+
+def ask(platform: Platform) -> Asked:
+    """What every server says of itself now; nothing where there is no fleet."""
+    at = platform.clock()
+    return Asked(at=at, replicas=platform.fleet.replicas() if platform.fleet else [])
+
+
+def reconcile(platform: Platform) -> list[Reconciled]:
+    """One round: bring every server to the desired state as far as it goes. What was done, and what failed, is returned.
+
+    Calling it again is harmless; while another process is at it, it does nothing.
+    """
+    platform = platform.whole
+    if platform.fleet is None:
+        return []
+    with _alone(platform) as alone:
+        if not alone:
+            return []
+        asked = ask(platform)  # before the desired state is read: an adapter promoted in between is never taken for an orphan
+        observations.forget_others(platform, [r.url for r in asked.replicas])
+        return _round(platform, asked)
+
+
+def load(platform: Platform, record: AdapterRecord, asked: Asked | None = None) -> str | None:
+    """Load and probe one adapter on every server of its base at once, and record what was seen; returns what is missing."""
+    platform = platform.whole
+    if platform.fleet is None:
+        return None
+    _round(platform, asked or ask(platform), only=record.id)
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(deployments).where(deployments.c.adapter_id == record.id)).mappings().one()
+    return None if row["observed"] == LOADED else row["detail"]
+
+
+@contextmanager
+def _alone(platform: Platform) -> Iterator[bool]:
+    """Holds the lock of a round, which a process that dies lets go of; False if another one holds it."""
+    with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        got = bool(conn.scalar(sa.select(sa.func.pg_try_advisory_lock(ONE_ROUND))))
+        try:
+            yield got
+        finally:
+            if got:
+                conn.execute(sa.select(sa.func.pg_advisory_unlock(ONE_ROUND)))
+
+
+def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list[Reconciled]:
+    """Plan and carry out, on all servers side by side; with `only`, what one adapter lacks."""
+    served_index.write(platform, asked.replicas)  # before the loads, for a server that restarts; before the unloads, so that it stays gone
+    snapshot = _snapshot(platform, asked, only)
+    plans = [(r, _plan(platform, asked, r, snapshot, only)) for r in asked.replicas]
+    for replica in asked.replicas:
+        _correct(platform, asked, replica, snapshot)
+    work = [(replica, actions) for replica, actions in plans if actions]
+    with ThreadPoolExecutor(max(1, len(work)), thread_name_prefix="fleet") as pool:  # starts threads as they are needed
+        found = list(pool.map(lambda w: _carry_out_all(platform, w[0], w[1], snapshot), work))
+    observations.settle(platform, asked.replicas, [row["id"] for row in snapshot.rows])
+    return [done for each in found for done in each]
+
+
+def _snapshot(platform: Platform, asked: Asked, only: str | None) -> _Snapshot:
+    """The desired state, and what was seen last; adapters that nobody desires and nobody has are left out."""
+    query = sa.select(adapters, deployments.c.desired, deployments.c.observed, deployments.c.desired_at).join(
+        deployments, deployments.c.adapter_id == adapters.c.id
+    )
+    held = sa.select(replica_adapters.c.adapter_id).where(replica_adapters.c.observed == LOADED)
+    open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, adapters.c.id.in_(held))
+    with platform.engine.connect() as conn:
+        rows = conn.execute(query.where(adapters.c.id == only if only else open_)).mappings().all()
+        elsewhere = accepted_bases.accepted_elsewhere(conn, {r.base_digest for r in asked.replicas if r.base_digest})
+        return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None), elsewhere=elsewhere)
+
+
+def _plan(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
+    if not replica.ready:
+        return []
+    here = [row for row in snapshot.rows if row["base_model"] == replica.base]
+    desired = [_desired(platform, asked, replica, row, snapshot) for row in here]
+    served = dict(replica.adapters)
+    for want in desired:  # what was recorded after the server was asked is newer than its answer
+        if want.proven:
+            served[want.name] = want.directory
+    if only:
+        served = {want.name: served[want.name] for want in desired if want.name in served}
+    return rollout.plan(desired, served, now=asked.at.timestamp())
+
+
+def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping, snapshot: _Snapshot) -> rollout.Desired:
+    record, seen = AdapterRecord.from_row(row), snapshot.seen.get((replica.url, row["id"]))
+    where = str(directory(platform, record, replica.base_digest))
+    listed = replica.adapters.get(record.name) == where
+    loaded = seen is not None and seen["observed"] == LOADED
+    fresh = seen is not None and seen["updated_at"] >= asked.at
+    refused = seen is not None and seen["observed"] == FAILED and not str(seen["detail"]).startswith(OTHER_BASE)
+    return rollout.Desired(
+        name=record.name,
+        loaded=row["desired"] == LOADED,
+        directory=where,
+        proven=loaded and (listed or fresh),
+        accepted=snapshot.accepts(row, replica.base_digest),
+        refused=refused,
+        not_before=_not_before(platform, row, seen),
+    )
+
+
+def _not_before(platform: Platform, row: RowMapping, seen: RowMapping | None) -> float:
+    if row["desired"] == UNLOADED:
+        since: datetime | None = row["desired_at"]
+        return since.timestamp() + platform.settings.drain_s if since else 0.0
+    failures = seen["failures"] if seen else 0
+    return seen["updated_at"].timestamp() + rollout.wait_s(failures) if seen and failures else 0.0
+
+
+def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot) -> None:
+    """Take back what was seen of a server that has lost it, has it from elsewhere, or is not to answer with it any more: no request is
+    sent there. A server that is silent for a moment keeps what it has: where it is dead, requests pass it over.
+    """
+    if replica.silent:
+        return
+    for row in snapshot.rows:
+        seen = snapshot.seen.get((replica.url, row["id"]))
+        if seen is None or seen["observed"] != LOADED:
+            continue
+        if replica.adapters.get(row["name"]) != str(directory(platform, AdapterRecord.from_row(row), replica.base_digest)):
+            detail = replica.error or f"{replica.url} has lost it"
+        elif row["desired"] == LOADED and not snapshot.accepts(row, replica.base_digest):
+            detail = f"{replica.url}: {rollout.NOT_ACCEPTED}"
+        else:
+            continue
+        observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=asked.at)
+
+
+def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Action], snapshot: _Snapshot) -> list[Reconciled]:
+    """What one server has to do, as far as it answers and the time of a round reaches; the rest is planned again in the next one."""
+    rows = {row["name"]: row for row in snapshot.rows}
+    until, done, still_there = time.monotonic() + ROUND_S, list[Reconciled](), set[str]()
+    for action in actions:
+        if action.name in still_there:
+            continue
+        if time.monotonic() >= until:
+            break
+        error = _carry_out(platform, replica, action, rows.get(action.name), snapshot)
+        log.info("%s %s on %s (%s): %s", action.kind, action.name, replica.url, action.reason, error.message if error else "done")
+        done.append(Reconciled(replica=replica.url, action=action, error=error.message if error else None))
+        if isinstance(error, Unavailable) and not isinstance(error, _NotTheServer):
+            break
+        if error and action.kind == "unload":
+            still_there.add(action.name)
+    return done
+
+
+def _carry_out(platform: Platform, replica: Replica, action: Action, row: RowMapping | None, snapshot: _Snapshot) -> FtError | None:
+    """One action, and a record of how it went; whatever it meets is the answer, so that others go on."""
+    try:
+        error = _tried(platform, replica, action, row, accepted=row is None or snapshot.accepts(row, replica.base_digest))
+        if row is not None:
+            _record(platform, replica, action, row["id"], snapshot.failures(replica.url, row), error)
+    except Exception as e:
+        log.exception("%s %s on %s cannot be recorded", action.kind, action.name, replica.url)
+        return _NotTheServer(f"{type(e).__name__}: {e}")
+    return error
+
+
+def _tried(platform: Platform, replica: Replica, action: Action, row: RowMapping | None, *, accepted: bool) -> FtError | None:
+    try:
+        if row is None:
+            _fleet(platform).unload(replica.url, action.name)
+            return None
+        record = AdapterRecord.from_row(row)
+        if action.kind != "unload":
+            _load(platform, replica, record, accepted=accepted)
+        elif action.reason == rollout.WITHDRAWN:
+            _unload_withdrawn(platform, replica, record)
+        else:
+            _fleet(platform).unload(replica.url, record.name)
+    except FtError as e:
+        return e
+    except Exception as e:
+        log.exception("%s %s on %s", action.kind, action.name, replica.url)
+        return _NotTheServer(f"{type(e).__name__}: {e}")
+    return None
+
+
+def _record(platform: Platform, replica: Replica, action: Action, adapter_id: str, failures: int, error: FtError | None) -> None:
+    observed, detail, again = UNLOADED, error.message if error else None, failures + 1
+    if action.kind == "unload":
+        if error is None:
+            return  # a load follows, or it was written with it
+        if action.reason == rollout.WITHDRAWN:
+            observed, again = LOADED, 0
+    elif error is None:
+        observed, again = LOADED, 0
+    elif error.code == OTHER_BASE:
+        observed = FAILED
+    elif not isinstance(error, Unavailable) and error.code != FOR_NOW:
+        observed, detail, again = FAILED, f"{error.code}: {error.message}", 0
+    observations.write(platform, replica.url, adapter_id, observed, detail, failures=again)
+
+
+def _load(platform: Platform, replica: Replica, record: AdapterRecord, *, accepted: bool) -> None:
+    if not accepted:
+        raise FtError(
+            f"{OTHER_BASE}: {replica.url} serves {record.base_model} with digest {str(replica.base_digest)[:19]}, "
+            f"on which {record.id} (trained on {record.base_digest[:19]}) is not accepted; evaluate it there",
+            code=OTHER_BASE,
+        )
+    try:
+        where = materialise(platform, record, replica.base_digest)
+    except Unavailable as e:
+        raise _NotTheServer(e.message) from e
+    except OSError as e:
+        raise _NotTheServer(f"this node cannot keep the files of {record.id}: {e}; see to its disk") from e
+    _fleet(platform).load(replica.url, record.name, where)
+    _fleet(platform).probe(replica.url, record.name)
+
+
+def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecord) -> None:
+    """Unload unless the adapter was promoted again; a promotion that comes now waits, and loads it after that."""
+    query = sa.select(deployments.c.desired).where(deployments.c.adapter_id == record.id).with_for_update()
+    with platform.engine.begin() as conn:
+        if conn.scalar(query) == LOADED:
+            return
+        _fleet(platform).unload(replica.url, record.name)
+        gone = replica_adapters.c.replica == replica.url, replica_adapters.c.adapter_id == record.id
+        conn.execute(sa.update(replica_adapters).where(*gone).values(observed=UNLOADED, detail=None, updated_at=platform.clock()))
+
+
+def _fleet(platform: Platform) -> Any:
+    assert platform.fleet is not None, "who has no fleet was turned away before"
+    return platform.fleet
+
+
+def state_columns() -> tuple[sa.Column[Any], ...]:
+    return deployments.c.desired, deployments.c.observed, deployments.c.detail
+
+
+def desire(conn: Connection, record: AdapterRecord, desired: str, now: datetime) -> None:
+    """Write the desired state; a failure that was seen before is forgotten, so that it is tried again."""
+    fresh = {"desired": desired, "detail": None, "updated_at": now}
+    statement = insert(deployments).values(adapter_id=record.id, name=record.name, observed=UNLOADED, desired_at=now, **fresh)
+    kept = sa.case((deployments.c.observed == FAILED, UNLOADED), else_=deployments.c.observed)
+    since = sa.case((deployments.c.desired == desired, deployments.c.desired_at), else_=now)
+    conn.execute(statement.on_conflict_do_update(index_elements=["adapter_id"], set_={**fresh, "observed": kept, "desired_at": since}))
+    if desired == LOADED:
+        observations.forgive(conn, record.id)

@@ -1,0 +1,74 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: the gateway to the inference servers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from control_plane.adapters import promotions
+from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.platform.context import Platform
+from control_plane.serving.gateway import Gateway, Target
+from ft_assets.errors import InvalidRequest
+from ft_assets.storable import check_storable
+
+router = APIRouter(prefix="/v1", tags=["inference"])
+SESSION = "x-session-id"
+
+
+@router.post("/chat/completions")
+async def chat_completions(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
+    """A chat completion by a base model, or by an adapter of the tenant that is in production.
+
+    `model` of the answer, and the headers `x-ft-model` and `x-ft-adapter`, name the very version that answered.
+    """
+    return await _complete(request, platform, tenant, "/v1/chat/completions", body)
+
+
+@router.post("/completions")
+async def completions(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
+    """A plain completion."""
+    return await _complete(request, platform, tenant, "/v1/completions", body)
+
+
+async def _complete(request: Request, platform: Platform, tenant: str, path: str, body: dict[str, Any]) -> Response:
+    check_storable(body)
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise InvalidRequest(
+            "model is missing; list what you can use with GET /v1/models", code="missing_required_parameter", param="model"
+        )
+    affinity = affinity_of(body, request.headers.get(SESSION))
+
+    async def resolve() -> Target:
+        return await run_in_threadpool(_target, platform, tenant, model, affinity)
+
+    gateway: Gateway = request.app.state.inference
+    return await gateway.forward(path, body, resolve)
+
+
+def affinity_of(body: dict[str, Any], session: str | None) -> str:
+    """Who keeps the same target of a route: the `user` of the request, else its session, else its conversation.
+
+    A conversation is known by its beginning, up to the first thing that was said by its user.
+    """
+    if isinstance(body.get("user"), str) and body["user"]:
+        return f"user:{body['user']}"
+    if session:
+        return f"session:{session}"
+    said = body.get("messages", body.get("prompt"))
+    if isinstance(said, list):
+        first = next((i for i, m in enumerate(said) if isinstance(m, dict) and m.get("role") == "user"), len(said) - 1)
+        said = said[: first + 1]
+    return f"conversation:{json.dumps(said, sort_keys=True)}"
+
+
+def _target(platform: Platform, tenant: str, model: str, affinity: str) -> Target:
+    found = promotions.resolve_model(platform, tenant, model, affinity=affinity)
+    urls = platform.settings.inference_urls
+    servers = urls if found.served_on is None else [url for url in urls if url in found.served_on]
+    headers = {"x-ft-model": found.model} | ({"x-ft-adapter": found.adapter["id"]} if found.adapter else {})
+    return Target(model=found.model, servers=servers, headers=headers)

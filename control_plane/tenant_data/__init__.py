@@ -1,0 +1,1 @@
+"""Everything a tenant has, exported or deleted."""

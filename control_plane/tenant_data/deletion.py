@@ -1,0 +1,352 @@
+"""Deletions with proof: what was there, that it is gone, when, and why; each chained to the one before it.
+
+A deletion is a row that is asked for, carried out in steps that can be gone on with after a crash, and ends with a proof that the
+database keeps for good:
+
+1. Wait until nobody needs it: no server loads the adapter, nothing of the tenant runs or was running just now, no job is to start from it.
+2. Read every object that is to go, and keep its size and sha256.
+3. Delete the objects, then the directories on this machine, then what other systems record of a tenant (Dagster, MLflow).
+4. List and search again: what is there, or came since, goes back to step 2. Of a tenant's data that is done once more,
+   minutes after nothing was found, for what a step wrote that nobody knew of.
+5. In one transaction: texts and stages in the database, and the proof, which lists what was searched, what stays, and what was not
+   looked at.
+
+What has gone wrong (a store that is away, a disk, a row that the database refuses to change) is told in ``waiting_for`` and tried
+again by the next round; it keeps no other deletion waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.protocols import Search
+from control_plane.platform.transfer import FAILURES
+from control_plane.tenant_data import erasure
+from control_plane.tenant_data.tables import deletion_objects, deletion_requests, deletions
+from ft_assets.errors import Conflict, FtError, NotFound
+from ft_assets.storable import printable
+from ft_assets.training.spec import canonical_json
+
+ADAPTER, TENANT = "adapter", "tenant"
+CHUNK_BYTES = 1 << 20
+AT_A_TIME = 100
+"""Objects whose deletion is written down together."""
+BUDGET_S = 30.0
+"""Seconds of one round, the object that it is at aside; the next one goes on."""
+RECORDS_S = 20.0
+"""Seconds for which a round deletes records of one other system. Its own: a search before it may take the round's whole time."""
+CHAIN_LOCK = 0x66745F64
+"""Of the transaction that appends to the chain."""
+CHAINED = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "proof", "requested_at", "done_at", "previous_sha256")
+
+log = logging.getLogger(__name__)
+
+
+class NotYet(Exception):
+    """Somebody still needs what is to be deleted; the message says who."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """What a look at all proofs found."""
+
+    num_deletions: int
+    head: str | None
+    """sha256 of the last one; whoever writes it down elsewhere can tell later that nothing before it was changed."""
+    broken: tuple[str, ...]
+    """Ids of proofs that are not what was written, or do not follow the one before them."""
+
+
+def request(
+    conn: Connection, *, tenant: str, kind: str, subject: str, reason: str, requested_by: str, now: datetime
+) -> RowMapping:  # fmt: skip
+    """Ask for a deletion; one that is open already is the answer."""
+    if not reason.strip():
+        raise Conflict("a deletion needs a reason, which its proof keeps; give one", code="reason_missing", param="reason")
+    values = {
+        "id": f"del-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "subject_kind": kind, "subject_id": subject, "reason": printable(reason),
+        "requested_by": requested_by, "requested_at": now,
+    }  # fmt: skip
+    conn.execute(insert(deletion_requests).values(values).on_conflict_do_nothing())
+    same = (deletion_requests.c.subject_kind == kind) & (deletion_requests.c.subject_id == subject)
+    return conn.execute(sa.select(deletion_requests).where(same, deletion_requests.c.done_at.is_(None))).mappings().one()
+
+
+def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
+    """One round over the open deletions, those first that were asked for first; ids of those that are done now."""
+    until = time.monotonic() + budget_s
+    with platform.engine.connect() as conn:
+        query = sa.select(deletion_requests.c.id).where(deletion_requests.c.done_at.is_(None)).order_by(deletion_requests.c.requested_at)
+        waiting = list(conn.execute(query).scalars())
+    done, servers = [], erasure.Servers(platform=platform)
+    for id_ in waiting:
+        if time.monotonic() >= until:
+            break
+        if carry_out(platform, id_, until=until, servers=servers):
+            done.append(id_)
+    return done
+
+
+def carry_out(platform: Platform, deletion_id: str, *, until: float | None = None, servers: erasure.Servers | None = None) -> bool:
+    """Go on with a deletion; whether it is done. What it waits for is written into its row."""
+    with platform.engine.connect() as conn:
+        asked = conn.execute(sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id)).mappings().one()
+    if asked["done_at"] is not None:
+        return True
+    try:
+        until = time.monotonic() + BUDGET_S if until is None else until
+        waiting_for = _go_on(platform, asked, until, servers or erasure.Servers(platform=platform))
+    except NotYet as why:
+        waiting_for = str(why)
+    except (*FAILURES, FtError, SQLAlchemyError) as error:
+        said = str(error.orig if isinstance(error, DBAPIError) else error)
+        waiting_for = said.partition("\n")[0]  # what the database says further on has a row's values
+        log.warning("deletion %s is not done yet: %s", deletion_id, waiting_for)
+    if waiting_for is None:
+        return True
+    with platform.engine.begin() as conn:
+        this = sa.update(deletion_requests).where(deletion_requests.c.id == deletion_id)
+        conn.execute(this.values(waiting_for=printable(waiting_for)[:1000]))
+    return False
+
+
+def _go_on(platform: Platform, asked: RowMapping, until: float, servers: erasure.Servers) -> str | None:
+    """None once the proof is kept; else what is left to do."""
+    subject = erasure.subject_of(asked)
+    subject.withdraw(platform)
+    if (needed := subject.needed_by(platform, servers)) is not None:
+        raise NotYet(needed)
+    for _ in range(3):  # what came while it was deleted is deleted, too
+        if not _take_stock(platform, asked["id"], subject, until):
+            return "its objects are being read; the next round goes on"
+        if not _delete(platform, asked["id"], until):
+            return "its objects are being deleted; the next round goes on"
+        _remove_directories(platform, asked["id"], subject.directories(platform))
+        if next(iter(subject.keys(platform)), None) is None:
+            searches, erased = _erase_records(platform, asked, subject)
+            left = [f"{search.store}: {', '.join(search.found[:5])}" for search in searches if search.found]
+            if left:
+                return f"records of the tenant are left in {'; '.join(left)}; the next round goes on"
+            look_at = _absent_since(platform, asked["id"], erased_now=erased) + subject.SETTLES
+            if platform.clock() < look_at:
+                return f"nothing of it was found; a second look follows after {look_at:%Y-%m-%d %H:%M:%S} UTC"
+            _conclude(platform, asked, subject, searches)
+            return None
+    return "objects appear while it is carried out; the next round goes on"
+
+
+def _erase_records(platform: Platform, asked: RowMapping, subject: erasure.Subject) -> tuple[list[Search], bool]:
+    """Delete what other systems record; what was searched afterwards, and whether something had to be deleted."""
+    ids = subject.recorded_ids(platform) if platform.records else None
+    searches, erased, tenant = [], False, asked["tenant_id"]
+    for records in platform.records if ids is not None else ():
+        search = records.search(tenant, ids or ())
+        if search.found:
+            counts = records.erase(tenant, ids or (), budget_s=RECORDS_S)
+            if counts:
+                _note_removed(platform, asked["id"], {"store": records.name, **counts})
+            search, erased = records.search(tenant, ids or ()), True
+        searches.append(search)
+    return searches, erased
+
+
+def _note_removed(platform: Platform, id_: str, what: Mapping[str, Any]) -> None:
+    with platform.engine.begin() as conn:
+        this = sa.update(deletion_requests).where(deletion_requests.c.id == id_)
+        conn.execute(this.values(removed=deletion_requests.c.removed + sa.cast([what], deletion_requests.c.removed.type)))
+
+
+def _absent_since(platform: Platform, id_: str, *, erased_now: bool) -> datetime:
+    """Since when nothing of it was found; now, where something had to be deleted since."""
+    this = deletion_requests.c.id == id_
+    later = sa.exists().where(deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at > deletion_requests.c.absent_at)
+    now = sa.literal(platform.clock(), deletion_requests.c.absent_at.type)
+    since = sa.case((sa.or_(later, sa.literal(erased_now)), now), else_=sa.func.coalesce(deletion_requests.c.absent_at, now))
+    with platform.engine.begin() as conn:
+        found: datetime = conn.execute(
+            sa.update(deletion_requests).where(this).values(absent_at=since).returning(deletion_requests.c.absent_at)
+        ).scalar_one()
+    return found
+
+
+def _take_stock(platform: Platform, id_: str, subject: erasure.Subject, until: float) -> bool:
+    """Keep size and sha256 of every object before any of them goes; False where the time was over first."""
+    with platform.engine.connect() as conn:
+        mine = sa.select(deletion_objects.c.object_key).where(
+            deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at.is_(None)
+        )
+        known = set(conn.execute(mine).scalars())
+    for key in subject.keys(platform):
+        if key in known:
+            continue
+        if time.monotonic() >= until:
+            return False
+        try:
+            size, sha256 = digest_of(platform, key)
+        except NotFound:
+            continue
+        subject.forget(platform, key)
+        statement = insert(deletion_objects).values(deletion_id=id_, object_key=key, bytes=size, sha256=sha256)
+        with platform.engine.begin() as conn:  # one that is there again with other bytes is another one
+            conn.execute(statement.on_conflict_do_update(constraint=deletion_objects.primary_key, set_={"deleted_at": None}))
+    return True
+
+
+def digest_of(platform: Platform, key: str) -> tuple[int, str]:
+    """Size and sha256 of a stored object, read whole."""
+    digest, size = hashlib.sha256(), 0
+    with platform.objects.open(key) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _delete(platform: Platform, id_: str, until: float) -> bool:
+    mine = (deletion_objects.c.deletion_id == id_) & deletion_objects.c.deleted_at.is_(None)
+    with platform.engine.connect() as conn:
+        keys = list(conn.execute(sa.select(deletion_objects.c.object_key).where(mine).order_by(deletion_objects.c.object_key)).scalars())
+    for some in _batched(keys, AT_A_TIME):
+        for key in some:
+            platform.objects.delete(key)
+            if platform.objects.exists(key):
+                raise NotYet(f"object {key} is there though it was deleted")
+        with platform.engine.begin() as conn:
+            these = sa.update(deletion_objects).where(mine, deletion_objects.c.object_key.in_(some))
+            conn.execute(these.values(deleted_at=platform.clock()))
+        if time.monotonic() >= until:
+            return False
+    return True
+
+
+def _batched(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(keys), size):
+        yield keys[start : start + size]
+
+
+def _remove_directories(platform: Platform, id_: str, directories: Iterable[Path]) -> None:
+    """On this machine; each with the number of files and bytes that it held."""
+    for directory in directories:
+        if not directory.exists():
+            continue
+        files = [p for p in directory.rglob("*") if p.is_file()]
+        held = {"directory": str(directory), "files": len(files), "bytes": sum(p.stat().st_size for p in files)}
+        shutil.rmtree(directory)
+        _note_removed(platform, id_, held)
+
+
+def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject, searches: Sequence[Search]) -> None:
+    now, id_ = platform.clock(), asked["id"]
+    mine = deletion_objects.c.deletion_id == id_
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text("SELECT pg_advisory_xact_lock(:id)"), {"id": CHAIN_LOCK})
+        columns = (deletion_requests.c.removed, deletion_requests.c.done_at, deletion_requests.c.absent_at)
+        removed, done, absent_at = conn.execute(sa.select(*columns).where(deletion_requests.c.id == id_).with_for_update()).one()
+        if done is not None:
+            return
+        order = (deletion_objects.c.object_key, deletion_objects.c.deleted_at, deletion_objects.c.sha256)
+        objects = conn.execute(sa.select(deletion_objects).where(mine).order_by(*order)).mappings().all()
+        previous = conn.execute(sa.select(deletions.c.sha256).order_by(deletions.c.seq.desc()).limit(1)).scalar()
+        rows = subject.erase(conn, now)
+        proof = {
+            "requested_by": asked["requested_by"],
+            "objects": [
+                {
+                    "key": erasure.proven_key(o["object_key"]),
+                    "bytes": o["bytes"],
+                    "sha256": o["sha256"],
+                    "deleted_at": _told(o["deleted_at"]),
+                }
+                for o in objects
+            ],
+            "num_objects": len(objects),
+            "bytes": sum(o["bytes"] for o in objects),
+            "store": platform.objects.uri("tenants").removesuffix("/tenants"),
+            "first_absent_at": _told(absent_at),
+            "verified_absent_at": _told(now),
+            "directories": [one for one in removed if "directory" in one],
+            "rows": rows,
+        }
+        if asked["subject_kind"] == TENANT:
+            proof |= {
+                "records": [one for one in removed if "store" in one],
+                "searched": [{"store": s.store, "searched": list(s.searched), "found": len(s.found)} for s in searches],
+                "kept": [dict(one) for one in erasure.KEPT],
+                "not_inspected": [*erasure.NOT_INSPECTED, *(part for s in searches for part in s.not_searched)],
+            }
+        kept = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "requested_at")
+        row = {**{k: asked[k] for k in kept}, "proof": proof, "done_at": now, "previous_sha256": previous}
+        conn.execute(sa.insert(deletions).values(**row, sha256=chain_sha256(row)))
+        this = sa.update(deletion_requests).where(deletion_requests.c.id == id_)
+        conn.execute(this.values(done_at=now, waiting_for=None))
+        conn.execute(sa.delete(deletion_objects).where(mine))
+
+
+def chain_sha256(row: Mapping[Any, Any]) -> str:
+    """Of a proof with the sha256 of the one before it, as written into the next one."""
+    body = {k: _told(row[k]) if isinstance(row[k], datetime) else row[k] for k in CHAINED}
+    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+
+
+def _told(at: datetime | None) -> str | None:
+    return None if at is None else f"{at.timestamp():.6f}"
+
+
+def verify_chain(platform: Platform) -> Chain:
+    """Compute every proof's digest anew, and hold it against the one that follows."""
+    broken, head, num = [], None, 0
+    with platform.engine.connect() as conn:
+        rows = conn.execution_options(yield_per=100).execute(sa.select(deletions).order_by(deletions.c.seq)).mappings()
+        for row in rows:
+            if row["previous_sha256"] != head or chain_sha256(row) != row["sha256"]:
+                broken.append(row["id"])
+            head, num = row["sha256"], num + 1
+    return Chain(num_deletions=num, head=head, broken=tuple(broken))
+
+
+def list_deletions(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+    """The tenant's deletions, done or not, newest first."""
+    query = sa.select(deletion_requests).where(deletion_requests.c.tenant_id == tenant)
+    keys = (deletion_requests.c.requested_at, deletion_requests.c.id)
+    with platform.engine.connect() as conn:
+        return page(conn, query, keys, id_column=deletion_requests.c.id, after=after, limit=limit, max_limit=100)
+
+
+def get(platform: Platform, tenant: str, deletion_id: str) -> Mapping[str, Any]:
+    """A deletion of the tenant, with its proof once it is done."""
+    with platform.engine.connect() as conn:
+        mine = sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id, deletion_requests.c.tenant_id == tenant)
+        asked = conn.execute(mine).mappings().one_or_none()
+        proven = conn.execute(sa.select(deletions).where(deletions.c.id == deletion_id)).mappings().one_or_none()
+    if asked is None:
+        raise NotFound(
+            f"no deletion {deletion_id[:80]!r}; list yours with GET /v1/deletions", code="deletion_not_found", param="deletion_id"
+        )
+    kept = (
+        dict.fromkeys(("proof", "sha256", "previous_sha256"))
+        if proven is None
+        else {k: proven[k] for k in ("proof", "sha256", "previous_sha256")}
+    )
+    return {**{k: v for k, v in asked.items() if k not in ("removed", "absent_at")}, **kept}
+
+
+def json_of(row: Mapping[str, Any]) -> str:
+    """A deletion as a document: what ``verify`` computes is over the same fields."""
+    return json.dumps({k: _told(v) if isinstance(v, datetime) else v for k, v in row.items()}, indent=1, ensure_ascii=False)

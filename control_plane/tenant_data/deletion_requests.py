@@ -1,0 +1,74 @@
+"""Who asks for deletions: retention, for adapters whose grace is over, and tenants or operators, for everything that a tenant stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.adapters.service import set_stage
+from control_plane.adapters.tables import adapters
+from control_plane.platform.context import Platform
+from control_plane.tenant_data import deletion
+from control_plane.tenant_data.erasure import AdapterFiles, Servers
+from control_plane.tenants import service as tenants
+from ft_assets.adapters.stages import GRACE, Stage
+from ft_assets.errors import InvalidRequest
+
+MAX_REASON_CHARS = 1000
+AT_A_TIME = 100
+
+
+def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str, requested_by: str) -> Mapping[str, Any]:
+    """Ask for the deletion of all that `tenant` stored, now and until it is done; asking again finds the one that is under way.
+
+    `confirm` is the tenant's id once more: there is no way back.
+    """
+    tenants.get(platform, tenant)
+    if confirm != tenant:
+        raise InvalidRequest(
+            f"confirm {confirm[:60]!r} is not the tenant's id {tenant!r}; all of its data is deleted for good: write the id to confirm it",
+            code="not_confirmed",
+            param="confirm",
+        )
+    if len(reason) > MAX_REASON_CHARS:
+        raise InvalidRequest(f"reason has {len(reason)} characters, at most {MAX_REASON_CHARS} are kept", param="reason")
+    with platform.engine.begin() as conn:
+        asked = deletion.request(
+            conn, tenant=tenant, kind=deletion.TENANT, subject=tenant, reason=reason, requested_by=requested_by, now=platform.clock()
+        )
+    return deletion.get(platform, tenant, asked["id"])
+
+
+def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:
+    """Archive the deprecated adapters whose grace is over and that nobody needs; ids of their deletions, which follow.
+
+    Archived and asked for in one transaction: from then on an adapter cannot be promoted, and its files go.
+    """
+    due = adapters.c.deprecated_at <= platform.clock() - GRACE
+    query = sa.select(adapters.c.id, adapters.c.tenant_id).where(adapters.c.stage == Stage.DEPRECATED.value, due)
+    with platform.engine.connect() as conn:
+        found = conn.execute(query.order_by(adapters.c.deprecated_at).limit(at_a_time)).all()
+    made, servers = [], Servers(platform=platform)
+    for row in found:
+        needed = AdapterFiles(tenant=row.tenant_id, id=row.id).needed_by(platform, servers)
+        if needed is None and (id_ := _archive(platform, row.tenant_id, row.id)):
+            made.append(id_)
+    return made
+
+
+def _archive(platform: Platform, tenant: str, adapter_id: str) -> str | None:
+    """None where it was promoted again meanwhile."""
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        still = sa.select(adapters.c.deprecated_at).where(adapters.c.id == adapter_id, adapters.c.stage == Stage.DEPRECATED.value)
+        deprecated_at = conn.execute(still.with_for_update()).scalar()
+        if deprecated_at is None or deprecated_at > now - GRACE:
+            return None
+        set_stage(conn, adapter_id, Stage.ARCHIVED, archived_at=now)
+        reason = f"deprecated at {deprecated_at:%Y-%m-%d %H:%M} UTC, and the {GRACE.days} days of grace are over"
+        asked = deletion.request(
+            conn, tenant=tenant, kind=deletion.ADAPTER, subject=adapter_id, reason=reason, requested_by="retention", now=now
+        )
+    return str(asked["id"])

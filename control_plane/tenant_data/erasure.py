@@ -1,0 +1,381 @@
+"""What a deletion is about: who still needs it, its objects and directories, and what of it the database forgets.
+
+An adapter loses its files and keeps its record. A tenant loses every object and every text that came from it or from its data;
+ids, digests, counts, times and what was billed stay, so that invoices hold and proofs can be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control_plane.adapters import promotions
+from control_plane.adapters.tables import adapters, deployments, eval_scores, evaluations, exports, model_routes, replica_adapters
+from control_plane.datasets.tables import datasets, eval_suites, files, loose_objects, upload_parts, uploads
+from control_plane.jobs import service as jobs_service
+from control_plane.jobs.sweeps import service as sweeps
+from control_plane.jobs.tables import checkpoints, health_verdicts, job_events, jobs, reservations, sweep_trials
+from control_plane.jobs.tables import sweeps as sweeps_table
+from control_plane.notifications.tables import deliveries, outbox
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL
+from control_plane.platform.protocols import Replica
+from control_plane.sandbox import scratch
+from control_plane.serving import node_files, rollout
+from control_plane.tenants.tables import audit_log, idempotency_keys
+from ft_assets import layout
+from ft_assets.adapters.stages import Stage
+from ft_assets.errors import Conflict, NotFound
+
+ERASED = "erased"
+KEPT_REPORT: Mapping[str, Any] = {"erased": True, "stats": {}, "policies": {}, "problems": [], "warnings": []}
+"""What is left of a dataset's report: readers find its parts, and nothing in them."""
+TEXTS_OF_REQUEST = ("metadata", "integrations", "suffix")
+OWN_SUITES = ("holdout", "validation", "unwanted")
+"""Suites whose items are a tenant's."""
+KEPT: Sequence[Mapping[str, str]] = (
+    {"what": "ledger, invoices, meter events, refund cases and storage samples", "why": "billing records"},
+    {"what": "audit log without values, addresses and user agents", "why": "record of who changed what, and when"},
+    {
+        "what": "ids, digests, states, times, settings and metrics of files, datasets, jobs, sweeps, evaluations and adapters; "
+        "names of adapters with their suffix",
+        "why": "lineage, invoices and proofs refer to them",
+    },
+    {"what": "tenant, members, keys, budgets and webhook endpoints", "why": "the account stays open"},
+    {"what": "deletions with their reasons and proofs", "why": "evidence of the deletion"},
+)
+"""What of a tenant stays in the database."""
+NOT_INSPECTED = (
+    "logs of the platform's services and of the database server",
+    "what collectors of logs and traces, webhook endpoints and e-mail receivers were sent",
+    "work directories of other machines: the API on each removes there what a killed process left",
+    "backups, write-ahead logs, unused space in database files, and earlier versions of objects in a bucket",
+)
+"""What no deletion reads or changes."""
+FILE = re.compile(r"(?P<directory>tenants/[^/]+/files/[^/]+)/(?P<name>[^/]+)")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+QUIET = timedelta(minutes=2)
+"""Since its last beat, after which a step of a job, an evaluation or an export writes nothing any more: they beat every few seconds."""
+
+
+@dataclass(kw_only=True)
+class Servers:
+    """What every server says of itself: asked once a round, and not before somebody wants to know."""
+
+    platform: Platform
+
+    @cached_property
+    def replicas(self) -> Sequence[Replica]:
+        return rollout.ask(self.platform).replicas
+
+
+class Subject(Protocol):
+    SETTLES: ClassVar[timedelta]
+    """How long nothing may have been found, before a last look."""
+
+    def withdraw(self, platform: Platform) -> None:
+        """See to it that nobody needs it for long; repeated by every round."""
+
+    def needed_by(self, platform: Platform, servers: Servers) -> str | None:
+        """Who needs it now, or still writes to it; None where it can go."""
+
+    def keys(self, platform: Platform) -> Iterator[str]:
+        """Objects that are there and are to go."""
+
+    def forget(self, platform: Platform, key: str) -> None:
+        """Forget what an object points at, before it goes; called once an object."""
+
+    def directories(self, platform: Platform) -> Iterator[Path]: ...
+
+    def recorded_ids(self, platform: Platform) -> Sequence[str] | None:
+        """Ids by which other systems (:attr:`Platform.records`) know it; None where their records stay."""
+
+    def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
+        """What the database forgets; rows changed or removed, by table."""
+
+
+def subject_of(asked: Mapping[Any, Any]) -> Subject:
+    if asked["subject_kind"] == "adapter":
+        return AdapterFiles(tenant=asked["tenant_id"], id=asked["subject_id"])
+    return TenantData(tenant=asked["tenant_id"], id=asked["subject_id"])
+
+
+def proven_key(key: str) -> str:
+    """`key` as a proof names it: a name that a tenant gave to a file is one of the texts that are deleted, so its digest stands there."""
+    named = FILE.fullmatch(key)
+    return key if named is None else f"{named['directory']}/sha256:{hashlib.sha256(named['name'].encode()).hexdigest()}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterFiles:
+    """The files of an archived adapter: its own, the finished ones of its job that are the same, and its exports."""
+
+    SETTLES: ClassVar = timedelta()
+    tenant: str
+    id: str
+
+    def withdraw(self, platform: Platform) -> None:
+        """Nothing is to do: what is archived is neither promoted nor started from."""
+
+    def needed_by(self, platform: Platform, servers: Servers) -> str | None:
+        return served_by(platform, [self.id], servers) or _starting_from(platform, self.id)
+
+    def forget(self, platform: Platform, key: str) -> None:
+        """Nothing is to do: its reports stay."""
+
+    def keys(self, platform: Platform) -> Iterator[str]:
+        prefix, job_id = self._places(platform)
+        reports = f"{prefix}/evaluations/"  # they say why it was served
+        yield from (info.key for info in platform.objects.list(prefix) if not info.key.startswith(reports))
+        for also in (f"{layout.job_prefix(self.tenant, job_id)}/final", f"{layout.tenant_prefix(self.tenant)}/exports/{self.id}"):
+            yield from (info.key for info in platform.objects.list(also))
+        for final in self._finals(platform, job_id):
+            yield from (info.key for info in platform.objects.list(final))
+
+    def directories(self, platform: Platform) -> Iterator[Path]:
+        work = platform.settings.work_dir
+        _, job_id = self._places(platform)
+        yield from node_files.copies(platform, self.id)
+        yield work / "jobs" / layout.checked_id(job_id)
+        yield from scratch.leftovers(work, self.tenant)
+
+    def recorded_ids(self, platform: Platform) -> None:
+        """None: its runs and its record stay."""
+
+    def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
+        job_id = conn.execute(sa.select(adapters.c.job_id).where(adapters.c.id == self.id)).scalar_one()
+        final = sa.update(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final, checkpoints.c.removed_at.is_(None))
+        return {
+            "checkpoints": conn.execute(final.values(retired_at=now, removed_at=now)).rowcount,
+            "exports": conn.execute(sa.delete(exports).where(exports.c.adapter_id == self.id)).rowcount,
+            "replica_adapters": conn.execute(sa.delete(replica_adapters).where(replica_adapters.c.adapter_id == self.id)).rowcount,
+        }
+
+    def _places(self, platform: Platform) -> tuple[str, str]:
+        with platform.engine.connect() as conn:
+            row = conn.execute(sa.select(adapters.c.object_prefix, adapters.c.job_id).where(adapters.c.id == self.id)).one()
+        return str(row.object_prefix), str(row.job_id)
+
+    def _finals(self, platform: Platform, job_id: str) -> list[str]:
+        """Prefixes of finished checkpoints that lie elsewhere than under ``final``."""
+        query = sa.select(checkpoints.c.object_prefix).where(checkpoints.c.job_id == job_id, checkpoints.c.final)
+        under = f"{layout.job_prefix(self.tenant, job_id)}/final/"
+        with platform.engine.connect() as conn:
+            return [prefix for prefix in conn.execute(query).scalars() if not prefix.startswith(under)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TenantData:
+    """Everything that a tenant has stored, whoever made it. The tenant itself stays, with its keys and what it owes."""
+
+    SETTLES: ClassVar = timedelta(minutes=5)
+    tenant: str
+    id: str
+
+    def withdraw(self, platform: Platform) -> None:
+        """Cancel what runs and what waits, and take every adapter out of service. Nothing begins anew: files cannot be named any more."""
+        with platform.engine.connect() as conn:
+            live = sa.select(jobs.c.id).where(jobs.c.tenant_id == self.tenant, jobs.c.state.not_in(FINAL))
+            open_sweeps = sa.select(sweeps_table.c.id).where(
+                sweeps_table.c.tenant_id == self.tenant, sweeps_table.c.submitted_at.is_(None)
+            )  # fmt: skip
+            served = sa.select(adapters.c.id).where(adapters.c.tenant_id == self.tenant, adapters.c.stage == Stage.PRODUCTION.value)
+            found = [list(conn.execute(query).scalars()) for query in (open_sweeps, live, served)]
+        for sweep_id in found[0]:
+            _unless_over(sweeps.cancel, platform, self.tenant, sweep_id)
+        for job_id in found[1]:
+            _unless_over(jobs_service.cancel, platform, self.tenant, job_id)
+        with platform.engine.begin() as conn:
+            conn.execute(sa.delete(model_routes).where(model_routes.c.tenant_id == self.tenant))
+            named = (files.c.tenant_id == self.tenant) & files.c.deleted_at.is_(None)
+            conn.execute(sa.update(files).where(named).values(deleted_at=platform.clock()))
+            conn.execute(sa.delete(exports).where(exports.c.tenant_id == self.tenant, exports.c.status == "queued"))
+            _end_evaluations(conn, self.tenant, platform.clock())
+        for adapter_id in found[2]:
+            promotions.deprecate(platform, self.tenant, adapter_id)
+
+    def needed_by(self, platform: Platform, servers: Servers) -> str | None:
+        held = sa.select(jobs.c.id).join(reservations, reservations.c.job_id == jobs.c.id)
+        with platform.engine.connect() as conn:
+            query = held.where(jobs.c.tenant_id == self.tenant, reservations.c.released_at.is_(None)).limit(1)
+            if (job_id := conn.execute(query).scalar()) is not None:
+                return f"job {job_id} is cancelled, and its workload has not ended yet"
+            if (writer := _writing(conn, self.tenant, platform.clock())) is not None:
+                return writer
+            mine = list(conn.execute(sa.select(adapters.c.id).where(adapters.c.tenant_id == self.tenant)).scalars())
+        if scratch.is_in_use(platform.settings.work_dir, self.tenant):
+            return "a process of this machine works with files of the tenant"
+        return served_by(platform, mine, servers)
+
+    def forget(self, platform: Platform, key: str) -> None:
+        """Cached answers to the tenant's items: an entry of items that two tenants have names the first of them, but reports say which
+        suites were asked."""
+        if not (("/evals/" in key or "/evaluations/" in key) and key.endswith(".json")):
+            return
+        own = eval_scores.c.suite.in_(OWN_SUITES) & eval_scores.c.suite_digest.in_(_digests(platform, key))
+        with platform.engine.begin() as conn:
+            conn.execute(sa.delete(eval_scores).where(own))
+
+    def keys(self, platform: Platform) -> Iterator[str]:
+        yield from (info.key for info in platform.objects.list(layout.tenant_prefix(self.tenant)))
+
+    def directories(self, platform: Platform) -> Iterator[Path]:
+        work, tenant = platform.settings.work_dir, layout.checked_id(self.tenant)
+        for name in ("datasets", "packs", "references", "suite_indexes", "warm_starts"):
+            yield work / name / tenant
+        yield from scratch.leftovers(work, tenant)
+        with platform.engine.connect() as conn:
+            mine = list(conn.execute(sa.select(jobs.c.id).where(jobs.c.tenant_id == self.tenant)).scalars())
+            made = list(conn.execute(sa.select(adapters.c.id).where(adapters.c.tenant_id == self.tenant)).scalars())
+        for job_id in mine:
+            yield work / "jobs" / layout.checked_id(job_id)
+            yield from sorted((work / "launcher").glob(f"{job_id}-*"))
+        for adapter_id in made:
+            yield from node_files.copies(platform, adapter_id)
+
+    def recorded_ids(self, platform: Platform) -> Sequence[str]:
+        tables = (jobs, files, adapters, evaluations)
+        mine = sa.union_all(*(sa.select(table.c.id).where(table.c.tenant_id == self.tenant) for table in tables))
+        with platform.engine.connect() as conn:
+            return list(conn.execute(mine).scalars())
+
+    def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
+        archived = adapters.c.stage != Stage.ARCHIVED.value  # first: a record of before the rules may change only so
+        stage = {"stage": Stage.ARCHIVED.value, "archived_at": now}
+        ended = conn.execute(sa.update(adapters).where(adapters.c.tenant_id == self.tenant, archived).values(stage)).rowcount
+        counted = {name: conn.execute(statement).rowcount for name, statement in _statements(self.tenant, now).items()}
+        return counted | {"adapters": ended}
+
+
+def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) -> str | None:
+    """The server that has one of the adapters loaded, as the servers say, or as was seen last where one does not answer."""
+    if not adapter_ids:
+        return None
+    loaded = sa.select(replica_adapters.c.replica, replica_adapters.c.adapter_id).where(
+        replica_adapters.c.adapter_id.in_(adapter_ids), replica_adapters.c.observed == "loaded"
+    )  # fmt: skip
+    is_wanted = deployments.c.adapter_id.in_(adapter_ids) & (deployments.c.desired == "loaded")
+    with platform.engine.connect() as conn:
+        names = conn.execute(sa.select(adapters.c.name, adapters.c.id).where(adapters.c.id.in_(adapter_ids))).all()
+        seen = {(row.replica, row.adapter_id) for row in conn.execute(loaded)}
+        wanted = conn.execute(sa.select(deployments.c.adapter_id).where(is_wanted).limit(1)).scalar()
+    if wanted is not None:
+        return f"adapter {wanted} is to be served"
+    for replica in servers.replicas:
+        for name, id_ in names:
+            if name in replica.adapters or (not replica.ready and (replica.url, id_) in seen):
+                return f"adapter {id_} is loaded on {replica.url}"
+    return None
+
+
+def _writing(conn: Connection, tenant: str, now: datetime) -> str | None:
+    """Who may still write objects of the tenant, though nobody wants them any more: runs hold no reservation."""
+    since = now - QUIET
+    claimed_at = files.c.progress["at"].as_float()
+    writers = {
+        "job {} was worked on": sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, jobs.c.heartbeat_at > since),
+        "file {} was validated": sa.select(files.c.id).where(files.c.tenant_id == tenant, claimed_at > since.timestamp()),
+        "evaluation {} ran": sa.select(evaluations.c.id).where(evaluations.c.tenant_id == tenant, evaluations.c.beat_at > since),
+        "export {} was made": sa.select(exports.c.id).where(
+            exports.c.tenant_id == tenant, exports.c.status == "running", exports.c.beat_at > since
+        ),
+    }
+    for what, query in writers.items():
+        if (id_ := conn.execute(query.limit(1)).scalar()) is not None:
+            return f"{what.format(id_)} less than {QUIET.total_seconds():g} s ago, and may still write"
+    announced = sa.select(loose_objects.c.object_key).where(loose_objects.c.tenant_id == tenant, loose_objects.c.due_at > now)
+    if (key := conn.execute(announced.order_by(loose_objects.c.due_at).limit(1)).scalar()) is not None:
+        return f"an upload may still store {key}"
+    return None
+
+
+def _starting_from(platform: Platform, adapter_id: str) -> str | None:
+    query = sa.select(jobs.c.id).where(jobs.c.warm_start["adapter_id"].astext == adapter_id, jobs.c.state.not_in(FINAL)).limit(1)
+    with platform.engine.connect() as conn:
+        job_id = conn.execute(query).scalar()
+    return None if job_id is None else f"job {job_id} is to start from adapter {adapter_id}"
+
+
+def _unless_over(cancel: Any, platform: Platform, tenant: str, id_: str) -> None:
+    """One that has ended meanwhile needs no cancelling."""
+    try:
+        cancel(platform, tenant, id_)
+    except Conflict:
+        return
+
+
+def _end_evaluations(conn: Connection, tenant: str, now: datetime) -> None:
+    mine = sa.update(evaluations).where(evaluations.c.tenant_id == tenant, evaluations.c.state.in_(("queued", "running")))
+    error = {"code": "data_deleted", "message": "the tenant's data is being deleted", "param": None}
+    conn.execute(mine.values(state="failed", error=error, finished_at=now))
+
+
+def _digests(platform: Platform, key: str) -> set[str]:
+    """Every sha256 that a report holds."""
+    try:
+        return set(SHA256.findall(json.dumps(json.loads(platform.objects.get_bytes(key)))))
+    except (NotFound, ValueError):
+        return set()
+
+
+def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
+    mine = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant).scalar_subquery()
+    no_error = sa.func.jsonb_build_object("code", jobs.c.error["code"], "message", ERASED, "param", None)
+    request: sa.ColumnElement[Any] = jobs.c.request
+    for name in TEXTS_OF_REQUEST:
+        request = request.op("-")(name)
+    is_message = job_events.c.type != "metrics"
+    checkpoint_of = checkpoints.c.job_id.in_(mine) & checkpoints.c.removed_at.is_(None)
+    my_sweeps = sa.select(sweeps_table.c.id).where(sweeps_table.c.tenant_id == tenant).scalar_subquery()
+    return {
+        "files": sa.update(files).where(files.c.tenant_id == tenant).values(
+            filename=ERASED, object_key=ERASED, column_map={}, policies={}, source=None, status_details=None, progress=sa.null(),
+            report=sa.null(), deleted_at=sa.func.coalesce(files.c.deleted_at, now),
+        ),
+        "datasets": sa.update(datasets).where(datasets.c.tenant_id == tenant).values(name=datasets.c.id, report=dict(KEPT_REPORT)),
+        "jobs": sa.update(jobs).where(jobs.c.tenant_id == tenant).values(
+            metadata=sa.null(), request=request, reason_detail=None, evaluation=sa.null(),
+            error=sa.case((jobs.c.error.is_(None), sa.null()), else_=no_error),
+        ),
+        "job_events": sa.update(job_events).where(job_events.c.job_id.in_(mine)).values(
+            message=ERASED, data=sa.case((is_message, sa.null()), else_=job_events.c.data)
+        ),
+        "health_verdicts": sa.update(health_verdicts).where(health_verdicts.c.job_id.in_(mine)).values(message=ERASED, data={}),
+        "checkpoints": sa.update(checkpoints).where(checkpoint_of).values(
+            retired_at=sa.func.coalesce(checkpoints.c.retired_at, now), removed_at=now
+        ),
+        "evaluations": sa.update(evaluations).where(evaluations.c.tenant_id == tenant, evaluations.c.state == "failed").values(
+            error=sa.null()
+        ),
+        "approval_notes": sa.update(adapters).where(adapters.c.tenant_id == tenant, adapters.c.approval_note.is_not(None)).values(
+            approval_note=None
+        ),
+        "exports": sa.delete(exports).where(exports.c.tenant_id == tenant),
+        "eval_suites": sa.delete(eval_suites).where(eval_suites.c.tenant_id == tenant),
+        "model_routes": sa.delete(model_routes).where(model_routes.c.tenant_id == tenant),
+        "idempotency_keys": sa.delete(idempotency_keys).where(idempotency_keys.c.tenant_id == tenant),
+        "sweeps": sa.update(sweeps_table).where(sweeps_table.c.tenant_id == tenant).values(
+            request=sweeps_table.c.request.op("-")("metadata")
+        ),
+        "sweep_trials": sa.update(sweep_trials).where(sweep_trials.c.sweep_id.in_(my_sweeps)).values(error=sa.null()),
+        "eval_scores": sa.delete(eval_scores).where(eval_scores.c.tenant_id == tenant),
+        "upload_parts": sa.delete(upload_parts).where(upload_parts.c.tenant_id == tenant),
+        "uploads": sa.update(uploads).where(uploads.c.tenant_id == tenant).values(filename=ERASED, settings={}),
+        "deliveries": sa.update(deliveries).where(deliveries.c.tenant_id == tenant, deliveries.c.last_error.is_not(None)).values(
+            last_error=None
+        ),
+        "outbox": sa.update(outbox).where(outbox.c.tenant_id == tenant).values(data={}),
+        "audit_log": sa.update(audit_log).where(audit_log.c.tenant_id == tenant, audit_log.c.redacted_at.is_(None)).values(
+            changes={}, ip=None, user_agent=None, redacted_at=now  # last: what is done above is in it, with what was there before
+        ),
+    }  # fmt: skip

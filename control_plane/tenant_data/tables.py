@@ -1,0 +1,60 @@
+"""Deletions with their proofs, and mirrors of the registry."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.platform.tables import metadata, timestamp
+
+deletions = sa.Table(
+    "deletions", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # del-...
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+    sa.Column("subject_kind", sa.Text, nullable=False),  # adapter | dataset | tenant
+    sa.Column("subject_id", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("proof", JSONB, nullable=False),  # every object with its size and sha256, and that it was looked for afterwards
+    sa.Column("sha256", sa.Text, nullable=False),  # of the proof and of the previous deletion's: a chain
+    sa.Column("previous_sha256", sa.Text),
+    sa.Column("seq", sa.BigInteger, sa.Identity(), nullable=False, unique=True),  # order of the chain
+    timestamp("requested_at"), timestamp("done_at"),
+)  # fmt: skip
+
+deletion_requests = sa.Table(
+    "deletion_requests", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # del-...: that of the proof that follows
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("subject_kind", sa.Text, nullable=False),  # adapter | tenant
+    sa.Column("subject_id", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("requested_by", sa.Text, nullable=False),  # id of a key, operator, or retention
+    sa.Column("waiting_for", sa.Text),  # why it is not done yet
+    sa.Column("removed", JSONB, nullable=False, server_default="[]"),  # directories and records of other systems, with what they held
+    timestamp("requested_at"),
+    timestamp("absent_at", nullable=True),  # when nothing of it was found; a second look follows before it is done
+    timestamp("done_at", nullable=True),
+    sa.Index("ix_deletion_requests_tenant_id", "tenant_id"),
+    sa.Index(
+        "uq_deletion_requests_open", "subject_kind", "subject_id", unique=True, postgresql_where=sa.text("done_at IS NULL")
+    ),
+)  # fmt: skip
+
+deletion_objects = sa.Table(
+    "deletion_objects", metadata,
+    sa.Column("deletion_id", sa.Text, sa.ForeignKey("deletion_requests.id"), primary_key=True),
+    sa.Column("object_key", sa.Text, primary_key=True),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.Text, primary_key=True),  # read from the store before it was deleted; a key can come again with other bytes
+    timestamp("deleted_at", nullable=True),
+)  # fmt: skip
+"""What a deletion has found and what of it is gone; moves into the proof at its end."""
+
+mirrors = sa.Table(
+    "mirrors", metadata,
+    sa.Column("name", sa.Text, primary_key=True),  # mlflow
+    sa.Column("digest", sa.Text, nullable=False),  # of what was mirrored last
+    timestamp("mirrored_at"),
+    sa.Column("error", sa.Text),  # why the last attempt did not arrive
+    timestamp("failed_at", nullable=True),
+)  # fmt: skip

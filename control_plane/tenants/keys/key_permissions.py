@@ -1,0 +1,74 @@
+"""What a key may do to the keys of its tenant: no call makes anybody more than its caller is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from control_plane.tenants.rules import Principal, Role
+from ft_assets.errors import Forbidden
+
+BELOW_ADMIN = (Role.MEMBER, Role.VIEWER)
+
+
+def check_made_for(by: Principal, member_id: str, role: Role) -> None:
+    """Who may not name owners makes keys for itself and for members below it; an owner for everybody."""
+    if not by.may_name_owners and member_id != by.member_id and role not in BELOW_ADMIN:
+        raise _owner_required(f"makes a key that acts as the {role} {member_id}")
+
+
+def check_rotation(by: Principal, key: Mapping[Any, Any]) -> None:
+    """A secret that stands for a person is given to that person alone; one of the tenant itself to whom may name owners."""
+    if key["id"] == by.key_id:
+        return
+    if key["member_id"] is not None and key["member_id"] != by.member_id:
+        raise Forbidden(
+            f"the key {key['id']} is of another member, who alone rotates it; revoke it with DELETE /v1/api_keys/{key['id']}",
+            code="key_of_another_member",
+        )
+    if key["names_owners"] and not by.may_name_owners:
+        raise _owner_required(f"rotates {key['id']}, a key of the tenant itself")
+
+
+def check_revocation(by: Principal, key: Mapping[Any, Any], role: Role | None) -> None:
+    """`role`: of the member whose key it is."""
+    if by.may_name_owners or key["id"] == by.key_id:
+        return
+    if key["names_owners"] or role is Role.OWNER:
+        raise _owner_required(f"revokes {key['id']}, a key {'of an owner' if role else 'of the tenant itself'}")
+
+
+def rate_within(by: Principal, asked: int | None) -> int | None:
+    """The rate of a key that `by` makes: a key that has less than the tenant's limit gives no more than it has."""
+    own = by.requests_per_minute
+    if own >= by.tenant.requests_per_minute:
+        return asked
+    if asked is not None and asked > own:
+        raise _wider(f"requests_per_minute {asked} is more than the {own} of the key {by.key_id} that asks", "requests_per_minute")
+    return own if asked is None else asked
+
+
+def end_within(asked: datetime | None, bound: datetime | None) -> datetime | None:
+    """The end of a key that one makes which itself ends at `bound`; where nothing is asked for, the same moment."""
+    if bound is None or asked is None:
+        return bound or asked
+    if asked > bound:
+        raise _wider(f"the new key would open until {asked:%Y-%m-%d %H:%M} UTC, yours may give until {bound:%Y-%m-%d %H:%M}", "expires_in")
+    return asked
+
+
+def check_as_wide(by: Principal, key: Mapping[Any, Any]) -> None:
+    """Refuse to hand the secret of a `key` to one that ends before it does, or has fewer requests."""
+    if by.expires_at is not None and (key["expires_at"] is None or key["expires_at"] > by.expires_at):
+        raise _wider(f"the key {key['id']} opens for longer than {by.key_id}, which asks", None)
+    if rate_within(by, key["requests_per_minute"]) != key["requests_per_minute"]:
+        raise _wider(f"the key {key['id']} has more requests a minute than {by.key_id}, which asks", None)
+
+
+def _owner_required(what: str) -> Forbidden:
+    return Forbidden(f"only an owner {what}; use an owner's key, or one of the tenant's own that an owner made", code="owner_required")
+
+
+def _wider(what: str, param: str | None) -> Forbidden:
+    return Forbidden(f"{what}; ask for less, or use a key without that limit", code="wider_than_your_key", param=param)

@@ -1,0 +1,90 @@
+"""Operators' keys: made on the machine of the control plane, hashed, expiring, revocable; no tenant's key opens their routes."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from control_plane.platform.context import Platform
+from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
+from control_plane.tenants.rules import Operator
+from control_plane.tenants.tables import operator_keys
+from ft_assets.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
+from ft_assets.storable import check_storable
+
+MAX_NAME_CHARS = 100
+MAX_EXPIRES_IN_S = 366 * 24 * 3600
+"""A key that opens every tenant is made anew at least once a year."""
+DEFAULT_EXPIRES_IN_S = 90 * 24 * 3600
+LAST_USED_EVERY = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewOperatorKey:
+    """A key with its secret, which is shown once."""
+
+    id: str
+    name: str
+    secret: str
+    expires_at: datetime
+
+
+def create(platform: Platform, name: str, *, expires_in_s: int = DEFAULT_EXPIRES_IN_S) -> NewOperatorKey:
+    """Make a key for the person or machine called `name`."""
+    check_storable(name, "name")
+    if not 1 <= len(name) <= MAX_NAME_CHARS:
+        raise InvalidRequest(f"name has {len(name)} characters; 1 to {MAX_NAME_CHARS} are allowed", param="name")
+    if not 1 <= expires_in_s <= MAX_EXPIRES_IN_S:
+        raise InvalidRequest(f"expires_in {expires_in_s} is outside 1..{MAX_EXPIRES_IN_S} seconds, a year", param="expires_in")
+    now = platform.clock()
+    secret = new_secret(OPERATOR_PREFIX)
+    made = NewOperatorKey(id=f"opk_{uuid.uuid4().hex[:24]}", name=name, secret=secret, expires_at=now + timedelta(seconds=expires_in_s))
+    values = {"id": made.id, "name": name, "sha256": sha256_of(secret), "hint": hint_of(secret), "expires_at": made.expires_at}
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(operator_keys).values(created_at=now, **values))
+    return made
+
+
+def list_all(platform: Platform) -> list[RowMapping]:
+    """Every key, newest first, revoked ones too; without their hashes."""
+    columns = [c for c in operator_keys.c if c.name != "sha256"]
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(*columns).order_by(operator_keys.c.created_at.desc(), operator_keys.c.id)).mappings())
+
+
+def revoke(platform: Platform, key_id: str) -> RowMapping:
+    """End a key at once; revoking it again changes nothing."""
+    with platform.engine.begin() as conn:
+        found = operator_keys.c.id == key_id
+        conn.execute(sa.update(operator_keys).where(found, operator_keys.c.revoked_at.is_(None)).values(revoked_at=platform.clock()))
+        row = conn.execute(sa.select(operator_keys).where(found)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no operator's key {key_id!r}; `ft admin operators list` shows them", code="operator_key_not_found", param="key_id")
+    return row
+
+
+def authenticate(platform: Platform, secret: str) -> Operator:
+    """The operator of a key. A tenant's key is told apart by its form, before the database is asked."""
+    if secret.startswith(TENANT_PREFIX):
+        raise Forbidden(
+            f"this route is for operators of the platform, and {hint_of(secret)} is a tenant's key; use one that begins with "
+            f"{OPERATOR_PREFIX}",
+            code="operator_key_required",
+        )
+    now = platform.clock()
+    with platform.engine.connect() as conn:
+        row = conn.execute(sa.select(operator_keys).where(operator_keys.c.sha256 == sha256_of(secret))).mappings().one_or_none()
+        if row is None:
+            raise Unauthenticated("the operator's key is unknown; make one with `ft admin operators create NAME`")
+        if row["revoked_at"] is not None:
+            raise Unauthenticated(f"the operator's key {row['hint']} was revoked at {row['revoked_at']:%Y-%m-%d %H:%M} UTC; use another")
+        if row["expires_at"] is not None and row["expires_at"] <= now:
+            raise Unauthenticated(f"the operator's key {row['hint']} expired at {row['expires_at']:%Y-%m-%d %H:%M} UTC; make another")
+        if row["last_used_at"] is None or now - row["last_used_at"] > LAST_USED_EVERY:
+            conn.execute(sa.update(operator_keys).where(operator_keys.c.id == row["id"]).values(last_used_at=now))
+            conn.commit()
+    return Operator(id=row["id"], name=row["name"])

@@ -1,0 +1,362 @@
+"""Tenants and their API keys: made by operators, authenticated on every call."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import IntegrityError as DuplicateRow
+
+from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
+from control_plane.tenants.keys import key_permissions
+from control_plane.tenants.people import person_of
+from control_plane.tenants.rules import Principal, Role, Scope, Tenant, tier_named, within
+from control_plane.tenants.tables import api_keys, members, tenants
+from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
+from ft_assets.storable import check_storable
+
+TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+"""Part of served model names, which are lower case and at most 64 characters."""
+LAST_USED_EVERY = timedelta(minutes=1)
+"""How exact ``last_used_at`` is: a row written on every call would be the busiest of all."""
+
+MAX_EXPIRES_IN_S = 10 * 365 * 24 * 3600
+"""Of a key: ten years; one that lasts longer is one without an end."""
+MAX_OVERLAP_S = 30 * 24 * 3600
+DEFAULT_OVERLAP_S = 24 * 3600
+"""While which both secrets of a rotated key open: a day is what a deployment takes."""
+MAX_LIST_LIMIT = 100
+SUSPENDED = "tenant_suspended"
+MAX_KEYS = 100
+"""Of a tenant that open something: each has the requests of a minute."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewKey:
+    """A key with its secret: the only moment at which the secret exists outside its owner's hands."""
+
+    id: str
+    secret: str
+    row: RowMapping
+    """As a list of keys shows it."""
+
+
+def create(
+    platform: Platform,
+    tenant: str,
+    *,
+    tier: str = "standard",
+    name: str | None = None,
+    max_jobs_in_flight: int | None = None,
+    owner_email: str | None = None,
+) -> tuple[Tenant, NewKey]:
+    """Make the tenant with id `tenant` and its first key, which holds every scope; with `owner_email` its first member, too.
+
+    ``Conflict`` if the id is taken.
+    """
+    if not TENANT_ID.fullmatch(tenant):
+        raise InvalidRequest(
+            f"tenant id {tenant[:60]!r} is not valid: lower-case letters, digits and '-', at most 32, starting with a letter or digit",
+            code="invalid_id",
+            param="tenant",
+        )
+    check_storable(name or "", "name")
+    limit = tier_named(tier).max_jobs_in_flight if max_jobs_in_flight is None else max_jobs_in_flight
+    now = platform.clock()
+    values = {"id": tenant, "name": name or tenant, "tier": tier, "max_jobs_in_flight": limit, "created_at": now}
+    with platform.engine.begin() as conn:
+        try:
+            made = tenant_of(conn.execute(sa.insert(tenants).values(values).returning(tenants)).mappings().one())
+        except DuplicateRow:
+            raise Conflict(f"tenant {tenant!r} exists; make another key for it, or choose another id", code="tenant_exists") from None
+        if owner_email is not None:
+            conn.execute(sa.insert(members).values(person_of(tenant, owner_email, Role.OWNER, now=now)))
+        first = {"tenant_id": tenant, "name": "first", "scopes": [Scope.ADMIN.value], "names_owners": True, "created_at": now}
+        return made, _insert_key(conn, first)
+
+
+def get(platform: Platform, tenant: str) -> Tenant:
+    """The tenant with this id; ``NotFound`` if there is none."""
+    with platform.engine.connect() as conn:
+        return tenant_of(row_of(conn, tenant))
+
+
+def row_of(conn: Connection, tenant: str, *, lock: bool = False) -> RowMapping:
+    """The row of a tenant; `lock` keeps others from changing it, its members and keys in this transaction."""
+    query = sa.select(tenants).where(tenants.c.id == tenant)
+    row = conn.execute(query.with_for_update(key_share=True) if lock else query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no tenant {tenant!r}", code="tenant_not_found", param="tenant")
+    return row
+
+
+def list_all(platform: Platform) -> list[Tenant]:
+    """Every tenant, for operators."""
+    with platform.engine.connect() as conn:
+        return [tenant_of(r) for r in conn.execute(sa.select(tenants).order_by(tenants.c.id)).mappings()]
+
+
+def list_tenants(platform: Platform, *, after: str | None = None, limit: int = 20) -> Page:
+    """Rows of tenants, by id."""
+    with platform.engine.connect() as conn:
+        by = [tenants.c.id]
+        return page(conn, sa.select(tenants), by, id_column=by[0], after=after, limit=limit, max_limit=MAX_LIST_LIMIT, order="asc")
+
+
+def tenant_of(row: Mapping[Any, Any]) -> Tenant:
+    tier = tier_named(row["tier"])
+
+    def own_or(name: str) -> Any:
+        return getattr(tier, name) if row[name] is None else row[name]
+
+    return Tenant(
+        id=row["id"], name=row["name"], tier=row["tier"], max_jobs_in_flight=row["max_jobs_in_flight"],
+        soft_gpu_hours=own_or("soft_gpu_hours"), hard_gpu_hours=own_or("hard_gpu_hours"), requests_per_minute=own_or("requests_per_minute"),
+        suspended_at=row["suspended_at"], suspended_reason=row["suspended_reason"],
+    )  # fmt: skip
+
+
+def create_key(
+    platform: Platform,
+    tenant: str,
+    *,
+    name: str,
+    scopes: Collection[str],
+    expires_in_s: int | None = None,
+    member_id: str | None = None,
+    requests_per_minute: int | None = None,
+    by: Principal | None = None,
+) -> NewKey:
+    """Make a further key of `tenant`, or of one of its members; its secret is returned now and never again.
+
+    A member's key opens no more than the member's role does, and no key more requests a minute than the tenant's limit.
+    `by` a key of the tenant (None: an operator), it ends no later and has no more requests than that key, and one of
+    the tenant itself names owners only where that key does.
+    """
+    check_storable({"name": name, "member_id": member_id})
+    now, asked = platform.clock(), _scopes(scopes)
+    values = {
+        "tenant_id": tenant, "name": name, "scopes": [s.value for s in asked], "member_id": member_id,
+        "requests_per_minute": requests_per_minute, "created_at": now, "expires_at": _end(now, expires_in_s),
+        "names_owners": member_id is None and Scope.ADMIN in asked and (by is None or by.may_name_owners),
+    }  # fmt: skip
+    with platform.engine.begin() as conn:
+        owner = tenant_of(row_of(conn, tenant, lock=True))
+        if requests_per_minute is not None and not 1 <= requests_per_minute <= owner.requests_per_minute:
+            raise InvalidRequest(
+                f"requests_per_minute {requests_per_minute} is outside 1..{owner.requests_per_minute}, the limit of {tenant}; "
+                "leave it out for that limit",
+                param="requests_per_minute",
+            )
+        _check_room(conn, tenant, now)
+        role = None if member_id is None else _check_role(conn, tenant, member_id, asked)
+        if by is not None:
+            if member_id is not None and role is not None:
+                key_permissions.check_made_for(by, member_id, role)
+            values["requests_per_minute"] = key_permissions.rate_within(by, requests_per_minute)
+            values["expires_at"] = key_permissions.end_within(_end(now, expires_in_s), by.expires_at)
+        return _insert_key(conn, values)
+
+
+def list_keys(platform: Platform, tenant: str, *, after: str | None = None, limit: int = MAX_LIST_LIMIT) -> Page:
+    """Keys of `tenant`, revoked ones too, newest first; without their hashes."""
+    query = sa.select(*SHOWN).where(api_keys.c.tenant_id == tenant)
+    by = [api_keys.c.created_at, api_keys.c.id]
+    with platform.engine.connect() as conn:
+        return page(conn, query, by, id_column=api_keys.c.id, after=after, limit=limit, max_limit=MAX_LIST_LIMIT)
+
+
+def get_key(platform: Platform, tenant: str, key_id: str) -> RowMapping:
+    """One key, without its hash."""
+    with platform.engine.connect() as conn:
+        return _key(conn, tenant, key_id)
+
+
+def revoke_key(platform: Platform, tenant: str, key_id: str, *, by: Principal | None = None) -> RowMapping:
+    """End a key at once; revoking it again changes nothing. `by` a key of the tenant; None: an operator."""
+    with platform.engine.begin() as conn:
+        row_of(conn, tenant, lock=True)
+        old = _key(conn, tenant, key_id)
+        if by is not None:
+            held = conn.execute(sa.select(members.c.role).where(members.c.id == old["member_id"])).scalar()
+            key_permissions.check_revocation(by, old, None if held is None else Role(held))
+        mine = api_keys.c.id == key_id, api_keys.c.tenant_id == tenant
+        conn.execute(sa.update(api_keys).where(*mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=platform.clock()))
+        return _key(conn, tenant, key_id)
+
+
+def rotate_key(
+    platform: Platform,
+    tenant: str,
+    key_id: str,
+    *,
+    overlap_s: int = DEFAULT_OVERLAP_S,
+    expires_in_s: int | None = None,
+    by: Principal | None = None,
+) -> NewKey:
+    """A new key with the name, scopes, member and limit of a working one, which itself ends after `overlap_s`.
+
+    The new one lasts `expires_in_s`; where that is not given, as long as the old one was made for. `by` a key of the
+    tenant (None: an operator): its own may be made to last as long again, another one no longer than itself.
+    """
+    if not 0 <= overlap_s <= MAX_OVERLAP_S:
+        raise InvalidRequest(f"overlap {overlap_s} is outside 0..{MAX_OVERLAP_S} seconds, 30 days", param="overlap")
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        row_of(conn, tenant, lock=True)
+        old = _key(conn, tenant, key_id)
+        if by is not None:
+            key_permissions.check_rotation(by, old)
+        if old["revoked_at"] is not None or (old["expires_at"] is not None and old["expires_at"] <= now):
+            raise Conflict(
+                f"the key {key_id} is {'expired' if old['revoked_at'] is None else 'revoked'}; make a new one with POST /v1/api_keys",
+                code="api_key_ended",
+            )
+        lifetime = None if old["expires_at"] is None else old["expires_at"] - old["created_at"]
+        expires_at = _end(now, expires_in_s) if expires_in_s is not None or lifetime is None else now + lifetime
+        if by is not None and by.key_id == key_id:
+            expires_at = key_permissions.end_within(expires_at, None if lifetime is None else now + lifetime)
+        elif by is not None:
+            key_permissions.check_as_wide(by, {**old, "expires_at": expires_at})
+        end = now + timedelta(seconds=overlap_s)
+        end = end if old["expires_at"] is None else min(end, old["expires_at"])
+        conn.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
+        kept = {name: old[name] for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute", "names_owners")}
+        _check_room(conn, tenant, now, at_most=2 * MAX_KEYS)  # with each, the one that it takes the place of
+        return _insert_key(conn, {**kept, "created_at": now, "expires_at": expires_at})
+
+
+def authenticate(platform: Platform, secret: str) -> Principal:
+    """The principal of a key. Unknown, expired and revoked keys are told apart only to those who hold the secret.
+
+    One look-up by a unique index, on every call: a key that is revoked opens nothing from the next call on, anywhere.
+    """
+    if secret.startswith(OPERATOR_PREFIX):
+        raise Forbidden(
+            f"an operator's key opens /v1/admin and no tenant's route; send a key of the tenant ({TENANT_PREFIX}...)",
+            code="tenant_key_required",
+        )
+    now = platform.clock()
+    with platform.engine.connect() as conn:
+        row = conn.execute(BY_SECRET, {"sha256": sha256_of(secret)}).mappings().one_or_none()
+        if row is None:
+            raise Unauthenticated(f"API key {hint_of(secret)} is unknown; check it, or ask your operator for a new one")
+        if row["key_revoked_at"] is not None:
+            raise Unauthenticated(f"API key {hint_of(secret)} was revoked at {row['key_revoked_at']:%Y-%m-%d %H:%M} UTC; use another one")
+        if row["key_expires_at"] is not None and row["key_expires_at"] <= now:
+            raise Unauthenticated(f"API key {hint_of(secret)} expired at {row['key_expires_at']:%Y-%m-%d %H:%M} UTC; use another one")
+        if row["member_removed_at"] is not None:
+            gone = f"{row['member_removed_at']:%Y-%m-%d %H:%M} UTC"
+            raise Unauthenticated(f"API key {hint_of(secret)} is of a member who was removed at {gone}; use another one")
+        if row["key_last_used_at"] is None or now - row["key_last_used_at"] > LAST_USED_EVERY:
+            _note_use(conn, row["key_id"], now)
+    tenant, own = tenant_of(row), row["key_requests_per_minute"]
+    role = Role(row["member_role"]) if row["member_role"] else None
+    scopes = frozenset(Scope(s) for s in row["key_scopes"])
+    return Principal(
+        tenant=tenant, key_id=row["key_id"], scopes=within(scopes, role.scope) if role else scopes,
+        requests_per_minute=tenant.requests_per_minute if own is None else min(own, tenant.requests_per_minute),
+        member_id=row["key_member_id"], role=role, names_owners=row["key_names_owners"], expires_at=row["key_expires_at"],
+    )  # fmt: skip
+
+
+def refuse_suspended(platform: Platform, tenant: Tenant) -> None:
+    """``Forbidden`` (``tenant_suspended``) with the reason and whom to ask, where an operator has suspended the tenant."""
+    if tenant.suspended_at is not None:
+        raise Forbidden(
+            f"the tenant {tenant.id} is suspended since {tenant.suspended_at:%Y-%m-%d %H:%M} UTC: {tenant.suspended_reason}. "
+            f"Ask {platform.settings.operator_contact}",
+            code=SUSPENDED,
+        )
+
+
+SHOWN = [c for c in api_keys.c if c.name != "sha256"]
+BY_SECRET = (
+    sa.select(
+        tenants,
+        *(c.label(f"key_{c.name}") for c in SHOWN),
+        members.c.role.label("member_role"),
+        members.c.removed_at.label("member_removed_at"),
+    )
+    .join(api_keys, api_keys.c.tenant_id == tenants.c.id)
+    .outerjoin(members, members.c.id == api_keys.c.member_id)
+    .where(api_keys.c.sha256 == sa.bindparam("sha256"))
+)
+
+
+def _note_use(conn: Connection, key_id: str, now: datetime) -> None:
+    """One of the calls that come at the same moment writes it; the others do not wait, and nobody waits for the disk."""
+    stale = api_keys.c.last_used_at.is_(None) | (api_keys.c.last_used_at < now - LAST_USED_EVERY)
+    due = sa.select(api_keys.c.id).where(api_keys.c.id == key_id, stale).with_for_update(skip_locked=True)
+    conn.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+    conn.execute(sa.update(api_keys).where(api_keys.c.id.in_(due.scalar_subquery())).values(last_used_at=now))
+    conn.commit()
+
+
+def _key(conn: Connection, tenant: str, key_id: str) -> RowMapping:
+    query = sa.select(*SHOWN).where(api_keys.c.id == key_id, api_keys.c.tenant_id == tenant)
+    row = conn.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no API key {key_id!r}; list yours with GET /v1/api_keys", code="api_key_not_found", param="key_id")
+    return row
+
+
+def _check_role(conn: Connection, tenant: str, member_id: str, asked: tuple[Scope, ...]) -> Role:
+    """The member's role, which is wide enough for the scopes."""
+    mine = members.c.id == member_id, members.c.tenant_id == tenant, members.c.removed_at.is_(None)
+    held = conn.execute(sa.select(members.c.role).where(*mine)).scalar()
+    if held is None:
+        raise NotFound(f"no member {member_id!r}; list them with GET /v1/members", code="member_not_found", param="member_id")
+    widest, order = Role(held).scope, list(Scope)
+    if beyond := [s.value for s in asked if order.index(s) > order.index(widest)]:
+        raise InvalidRequest(
+            f"scopes {', '.join(beyond)} are more than a {held} may hold; the widest is {widest}: ask for that, or change the role",
+            code="scope_beyond_role",
+            param="scopes",
+        )
+    return Role(held)
+
+
+def _end(now: datetime, expires_in_s: int | None) -> datetime | None:
+    if expires_in_s is None:
+        return None
+    if not 1 <= expires_in_s <= MAX_EXPIRES_IN_S:
+        raise InvalidRequest(
+            f"expires_in {expires_in_s} is outside 1..{MAX_EXPIRES_IN_S} seconds; leave it out for none", param="expires_in"
+        )
+    return now + timedelta(seconds=expires_in_s)
+
+
+def _insert_key(conn: Connection, values: Mapping[str, Any]) -> NewKey:
+    """Write a key of a tenant whose row is locked."""
+    secret, key_id = new_secret(TENANT_PREFIX), f"key_{uuid.uuid4().hex[:24]}"
+    row = {**values, "id": key_id, "sha256": sha256_of(secret), "hint": hint_of(secret)}
+    made = conn.execute(sa.insert(api_keys).values(row).returning(*SHOWN)).mappings().one()
+    return NewKey(id=key_id, secret=secret, row=made)
+
+
+def _check_room(conn: Connection, tenant: str, now: datetime, *, at_most: int = MAX_KEYS) -> None:
+    """Refuse one key too many; the tenant's row is locked, so that two calls do not both take the last place."""
+    live = api_keys.c.revoked_at.is_(None) & (api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > now))
+    count = conn.execute(sa.select(sa.func.count()).where(api_keys.c.tenant_id == tenant, live)).scalar_one()
+    if count >= at_most:
+        raise QuotaExceeded(
+            f"the tenant has {count} keys that open something, at most {at_most} are allowed; revoke one with DELETE /v1/api_keys/{{id}}",
+            code="too_many_keys",
+        )
+
+
+def _scopes(names: Collection[str]) -> tuple[Scope, ...]:
+    known = {s.value: s for s in Scope}
+    unknown = sorted(set(names) - set(known))
+    if unknown or not names:
+        raise InvalidRequest(f"scopes {unknown or '[]'} are not valid; choose from {', '.join(known)}", param="scopes")
+    return tuple(s for s in Scope if s.value in names)

@@ -1,0 +1,107 @@
+"""What operators change about a tenant: its name, its tier and limits, and whether it may call at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant, tier_named
+from control_plane.tenants.service import row_of, tenant_of
+from control_plane.tenants.tables import tenants
+from ft_assets.errors import InvalidRequest
+from ft_assets.storable import check_storable
+
+MAX_NAME_CHARS = 200
+MAX_REASON_CHARS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """What a limit of one tenant may be set to."""
+
+    least: float
+    most: float
+    whole: bool
+
+
+LIMITS: Mapping[str, Bounds] = {
+    "max_jobs_in_flight": Bounds(least=0, most=10_000, whole=True),
+    "soft_gpu_hours": Bounds(least=0, most=1e7, whole=False),  # 10,000 GPUs for a month are 7.2 million hours
+    "hard_gpu_hours": Bounds(least=0, most=1e7, whole=False),
+    "requests_per_minute": Bounds(least=1, most=600_000, whole=True),
+}
+
+
+def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenant:
+    """Change `name`, `tier` or limits; a limit that is None is again the one of the tier. What is not given stays.
+
+    Jobs that run go on; the next admission meets the new limits.
+    """
+    values = {k: v for k, v in changes.items() if v is not None or k in LIMITS}
+    for name in set(values) & set(LIMITS):
+        _check_limit(name, values[name])
+    if "name" in values:
+        _check_text("name", values["name"], MAX_NAME_CHARS)
+    with platform.engine.begin() as conn:
+        old = row_of(conn, tenant, lock=True)
+        tier = tier_named(values.get("tier") or old["tier"])
+        values["tier"] = tier.name
+        if values.get("max_jobs_in_flight", 0) is None:
+            values["max_jobs_in_flight"] = tier.max_jobs_in_flight
+        elif "max_jobs_in_flight" not in values and old["max_jobs_in_flight"] == tier_named(old["tier"]).max_jobs_in_flight:
+            values["max_jobs_in_flight"] = tier.max_jobs_in_flight  # it had its tier's limit, and gets the new one's
+        _check_order(values, old)
+        changed = sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(tenants)
+        return tenant_of(conn.execute(changed).mappings().one())
+
+
+def suspend(platform: Platform, tenant: str, *, reason: str) -> Tenant:
+    """Refuse every call of its keys from now on, with `reason`; nothing new starts, jobs that run go on. Again: only the reason changes."""
+    _check_text("reason", reason, MAX_REASON_CHARS)
+    return _set(platform, tenant, suspended_at=sa.func.coalesce(tenants.c.suspended_at, platform.clock()), suspended_reason=reason)
+
+
+def resume(platform: Platform, tenant: str) -> Tenant:
+    """Let its keys in again; a tenant that was not suspended stays as it is."""
+    return _set(platform, tenant, suspended_at=None, suspended_reason=None)
+
+
+def _set(platform: Platform, tenant: str, **values: Any) -> Tenant:
+    with platform.engine.begin() as conn:
+        row_of(conn, tenant, lock=True)
+        changed = sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(tenants)
+        return tenant_of(conn.execute(changed).mappings().one())
+
+
+def _check_limit(name: str, value: float | None) -> None:
+    bounds = LIMITS[name]
+    if value is None:
+        return
+    if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
+        kind = "a whole number within " if bounds.whole else "within "
+        raise InvalidRequest(
+            f"{name} {value} is not {kind}{bounds.least:g}..{bounds.most:g}; null is the limit of the tier",
+            code="invalid_tenant_limit",
+            param=name,
+        )
+
+
+def _check_order(values: Mapping[str, Any], old: Mapping[Any, Any]) -> None:
+    after = tenant_of({**old, **values})
+    if after.soft_gpu_hours is not None and after.hard_gpu_hours is not None and after.soft_gpu_hours > after.hard_gpu_hours:
+        raise InvalidRequest(
+            f"soft_gpu_hours {after.soft_gpu_hours:g} is above hard_gpu_hours {after.hard_gpu_hours:g}: no hour would ever be overage; "
+            "raise the hard limit with it, or lower the soft one",
+            code="invalid_tenant_limit",
+            param="soft_gpu_hours",
+        )
+
+
+def _check_text(name: str, text: str, most: int) -> None:
+    check_storable(text, name)
+    if not 1 <= len(text) <= most:
+        raise InvalidRequest(f"{name} has {len(text)} characters; 1 to {most} are allowed", param=name)

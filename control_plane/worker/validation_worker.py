@@ -1,0 +1,104 @@
+"""Work on files that no request does itself: fetches of imports, validations apart, and what another process left undone.
+
+The API reads only tiny uncompressed uploads in its own process, and those once. Everything else, and whatever was begun before,
+is read by child processes (``control_plane.sandbox.sandbox_parent``): what they need of memory and time, and how they die, is not
+the API's concern. Lanes bound how many run at once: one for files that their upload waits for, one for large files, one for
+fetches, so that none holds up the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from sqlalchemy.engine import RowMapping
+
+from control_plane.datasets.hub_fetch import is_fetched
+from control_plane.datasets.uploads import files
+from control_plane.platform.context import Platform
+from control_plane.sandbox import scratch
+from control_plane.worker.fair_queue import Lane
+from ft_assets.errors import Unavailable
+
+LOOK_EVERY_S = 60.0
+"""Seconds between looks for uploads that a process which died left unvalidated, and for its copies of files."""
+WAIT_S = 45.0
+"""Seconds that an upload waits for its validation: clients and proxies give up after a minute without a word."""
+MAX_WAITING = 16
+"""Uploads that may wait at once: not half of the 40 threads that answer requests."""
+
+log = logging.getLogger(__name__)
+
+
+class ValidationWorker:
+    """Daemon threads: a restart loses nothing but tokens, for a file that is not done is a row that is found again."""
+
+    def __init__(self, platform: Platform, *, look_every_s: float = LOOK_EVERY_S, wait_s: float = WAIT_S) -> None:
+        self._platform = platform
+        self._look_every_s = look_every_s
+        self._wait_s = wait_s
+        self._stopped = threading.Event()
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._tokens: dict[str, str] = {}
+        self._short = Lane("validation", self._validate)
+        self._long = Lane("long-validation", self._validate)
+        self._fetches = Lane("fetch", self._fetch)
+        self._looker = threading.Thread(target=self._look, name="unvalidated", daemon=True)
+
+    def start(self) -> None:
+        for lane in (self._short, self._long, self._fetches):
+            lane.start()
+        self._looker.start()
+
+    def stop(self) -> None:
+        """Take no further file; one that is being read is left to the next start."""
+        self._stopped.set()
+        for lane in (self._short, self._long, self._fetches):
+            lane.stop()
+
+    def take(self, file: RowMapping) -> RowMapping:
+        """Have an upload validated; it comes back as it is when that is done, or as it is now where that takes long."""
+        lane = self._lane(file)
+        done = lane.put(file["id"], file["tenant_id"])
+        if lane is self._short and self._waiting.acquire(blocking=False):
+            try:
+                done.wait(self._wait_s)
+            finally:
+                self._waiting.release()
+        return files.find(self._platform, file["id"])
+
+    def enqueue(self, file_id: str, *, hub_token: str = "") -> threading.Event:
+        """Have a file done behind the answer; the token is kept in memory until its import is fetched."""
+        if hub_token:
+            self._tokens[file_id] = hub_token
+        file = files.find(self._platform, file_id)
+        return self._lane(file).put(file_id, file["tenant_id"])
+
+    def _lane(self, file: RowMapping) -> Lane:
+        if not is_fetched(file):
+            return self._fetches
+        try:
+            return self._long if files.is_large(self._platform, file) else self._short
+        except Unavailable:
+            return self._long
+
+    def _look(self) -> None:
+        while True:
+            try:
+                for file_id in files.unvalidated(self._platform):
+                    self.enqueue(file_id)
+                scratch.remove_leftovers(self._platform.settings.work_dir)
+            except Exception:
+                log.exception("cannot look for unvalidated files and for what killed processes left of them")
+            if self._stopped.wait(self._look_every_s):
+                return
+
+    def _validate(self, file_id: str) -> None:
+        files.validate(self._platform, file_id, wait=False)
+
+    def _fetch(self, file_id: str) -> None:
+        file = files.validate(self._platform, file_id, wait=False, hub_token=self._tokens.get(file_id, ""), only_fetch=True)
+        if is_fetched(file) or file["status"] != "uploaded":
+            self._tokens.pop(file_id, None)
+        if is_fetched(file) and file["status"] == "uploaded" and file["deleted_at"] is None:
+            self.enqueue(file_id)

@@ -1,0 +1,79 @@
+"""What waits, for how long, and what an operator would be woken for."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.api.metrics import gauges
+from control_plane.datasets.tables import uploads
+from control_plane.notifications import outbox
+from control_plane.notifications.tables import deliveries
+from control_plane.notifications.tables import outbox as outbox_table
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
+
+ONE_MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def owner(fresh_platform: Platform) -> str:
+    made, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    return made.id
+
+
+def deliver(platform: Platform, tenant: str, subject: str, due: datetime, **values: Any) -> None:
+    """An event that was handed to a delivery, due at that moment."""
+    with platform.engine.begin() as conn:
+        event = outbox.publish(conn, tenant, "fine_tuning.job.succeeded", subject, now=platform.clock())
+        this = outbox_table.c.id == event
+        seq = conn.execute(sa.update(outbox_table).where(this).values(fanned_out_at=due).returning(outbox_table.c.seq)).scalar_one()
+        row = {"id": f"dlv_{uuid.uuid4().hex}", "tenant_id": tenant, "channel": "webhook", "target": "we_1", "event_seq": seq}
+        row |= {"subject": subject, "state": "pending", "created_at": due, "next_attempt_at": due}
+        conn.execute(sa.insert(deliveries).values({**row, **values}))
+
+
+def test_events_that_nobody_hands_on_are_counted_with_their_age(fresh_platform: Platform, owner: str) -> None:
+    now = fresh_platform.clock()
+    before = gauges.read(fresh_platform).notices.outbox
+    with fresh_platform.engine.begin() as conn:
+        outbox.publish(conn, owner, "fine_tuning.job.succeeded", "ftjob-1", now=now - 3 * ONE_MINUTE)
+    found = gauges.read(fresh_platform).notices
+    assert found.outbox == before + 1
+    assert found.outbox_oldest_s >= 180
+
+
+def test_a_delivery_that_waits_behind_another_is_not_overdue(fresh_platform: Platform, owner: str) -> None:
+    now = fresh_platform.clock()
+    assert gauges.read(fresh_platform).notices.overdue_s == 0
+    deliver(fresh_platform, owner, "ftjob-1", now + 60 * ONE_MINUTE)  # it failed, and is tried again in an hour
+    deliver(fresh_platform, owner, "ftjob-1", now - 30 * ONE_MINUTE)  # of the same job, and later: it waits its turn
+    deliver(fresh_platform, owner, "ftjob-2", now - 20 * ONE_MINUTE, claimed_until=now + ONE_MINUTE)  # is being sent
+    deliver(fresh_platform, owner, "ftjob-3", now - 90 * ONE_MINUTE, state="dead")
+    found = gauges.read(fresh_platform).notices
+    assert (found.overdue_s, found.pending, found.dead) == (0, {"webhook": 3, "email": 0}, {"webhook": 1, "email": 0})
+    deliver(fresh_platform, owner, "ftjob-4", now - 10 * ONE_MINUTE)
+    assert 600 <= gauges.read(fresh_platform).notices.overdue_s < 1200
+
+
+def test_uploads_that_nobody_clears_away_are_told_from_open_ones(fresh_platform: Platform, owner: str) -> None:
+    now = fresh_platform.clock()
+    row = {"tenant_id": owner, "filename": "f", "purpose": "fine-tune", "mime_type": "text/plain", "bytes": 1, "settings": {}}
+    with fresh_platform.engine.begin() as conn:
+        for number, (status, expires) in enumerate((("pending", 1), ("pending", -1), ("completed", -1))):
+            at = now + expires * ONE_MINUTE
+            conn.execute(sa.insert(uploads).values(id=f"upload_{number}", status=status, created_at=now, expires_at=at, **row))
+    assert gauges.read(fresh_platform).uploads == (2, 1)
+
+
+def test_the_ledgers_sum_is_read_seldom_and_the_rest_often(fresh_platform: Platform) -> None:
+    seen: list[str] = []
+    sa.event.listen(fresh_platform.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
+    recent = gauges.RecentGauges(platform=fresh_platform, max_age_s=0.0)
+    assert [recent.read().ledger_imbalance for _ in range(3)] == [0, 0, 0]
+    assert len([s for s in seen if "ledger_postings" in s]) == 1
+    assert len([s for s in seen if "FROM outbox" in s]) == 3

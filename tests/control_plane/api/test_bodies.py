@@ -1,0 +1,158 @@
+"""Bodies on the wire: without a key, or beyond its path's limit, none is read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from control_plane.api.body_limits import MAX_BODY_BYTES, MAX_VALUES, MIB, limit_of, refuse_many_values
+
+PATIENCE_S = 20.0
+JOBS = "/v1/fine_tuning/jobs"
+
+
+def exchange(url: str, path: str, *, headers: str, body: bytes) -> tuple[str, int]:
+    """What is answered to the head of a request, and how many bytes of `body` are taken after that."""
+    kind = "" if "Content-Type" in headers else "Content-Type: application/json\r\n"
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{kind}{headers}\r\n".encode())
+        said, sent = b"", 0
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while b"}}" not in said and (piece := connection.recv(1 << 16)):
+                said += piece
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while sent < len(body):
+                sent += connection.send(body[sent : sent + MIB])
+        return said.decode(), sent
+
+
+@pytest.mark.parametrize(
+    ("path", "authorization"),
+    [(JOBS, ""), (JOBS, "Authorization: Basic abc\r\n"), ("/v1/suites", ""), ("/v1/chat/completions", "Authorization: Bearer \r\n")],
+)
+def test_without_a_key_a_body_is_refused_before_it_comes(api_url: str, path: str, authorization: str) -> None:
+    said, sent = exchange(api_url, path, headers=f"Content-Length: {32 * MIB}\r\n{authorization}", body=bytes(32 * MIB))
+    assert said.startswith("HTTP/1.1 401 ")
+    assert '"missing_api_key"' in said
+    assert "connection: close" in said.lower()
+    assert sent < 32 * MIB, "it was read"
+
+
+def test_without_a_key_nothing_of_a_chunked_body_is_read(api_url: str) -> None:
+    said, _ = exchange(api_url, JOBS, headers="Transfer-Encoding: chunked\r\n", body=b"")
+    assert said.startswith("HTTP/1.1 401 ")
+
+
+def test_nothing_of_a_suite_is_read_for_a_key_that_is_unknown(api_url: str) -> None:
+    form = "Content-Type: multipart/form-data; boundary=b"
+    headers = f"{form}\r\nContent-Length: {200 * MIB}\r\nAuthorization: Bearer ft-sk-wrong\r\n"
+    said, sent = exchange(api_url, "/v1/suites", headers=headers, body=bytes(64 * MIB))
+    assert said.startswith("HTTP/1.1 401 ")
+    assert sent < 64 * MIB, "it was read"
+
+
+def test_a_suite_needs_its_fields(api_url: str, api_key: str) -> None:
+    def sent(data: dict[str, str], files: dict[str, bytes]) -> tuple[int, str]:
+        answer = httpx.post(f"{api_url}/v1/suites", data=data, files=files or {"x": b""}, headers={"authorization": f"Bearer {api_key}"})
+        return answer.status_code, answer.json()["error"]["param"]
+
+    file = {"file": b'{"question": "1?"}\n'}
+    assert sent({"name": "a", "field": "question"}, {}) == (400, "file")
+    assert sent({"field": "question"}, file) == (400, "name")
+    assert sent({"name": "a"}, file) == (400, "field")
+
+
+def test_a_body_beyond_the_limit_is_refused_by_its_announced_length(api_url: str, api_key: str) -> None:
+    headers = f"Content-Length: {5 * MIB}\r\nAuthorization: Bearer {api_key}\r\n"
+    said, _ = exchange(api_url, JOBS, headers=headers, body=b"")
+    assert said.startswith("HTTP/1.1 413 ")
+    assert '"body_too_large"' in said
+    assert "4 MiB" in said
+
+
+def test_a_chunked_body_is_counted_as_it_comes(api_url: str, api_key: str) -> None:
+    address = urlsplit(api_url)
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
+        head = f"POST {JOBS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+        connection.sendall(f"{head}Authorization: Bearer {api_key}\r\n\r\n".encode())
+        chunk = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+        for _ in range(MAX_BODY_BYTES >> 16):
+            connection.sendall(chunk)
+        connection.sendall(b"1\r\n \r\n")  # one byte more; that nothing follows is not said
+        said = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert said.startswith(b"HTTP/1.1 413 ")
+    assert b'"body_too_large"' in said
+
+
+def test_what_fits_is_read(api_url: str, api_key: str) -> None:
+    body = b'{"model": "tiny-base", "x": "' + b"y" * (3 * MIB) + b'"}'
+    answer = httpx.post(
+        f"{api_url}{JOBS}", content=body, headers={"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] != "body_too_large"
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [("/v1/files", None), ("/v1/uploads/upload_1/parts", None), ("/v1/uploads", 4), ("/v1/chat/completions", 16), ("/v1/suites", 257)],
+)
+def test_each_path_has_its_limit(path: str, limit: int | None) -> None:
+    assert limit_of(path) == (None if limit is None else limit * MIB)
+
+
+MANY = 300_000
+BODIES = {
+    "keys": lambda: json.dumps({f"k{i}": 1 for i in range(MANY)}, separators=(",", ":")),
+    "elements": lambda: json.dumps({"model": "tiny-base", "training_file": [1] * MANY}),
+    "objects": lambda: json.dumps({"model": "tiny-base", "training_file": [{}] * MANY}),
+    "keys with blanks": lambda: json.dumps({f"k{i}": 1 for i in range(MANY // 2)}, separators=(" , ", " : ")),
+    "strings without end": lambda: '{"a": ' + '""' * MANY + "," * MANY,
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_a_body_of_many_values_is_refused_before_it_is_parsed(api_url: str, api_key: str, case: str) -> None:
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    body = BODIES[case]()
+    httpx.get(f"{api_url}/healthz")
+    began = time.process_time()  # the server runs in this process
+    answer = httpx.post(f"{api_url}{JOBS}", content=body, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert f"more than {MAX_VALUES} values; send fewer" in answer.json()["error"]["message"]
+    assert time.process_time() - began < 1.5
+
+
+@pytest.mark.parametrize(
+    "media_types",
+    [
+        ["application/json", "text/plain"],
+        ["text/plain", "application/json"],
+        ["Application/JSON", "text/plain", "text/plain"],
+        ["application/problem+json", ""],
+    ],
+)
+def test_many_values_are_refused_whichever_of_several_content_types_says_json(api_url: str, api_key: str, media_types: list[str]) -> None:
+    headers = [("authorization", f"Bearer {api_key}"), *(("content-type", media_type) for media_type in media_types)]
+    answer = httpx.post(f"{api_url}{JOBS}", content=BODIES["keys"](), headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_commas_in_a_text_are_no_values(api_url: str, api_key: str) -> None:
+    body = {"model": "no-such", "messages": [{"role": "user", "content": 'a, "b", \\, ' * 100_000}]}
+    answer = httpx.post(f"{api_url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}, timeout=60)
+    assert answer.json()["error"]["code"] == "model_not_found"
+    refuse_many_values(JOBS, json.dumps({"suffix": 'a, "b", \\", \\' * 100_000}).encode())
+
+
+def test_texts_with_a_comma_each_are_counted_once(api_url: str, api_key: str) -> None:
+    body = {"model": "tiny-base", "training_file": ["a, b"] * (MAX_VALUES * 6 // 10)}
+    answer = httpx.post(f"{api_url}{JOBS}", json=body, headers={"authorization": f"Bearer {api_key}"}, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "training_file")

@@ -1,0 +1,105 @@
+"""The OpenAPI document and ``docs/api.md`` say what the routes are; ``FT_UPDATE_SNAPSHOTS=1`` writes the table of routes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+TABLE = re.compile(r"(?<=\n## Routes\n\n).*", re.DOTALL)
+JOBS, OTHERS = "/v1/fine_tuning/jobs", ("/v1/fine-tuning/jobs", "/v1/jobs")
+HEALTH = ("/livez", "/healthz", "/readyz", "/metrics")
+
+
+@pytest.fixture(scope="module")
+def document(api_url: str) -> dict[str, Any]:
+    described: dict[str, Any] = httpx.get(f"{api_url}/openapi.json", timeout=60).json()
+    return described
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in sorted(document["paths"].items()):
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def table(document: dict[str, Any]) -> str:
+    rows = []
+    for method, path, operation in operations(document):
+        said = operation["description"].split("\n")[0].replace("``", "`").replace("|", "\\|")
+        rows.append(f"| `{method} {path}` | {said} |\n")
+    return "| request | what it does |\n|---|---|\n" + "".join(rows)
+
+
+def test_the_documentation_lists_the_routes_that_there_are(document: dict[str, Any]) -> None:
+    page = DOCS / "api.md"
+    if os.environ.get("FT_UPDATE_SNAPSHOTS"):
+        page.write_text(TABLE.sub(lambda _: table(document), page.read_text()))
+    listed = TABLE.search(page.read_text())
+    assert listed is not None
+    assert listed[0] == table(document), (
+        "routes changed: FT_UPDATE_SNAPSHOTS=1 pytest tests/control_plane/api/test_document.py writes the table"
+    )
+
+
+def test_every_refusal_has_the_one_body(document: dict[str, Any]) -> None:
+    for method, path, operation in operations(document):
+        refusals = {status: answer for status, answer in operation["responses"].items() if status[0] in "45"}
+        assert {"400", "500", "503"} <= set(refusals), (method, path)
+        assert "422" not in refusals, (method, path)
+        bodies = [answer["content"]["application/json"]["schema"]["$ref"] for answer in refusals.values()]
+        assert set(bodies) == {"#/components/schemas/Error"}, (method, path)
+        if path not in HEALTH:
+            assert {"401", "403", "429"} <= set(refusals), (method, path)
+    error = document["components"]["schemas"]["ErrorDetail"]
+    assert sorted(error["required"]) == ["code", "message", "param", "type"]
+    assert not [name for name in document["components"]["schemas"] if "ValidationError" in name]
+
+
+def test_jobs_have_every_route_under_each_spelling(document: dict[str, Any], api_url: str) -> None:
+    below = [(method, path.removeprefix(JOBS)) for method, path, _ in operations(document) if path == JOBS or path.startswith(f"{JOBS}/")]
+    assert len(below) > 12
+    with httpx.Client(base_url=api_url) as client:
+        for method, rest in below:
+            for prefix in (JOBS, *OTHERS):
+                _exists(client, method, prefix + rest)
+
+
+def test_every_other_spelling_that_is_documented_is_a_route(api_url: str) -> None:
+    section = (DOCS / "api.md").read_text().partition("## Other spellings")[2].partition("\n## ")[0]
+    paths = re.findall(r"`(DELETE )?(/v1/[^`]+)`", section)
+    assert len(paths) > 12
+    for method, path in paths:
+        methods = [method.strip()] if method else ["GET" if path.endswith("/jobs") else "POST"]
+        with httpx.Client(base_url=api_url) as client:
+            _exists(client, methods[0], path)
+
+
+def _exists(client: httpx.Client, method: str, path: str) -> None:
+    """A route that is there asks for a key first."""
+    answer = client.request(method, re.sub(r"\{[a-z_]+\}", "x", path))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "missing_api_key"), (method, path)
+
+
+def test_every_code_says_what_it_means_and_what_to_do() -> None:
+    rows = [line for line in (DOCS / "errors.md").read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) > 200
+    for row in rows:
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", re.sub(r"`[^`]*`", "`x`", row))[1:-1]]
+        assert all(cells), row
+    statuses = {cell for row in rows if len(cells := row.split("|")) > 5 for cell in [cells[2].strip()] if cell.isdecimal()}
+    assert {"400", "401", "403", "404", "409", "429", "503"} <= statuses
+
+
+def test_the_kinds_of_errors_are_all_there() -> None:
+    section = (DOCS / "errors.md").read_text().partition("## Kinds")[2].partition("\n## ")[0]
+    kinds = re.findall(r"^\| ([a-z ]+) \|", section, re.MULTILINE)
+    assert kinds[1:] == [
+        "request", "authentication", "permission", "not found", "conflict", "quota", "rate", "data", "job failures", "platform",
+    ]  # fmt: skip

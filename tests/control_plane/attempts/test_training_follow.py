@@ -1,0 +1,437 @@
+"""Following real processes on a real database and a real store: what is committed, resumed, skipped and given up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.attempts import follow
+from control_plane.attempts import service as attempts
+from control_plane.attempts.checkpoints import retention, upload
+from control_plane.attempts.checkpoints.restore import restore
+from control_plane.billing import ledger
+from control_plane.jobs import service as jobs
+from control_plane.jobs.tables import checkpoints as checkpoints_table
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.platform.job_events import Event
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.platform.settings import load
+from ft_assets import layout
+from ft_assets.errors import Fault, NotAdmitted, Unavailable
+from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, committed, read_manifest
+from ft_assets.training.failures import HEARTBEAT_LIMIT_S
+from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
+from resources.object_store import LocalObjectStore
+from resources.tracking import MlflowTracker
+from tests.followed_jobs import SHORT, Job, Scripted, plain_weights, until
+from tests.scripted_training import Scenario
+from tests.small_disk import small_disk
+from tests.training_specs import SPEC
+
+BUSY_MACHINE_S = 3.0
+"""Spent by a follower between two looks: it writes to the database and reads files."""
+
+
+def test_a_whole_run_commits_its_checkpoints_and_the_finished_model(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    ending, state = job.train(Scenario(steps=6))
+    assert (ending.outcome, ending.last_step, ending.trained_tokens, state) == ("succeeded", 6, 60, JobState.EVALUATING)
+    assert job.steps()[0] == 6
+    assert job.weights() == plain_weights(6)
+    assert not job.events("checkpoint_upload_failed", "checkpoint_skipped")
+    assert len(job.events("metrics")) == 6
+    assert job.platform.objects.exists(f"{layout.attempt_prefix(job.tenant, job.id, 1)}/train.log")
+    assert not (job.work_dir / "uploads").exists()
+
+
+def test_the_store_keeps_the_newest_three_and_the_api_lists_no_other(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    job.train(Scenario(steps=10, every=1, each_stored=True))
+    kept = job.steps()
+    assert kept[0] == 10 and len(kept) <= 4
+    assert [c["step"] for c in jobs.list_checkpoints(job.platform, job.tenant, job.id).items] == kept
+    rows = attempts.committed(job.platform, job.id)
+    for row in rows:
+        stored = {i.key.rsplit("/", 1)[1] for i in job.platform.objects.list(row.object_prefix)}
+        assert MANIFEST in stored and len(stored) > 2
+    with job.platform.engine.connect() as conn:
+        gone = conn.execute(
+            sa.select(checkpoints_table).where(checkpoints_table.c.job_id == job.id, checkpoints_table.c.retired_at.is_not(None))
+        ).all()
+    assert gone and all(r.removed_at is not None for r in gone)
+    assert not {f"step-{r.step:08d}" for r in gone} & job.stored()
+
+
+def test_kill_9_goes_on_from_the_store_on_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    ending, state = job.train(Scenario(steps=8, end_at={"step": 5, "outcome": "kill"}))
+    assert (ending.outcome, state) == ("node_lost", JobState.QUEUED)
+    assert job.steps()[0] == 4
+    elsewhere = job.on_another_machine(tmp_path / "other")
+    ending, state = elsewhere.train(Scenario(steps=8))
+    assert (ending.outcome, state) == ("succeeded", JobState.EVALUATING)
+    assert job.from_steps() == [0, 4]
+    assert job.weights() == plain_weights(8)
+
+
+@pytest.mark.parametrize("damage", ["a bit flipped", "manifest flipped", "removed"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(new_job: Callable[..., Job], tmp_path: Path, damage: str) -> None:
+    job = new_job()
+    job.train(Scenario(steps=8, each_stored=True, end_at={"step": 5, "outcome": "kill"}))
+    assert job.steps() == [4, 2]
+    key = f"{attempts.committed(job.platform, job.id)[0].object_prefix}/{MANIFEST if 'manifest' in damage else 'optimizer.pt'}"
+    data = bytearray(job.platform.objects.get_bytes(key))
+    data[len(data) // 2] ^= 1
+    if damage == "removed":
+        job.platform.objects.delete(key)
+    else:
+        job.platform.objects.put_bytes(key, bytes(data))
+    elsewhere = job.on_another_machine(tmp_path / "other")
+    ending, _ = elsewhere.train(Scenario(steps=8))
+    assert ending.outcome == "succeeded"
+    assert job.from_steps() == [0, 2]
+    (event,) = job.events("checkpoint_skipped")
+    assert event.data == {"step": 4, "used": 2} and "Training goes on from step 2" in event.message
+    assert job.weights() == plain_weights(8)
+
+
+def test_damage_on_this_machine_is_mended_from_the_store(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    job.train(Scenario(steps=8, end_at={"step": 5, "outcome": "kill"}))
+    (job.work_dir / "checkpoints" / "step-00000004" / "optimizer.pt").write_bytes(b"torn")
+    job.train(Scenario(steps=8))
+    assert job.from_steps() == [0, 4]
+    assert "optimizer.pt" in job.events("checkpoint_skipped")[0].message
+    assert job.weights() == plain_weights(8)
+
+
+def test_out_of_memory_goes_on_from_the_checkpoint_with_half_the_batch(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    ending, state = job.train(Scenario(steps=6, end_at={"step": 5, "outcome": "oom"}))
+    assert (ending.outcome, state) == ("oom", JobState.QUEUED)
+    ending, state = job.train(Scenario(steps=6))
+    assert (ending.outcome, state) == ("succeeded", JobState.EVALUATING)
+    assert job.from_steps() == [0, 4]
+    final = read_manifest(job.work_dir / "final")
+    with job.platform.engine.connect() as conn:
+        spec = conn.execute(sa.select(jobs_table.c.spec).where(jobs_table.c.id == job.id)).scalar_one()
+    assert (spec["optimization"]["per_device_batch_size"], spec["optimization"]["accumulation_steps"]) == (2, 4)
+    assert final.attempt == 2
+    assert job.weights() == plain_weights(6)
+
+
+def test_a_pause_ends_when_the_checkpoint_that_it_made_is_stored(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    held, thread, endings = job.following(Scenario(steps=9, every=100, hold_at=3))
+    until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 3)
+    jobs.pause(job.platform, job.tenant, job.id)
+    thread.join(120)
+    assert attempts.finish(job.platform, held, endings[0]) is JobState.PAUSED
+    (step,) = job.steps()
+    jobs.resume(job.platform, job.tenant, job.id)
+    job.on_another_machine(tmp_path / "other").train(Scenario(steps=9))
+    assert job.from_steps() == [0, step]
+    assert job.weights() == plain_weights(9)
+
+
+def test_a_store_that_is_full_delays_no_step_and_is_told_of_once(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    with small_disk(tmp_path / "store", "200k") as disk:
+        job = new_job(LocalObjectStore(disk.root / "objects"))
+        disk.fill()
+        held, thread, endings = job.following(Scenario(steps=12, every=2, hold_at=8, step_s=0.3))
+        until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 8)
+        assert job.steps() == []
+        assert len(job.events("checkpoint_upload_failed")) == 1
+        disk.free()
+        until(lambda: 8 in job.steps())
+        assert len(job.events("checkpoint_upload_recovered")) == 1
+        (job.work_dir / "go").touch()
+        thread.join(120)
+        assert attempts.finish(job.platform, held, endings[0]) is JobState.EVALUATING
+        assert job.weights() == plain_weights(12)
+        assert len(job.events("checkpoint_upload_failed")) == 1
+
+
+def test_a_finished_model_waits_on_its_machine_for_a_store_that_is_away(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    with small_disk(tmp_path / "store", "200k") as disk:
+        job = new_job(LocalObjectStore(disk.root / "objects"))
+        disk.fill()
+        Scenario(steps=4).write(job.work_dir)
+        held = job.claim()
+        with pytest.raises(Unavailable, match="is on this machine and could not be stored yet"):
+            job.follow(held)
+        assert len(job.events("checkpoint_upload_abandoned")) == 1
+        assert jobs.get(job.platform, job.tenant, job.id).row["state"] == JobState.RUNNING
+        disk.free()
+        ending = job.follow(held)
+        assert attempts.finish(job.platform, held, ending) is JobState.EVALUATING
+        assert job.weights() == plain_weights(4)
+        assert job.launcher.real.status(held.workload).phase is WorkloadPhase.EXITED
+        assert len(job.events("metrics")) == 4
+
+
+def test_a_checkpoint_that_was_never_uploaded_is_used_on_its_machine_and_uploaded_by_the_next_attempt(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "store", "200k") as disk:
+        job = new_job(LocalObjectStore(disk.root / "objects"))
+        disk.fill()
+        _, state = job.train(Scenario(steps=8, end_at={"step": 5, "outcome": "kill"}))
+        assert (job.steps(), state) == ([], JobState.QUEUED)
+        disk.free()
+        held, thread, endings = job.following(Scenario(steps=8, every=100, hold_at=6))
+        until(lambda: job.steps() == [4])
+        (job.work_dir / "go").touch()
+        thread.join(120)
+        assert attempts.finish(job.platform, held, endings[0]) is JobState.EVALUATING
+        assert job.from_steps() == [0, 4]
+        assert job.weights() == plain_weights(8)
+
+
+class Slow(LocalObjectStore):
+    """A store over a slow line; it remembers what was begun."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun: list[str] = []
+        self.line = threading.Event()
+
+    def put_stream(self, key: str, stream: BinaryIO) -> int:
+        if "/checkpoints/" in key:
+            self.begun.append(key.split("/")[-2])
+            self.line.wait(30)
+        return super().put_stream(key, stream)
+
+
+def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    store = Slow(tmp_path / "objects")
+    job = new_job(store)
+    held, thread, endings = job.following(Scenario(steps=12, every=1, hold_at=11, step_s=0.15))
+    until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 11)
+    first = store.begun[0]
+    assert set(store.begun) == {first} and job.steps() == []
+    time.sleep(2 * follow.POLL_S)
+    store.line.set()
+    until(lambda: 11 in job.steps())
+    assert sorted({*store.begun}) == sorted({first, "step-00000011"}), "what was made meanwhile is skipped"
+    (job.work_dir / "go").touch()
+    thread.join(120)
+    assert attempts.finish(job.platform, held, endings[0]) is JobState.EVALUATING
+
+
+def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=1)))
+    job.train(Scenario(steps=9, every=1, best_step=1, each_stored=True, end_at={"step": 6, "outcome": "kill"}))
+    assert job.steps() == [6, 5, 4, 1]
+    elsewhere = job.on_another_machine(tmp_path / "other")
+    elsewhere.train(Scenario(steps=9, every=100))
+    assert [p.name for p in committed(elsewhere.work_dir / "checkpoints")] == ["step-00000001", "step-00000006"]
+    assert job.weights() == plain_weights(9)
+
+
+def test_the_best_checkpoint_is_stored_though_others_followed_it_between_two_looks(new_job: Callable[..., Job]) -> None:
+    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=9)))
+    job.train(Scenario(steps=9, every=1, best_step=1, step_s=0.0, end_at={"step": 6, "outcome": "kill"}))
+    assert {1, 6} <= {*job.steps()}
+    assert not (job.work_dir / "uploads").exists()
+
+
+def test_a_stale_attempt_commits_nothing_and_deletes_nothing(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    job.train(Scenario(steps=9, every=1, each_stored=True, end_at={"step": 4, "outcome": "kill"}))
+    held = job.claim()
+    stale = replace(held, attempt=1)
+    before = {
+        info.key: job.platform.objects.get_bytes(info.key) for info in job.platform.objects.list(layout.job_prefix(job.tenant, job.id))
+    }
+    stale_dir = job.work_dir / "checkpoints"
+    rows = attempts.committed(job.platform, job.id)
+
+    uploader = upload.Uploader(job.platform, stale, job.work_dir, patience=SHORT)
+    newest = sorted(stale_dir.iterdir())[-1]
+    commit(newest.with_name("step-00000009"), _copy_of(newest), spec=held.spec, step=9, attempt=1, created_at=0.0)
+    uploader.offer(newest.with_name("step-00000009"))
+    uploader.drain()
+    uploader.close()
+    assert not upload.commit_final(job.platform, stale, newest, step=9, patience=SHORT)
+    assert (
+        retention.retire_checkpoints(job.platform, replace(stale, spec=replace(stale.spec, checkpoint=CheckpointPolicy(keep_last=1)))) == []
+    )
+    assert not attempts.tell(job.platform, stale, Event(code="checkpoint_skipped", message="x"))
+    with pytest.raises(NotAdmitted, match="was released"):
+        restore(
+            replace(job.platform, settings=replace(job.platform.settings, home=job.platform.settings.home / "x")), stale, job.work_dir / "x"
+        )
+
+    after = {
+        info.key: job.platform.objects.get_bytes(info.key) for info in job.platform.objects.list(layout.job_prefix(job.tenant, job.id))
+    }
+    assert after == before and attempts.committed(job.platform, job.id) == rows
+
+
+def _copy_of(source: Path) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        for path in source.iterdir():
+            if path.name != MANIFEST:
+                shutil.copy(path, directory)
+
+    return write
+
+
+def test_a_full_disk_frees_what_ended_jobs_left_on_the_machine(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    other = job.work_dir.parent / "ftjob-unknown" / "checkpoints" / "step-00000001"
+    other.mkdir(parents=True)
+    ending, state = job.train(Scenario(steps=9, every=1, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
+    assert (ending.outcome, state) == ("disk_full", JobState.QUEUED)
+    assert ending.failure is not None and ending.failure.fault is Fault.PLATFORM
+    assert job.events("disk_space_freed")[0].data["freed_bytes"] > 1000
+    assert [p.name for p in sorted((job.work_dir / "checkpoints").iterdir())] == ["step-00000004", "step-00000005"]
+    assert other.exists(), "of a job that is not known to have ended nothing is taken"
+    assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
+    assert retention.free_machine(job.platform, "another") == 0
+    transition_to_end(job)
+    assert retention.free_machine(job.platform, "another") > 0
+    assert (job.work_dir / "final").exists()
+
+
+def transition_to_end(job: Job) -> None:
+    jobs.cancel(job.platform, job.tenant, job.id)
+
+
+def test_checkpoints_of_an_ended_job_go_after_a_week_and_with_them_what_was_never_committed(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    job.train(Scenario(steps=6, each_stored=True))
+    prefix = layout.job_prefix(job.tenant, job.id)
+    job.platform.objects.put_bytes(f"{prefix}/checkpoints/a9/step-00000001/optimizer.pt", b"left by a crash")
+    transition_to_end(job)
+    assert retention.retire_ended(job.platform) == 0
+    later = replace(job.platform, clock=lambda: datetime.now(UTC) + timedelta(days=8))
+    assert retention.retire_ended(later) == 1
+    assert retention.retire_ended(later) == 0
+    assert [r.final for r in attempts.committed(job.platform, job.id)] == [True]
+    assert list(job.platform.objects.list(f"{prefix}/checkpoints")) == []
+    assert job.weights() == plain_weights(6)
+
+
+def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..., Job]) -> None:
+    job = new_job(
+        optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)), checkpoint=CheckpointPolicy(keep_last=9)
+    )
+    job.train(Scenario(steps=9, every=1, best_step=2, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
+    assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_a_training_that_starts_anew_is_not_crowded_out_by_what_another_one_left(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    ending, state = job.train(Scenario(steps=9, each_stored=True, end_at={"step": 8, "outcome": "oom", "attempt": 1}))
+    assert (ending.outcome, state, job.steps()[0]) == ("oom", JobState.QUEUED, 8)
+    with job.platform.engine.begin() as conn:
+        this_job = jobs_table.c.id == job.id
+        spec = conn.execute(sa.select(jobs_table.c.spec).where(this_job)).scalar_one()
+        conn.execute(sa.update(jobs_table).where(this_job).values(spec={**spec, "seed": spec["seed"] + 1}))
+    job.train(Scenario(steps=9, each_stored=True, end_at={"step": 5, "outcome": "kill", "attempt": 2}))
+    assert job.from_steps() == [0, 0]
+    assert job.steps() == [4, 2]
+    assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004"]
+    assert "another training" in job.events("checkpoint_skipped")[0].message
+    assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
+    assert job.from_steps() == [0, 0, 4]
+
+
+def test_no_step_is_announced_that_the_strategy_cannot_go_on_from(new_job: Callable[..., Job]) -> None:
+    job = new_job(adapter="full", lora=None, strategy="zero2")
+    held = job.claim()
+
+    def fill(directory: Path) -> None:
+        for name in RESUMABLE:
+            (directory / name.replace("*", "")).write_text(name)
+
+    commit(job.work_dir / "checkpoints" / "step-00000004", fill, spec=held.spec, step=4, attempt=1, created_at=0.0)
+    assert restore(job.platform, held, job.work_dir) == 0
+    assert "zero/*model_states.pt is not part of the manifest" in job.events("checkpoint_skipped")[0].message
+
+
+def test_a_workload_that_beats_and_gets_nowhere_is_ended_and_resumed(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    ending, state = job.train(Scenario(steps=9, hold_at=3, still_s=700.0))
+    assert (ending.outcome, state) == ("stalled", JobState.QUEUED)
+    assert ending.failure is not None and "no progress for 70" in ending.failure.message
+    assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
+    assert job.weights() == plain_weights(9)
+
+
+def test_a_silent_workload_that_ignores_sigterm_is_killed_and_resumed(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    quick = replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=1.0)
+    job.platform = replace(job.platform, settings=quick)
+    ending, state = job.train(Scenario(steps=9, hold_at=3, deaf=True))
+    assert (ending.outcome, state) == ("stalled", JobState.QUEUED)
+    assert ending.failure is not None and "no heartbeat for 3 s (at most 3)" in ending.failure.message
+    last_beat = (job.work_dir / "heartbeat.json").stat().st_mtime
+    assert ending.status.ended_at is not None
+    assert 4.0 <= ending.status.ended_at - last_beat < follow.STOP_GRACE_S, "the timeout and its own grace, which is shorter"
+    assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
+    assert job.weights() == plain_weights(9)
+
+
+def test_a_silent_workload_has_ended_within_60_s_by_default() -> None:
+    settings = load({})
+    looks_s = follow.POLL_S + follow.STOPPING_POLL_S
+    assert settings.heartbeat_timeout_s > HEARTBEAT_LIMIT_S, "operators are alerted before it is stopped"
+    assert settings.heartbeat_timeout_s + settings.heartbeat_grace_s + looks_s < 60 - BUSY_MACHINE_S
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_an_attempt_in_mlflow_shows_its_spec_curve_table_and_model(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    job.platform = replace(job.platform, tracker=MlflowTracker(uri=f"sqlite:///{tmp_path}/mlflow.db"))
+    assert job.train(Scenario(steps=4))[1] is JobState.EVALUATING
+    assert job.platform.tracker is not None
+    job.platform.tracker.flush(timeout_s=60.0)
+    artifacts = tmp_path / "mlflow-artifacts" / job.tenant
+    found = {str(f).partition("/artifacts/")[2]: f for f in artifacts.rglob("*") if f.is_file()}
+    assert set(found) == {"spec.json", "loss_curve.svg", "step_metrics.csv", "model/adapter_config.json", "model/manifest.json"}
+    assert json.loads(found["spec.json"].read_text())["base_model"] == SPEC.base_model
+    assert found["loss_curve.svg"].read_text().startswith("<svg")
+    assert len(found["step_metrics.csv"].read_text().splitlines()) == 5
+
+
+class LosesItsMachine(Scripted):
+    """Nobody sees how a workload of this launcher ended: its last heartbeat was two seconds after its start."""
+
+    def status(self, name: str) -> WorkloadStatus:
+        seen = super().status(name)
+        if seen.phase is not WorkloadPhase.EXITED or seen.started_at is None:
+            return seen
+        beat = self.work_dir / "heartbeat.json"
+        beat.write_text(json.dumps({"attempt": 1, "phase": "train"}))
+        os.utime(beat, (seen.started_at + 2,) * 2)
+        return replace(seen, phase=WorkloadPhase.LOST, exit_code=None, ended_at=None)
+
+    work_dir: Path
+
+
+def test_a_workload_that_was_lost_is_metered_to_its_last_heartbeat(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    launcher = LosesItsMachine(tmp_path / "lost")
+    launcher.work_dir = job.work_dir
+    job.launcher = launcher
+    ending, state = job.train(Scenario(steps=8, end_at={"step": 3, "outcome": "kill"}))
+    assert (ending.outcome, ending.seen, state) == ("node_lost", False, JobState.QUEUED)
+    with job.platform.engine.connect() as conn:
+        usage, refund = ledger.of_job(conn, job.tenant, job.id)
+    assert usage.gpu_seconds == pytest.approx(2.0, abs=0.01)
+    assert (refund.amount_micros, usage.detail["end_known_from"]) == (-usage.amount_micros, "inferred")

@@ -1,0 +1,110 @@
+"""Clients of the API, and files and jobs made through the service itself."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.adapters.tables import deployments, replica_adapters
+from control_plane.attempts import follow
+from control_plane.client import FtClient
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.submission import JobRequest
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Tenant
+from tests.fleet_in_memory import ONE, TWO, Clock, Place, Servers
+from tests.followed_jobs import Job, Scripted, store_pack
+from tests.tenant_accounts import MID_MONTH, Account
+from tests.training_specs import SPEC
+
+if TYPE_CHECKING:
+    import openai
+
+
+@pytest.fixture
+def client(api_url: str, api_key: str) -> Iterator[openai.OpenAI]:
+    """OpenAI's client, as a user of the platform configures it."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{api_url}/v1", api_key=api_key) as made:
+        yield made
+
+
+@pytest.fixture
+def ft(api_url: str, api_key: str) -> Iterator[FtClient]:
+    with FtClient(base_url=api_url, api_key=api_key) as made:
+        yield made
+
+
+@pytest.fixture
+def training_file(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> str:
+    """Id of a validated file of `tenant`."""
+    with write_chat_rows().open("rb") as stream:
+        file = files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
+    assert file["status"] == "processed", file["status_details"]
+    return str(file["id"])
+
+
+@pytest.fixture
+def job_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
+    """Id of a job that was just submitted."""
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": training_file})
+    return str(jobs.submit(platform, tenant.id, request).job["id"])
+
+
+@pytest.fixture
+def new_job(
+    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Job]]:
+    """Makes a packed job on a platform of its own; `objects` replaces its store. Who follows it looks at it five times as often."""
+    monkeypatch.setattr(follow, "POLL_S", follow.POLL_S / 5)
+    made: list[Job] = []
+
+    def make(objects: Any = None, **changes: Any) -> Job:
+        platform = new_platform()
+        if objects is not None:
+            platform = replace(platform, objects=objects)
+        owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+        with write_chat_rows().open("rb") as rows:
+            file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+        spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
+        store_pack(platform, owner.id, spec.pack_fingerprint)
+        mark_packed(platform, owner.id, job["id"], spec=spec, total_steps=6, expected_s=60.0)
+        made.append(Job(platform, owner.id, job["id"], Scripted(platform.settings.work_dir / "launcher")))
+        return made[-1]
+
+    yield make
+    for job in made:
+        for name in job.launcher.names:
+            job.launcher.stop(name, grace_s=0.1)
+
+
+@pytest.fixture
+def place(platform: Platform) -> Place:
+    """Two servers, and nothing that earlier tests desired."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.delete(replica_adapters))
+        conn.execute(sa.delete(deployments))
+    tenant, clock, servers = f"t-{uuid.uuid4().hex[:8]}", Clock(), Servers(ONE, TWO)
+    tenants.create(platform, tenant)
+    return Place(platform=replace(platform, fleet=servers, clock=clock), servers=servers, clock=clock, tenant=tenant)
+
+
+@pytest.fixture
+def account(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Account:
+    now = [MID_MONTH]
+    platform = replace(new_platform(local_gpus="8"), clock=lambda: now[0])
+    owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    return Account(platform, now, owner.id, str(file["id"]))

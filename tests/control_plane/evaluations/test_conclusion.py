@@ -1,0 +1,386 @@
+"""How evaluated jobs end: promoted, monitored, waiting for a person or for a verdict on the present base, or in quarantine."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.adapters import approvals, promotions
+from control_plane.adapters import service as adapters
+from control_plane.evaluations import answer_cache, conclusion, reevaluation, run
+from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.run import Evaluated
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation import pin
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import checkpoints, job_events
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.transitions import transition
+from control_plane.models import base_models, base_updates
+from control_plane.models.base_models import Given, add_local
+from control_plane.notifications.tables import outbox
+from control_plane.platform.context import Platform, utc_now
+from control_plane.platform.job_states import JobState
+from control_plane.platform.transfer import upload
+from control_plane.tenants.rules import Tenant
+from ft_assets import layout
+from ft_assets.errors import Conflict
+from ft_assets.evals.advice import Advice
+from ft_assets.evals.gates import Finding, Verdict
+from ft_assets.evals.report import EvalReport
+from ft_assets.evals.samples import Sample
+from ft_assets.training.checkpoints import manifest_digest, write_manifest
+from ft_assets.training.spec import TrainingSpec
+from resources.launcher import LocalLauncher
+from tests.control_plane.attempts.test_watcher import MemoryTracker
+from tests.finished_job import prepare
+from tests.fleet_in_memory import Server, Servers
+from tests.tiny_adapter import build_tiny_adapter
+from tests.tiny_model import build_tiny_model
+
+LONGER = Advice(code="too_few_steps", message="Train for longer.")
+MODEL = "acme/concluded"
+FAILED = Finding(rule="task", code="task_not_better", passed=False, blocking=True, detail="0.1, needed 0.5")
+REPORT = EvalReport(
+    base_model=MODEL, base_digest="b", adapter_manifest_sha256="a", suite_digest="s", adapter_applied=True, max_logit_difference=1.0,
+    literal=True, scores=(), golden_faults=(), samples=(), seconds=1.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def operated(platform: Platform, tmp_path: Path) -> Platform:
+    """A platform with an operator's catalogue of its own, which holds one model, and no inference server."""
+    settings = replace(platform.settings, home=tmp_path / "home")
+    add_local(settings, MODEL, build_tiny_model(tmp_path / "base"), Given(license="MIT"))
+    return replace(platform, settings=settings, models=base_models.catalogue_of(settings))
+
+
+Evaluate = Callable[..., str]
+
+
+@pytest.fixture
+def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_path: Path) -> Evaluate:
+    """Makes a job that was trained and evaluated, with that verdict, and is to be concluded; returns its id."""
+
+    def make(*findings: Finding, eval_config: dict[str, Any] | None = None, **body: Any) -> str:
+        request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
+        job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job["id"])
+        pin.pin_dataset(operated, tenant.id, job_id)
+        spec = prepare(operated, tenant.id, job_id)
+        with operated.engine.begin() as conn:
+            for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
+                transition(conn, job_id, state, message="")
+        store_final(operated, tenant.id, job_id, tmp_path / job_id, spec)
+        blocks = any(f.blocking for f in findings)
+        verdict = Verdict(outcome="quarantined" if blocks else "passed", findings=findings)
+        found = Evaluated(
+            report=REPORT,
+            verdict=verdict,
+            advice=(LONGER,),
+            key=f"{layout.eval_prefix(tenant.id, job_id)}/report.json",
+        )
+        operated.objects.put_bytes(found.key, json.dumps(found.to_dict()).encode())
+        return job_id
+
+    return make
+
+
+def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec) -> None:
+    """A real adapter of the base, committed as the job's finished one."""
+    base = platform.models.get(MODEL).directory
+    assert base is not None
+    made = build_tiny_adapter(scratch, base, base_name="trained-at")
+    write_manifest(made, spec=spec, step=10, attempt=1, created_at=0.0)
+    prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
+    upload(platform.objects, made, prefix)
+    row = {"id": f"ftckpt_{job_id[6:]}", "job_id": job_id, "attempt": 1, "step": 10, "object_prefix": prefix, "metrics": {}, "final": True}
+    with platform.engine.begin() as conn:
+        digest = manifest_digest(made)
+        conn.execute(sa.insert(checkpoints).values(**row, manifest_sha256=digest, created_at=platform.clock()))
+
+
+def withdraw_all(platform: Platform) -> None:
+    """What other tests left in production on the same base would hold an update back."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text("UPDATE adapters SET stage = 'staging' WHERE stage = 'production'"))
+
+
+def job(platform: Platform, job_id: str) -> sa.RowMapping:
+    with platform.engine.connect() as conn:
+        return conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).mappings().one()
+
+
+def last_event(platform: Platform, job_id: str, code: str | None = None) -> sa.RowMapping | None:
+    query = sa.select(job_events).where(job_events.c.job_id == job_id).order_by(job_events.c.seq.desc()).limit(1)
+    with platform.engine.connect() as conn:
+        return conn.execute(query if code is None else query.where(job_events.c.code == code)).mappings().one_or_none()
+
+
+def verdicts(platform: Platform, tenant: Tenant, adapter_id: str) -> list[tuple[str, str | None, list[str] | None]]:
+    found = evaluations.list_evaluations(platform, tenant.id, adapter_id).items
+    return [(row["kind"], row["outcome"], row["reasons"]) for row in found]
+
+
+def test_a_passed_adapter_is_promoted_and_its_verdict_is_kept_once(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job()
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert made["stage"] == "production"
+    assert job(operated, job_id)["state"] == "succeeded"
+    assert conclusion.conclude(operated, tenant.id, job_id)["id"] == made["id"]
+    assert verdicts(operated, tenant, made["id"]) == [("gate", "passed", [])]
+
+
+def published(platform: Platform, subject: str) -> list[str]:
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(outbox.c.type).where(outbox.c.subject == subject).order_by(outbox.c.seq)).scalars())
+
+
+def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(FAILED)
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert made["stage"] == "quarantined"
+    ended = job(operated, job_id)
+    assert (ended["state"], ended["error"]["code"]) == ("failed", "gate_failed")
+    assert "task_not_better: 0.1, needed 0.5" in ended["error"]["message"]
+    assert "Train for longer." in ended["error"]["message"]
+    assert verdicts(operated, tenant, made["id"]) == [("gate", "quarantined", ["task_not_better"])]
+    assert published(operated, made["id"]) == ["adapter.quarantined"]
+    conclusion.conclude(operated, tenant.id, job_id)
+    assert published(operated, made["id"]) == ["adapter.quarantined"], "once"
+
+
+def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(replace(FAILED, blocking=False), eval_config={"mode": "monitor"})
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
+    told = last_event(operated, job_id, "monitor_failed")
+    assert told is not None
+    assert (told["level"], told["data"]["reasons"]) == ("warn", ["task_not_better"])
+    assert "needed 0.5. Train for longer." in told["message"]
+    assert verdicts(operated, tenant, made["id"]) == [("monitor", None, None), ("gate", "passed", ["task_not_better"])]
+
+
+def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_others_follow(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    asked = {"mode": "monitor", "capability": ["arc-standin"], "judge": True, "skip": ["golden"]}
+    job_id = evaluated_job(eval_config={**asked, "capability": []})
+    with operated.engine.begin() as conn:
+        request = {**job(operated, job_id)["request"], "eval_config": asked}
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(request=request))
+        row = pin.job_row(conn, tenant.id, job_id)
+    own = run._own_rules(row, tmp_path)
+    assert (own.capability, own.judge, own.skip) == ((), False, ("golden", "capability", "safety", "judge"))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    (whole / "config.json").write_text("{}")
+    assert run._own_rules(row, whole).capability == ("arc-standin",), "it is evaluated this once"
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
+    full = evaluations.list_evaluations(operated, tenant.id, made["id"]).items[0]
+    assert (full["kind"], full["state"]) == ("monitor", "queued")
+    assert evaluations.rules_of(row.request, full["eval_config"]).capability == ("arc-standin",)
+
+
+def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a_newer_one(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    made = [conclusion.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
+    with operated.engine.connect() as conn:
+        rows = [pin.job_row(conn, tenant.id, a["job_id"]) for a in made]
+    found = [answer_cache.previous(operated, tenant.id, row, "d" * 64) for row in rows]
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].adapter_id == made[0]["id"]
+
+
+def test_a_monitored_adapter_that_is_not_applied_is_blocked_all_the_same(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    unapplied = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="0")
+    job_id = evaluated_job(unapplied, eval_config={"mode": "monitor"})
+    assert conclusion.conclude(operated, tenant.id, job_id)["stage"] == "quarantined"
+    assert job(operated, job_id)["error"]["code"] == "gate_failed"
+
+
+def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(eval_config={"approval": "required"})
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], made["approval"]) == ("staging", "pending")
+    ended = job(operated, job_id)
+    assert (ended["state"], ended["fine_tuned_model"]) == ("succeeded", made["name"])
+    told = last_event(operated, job_id)
+    assert told is not None
+    assert f"ft adapters approve {made['id']}" in told["message"]
+    with pytest.raises(Conflict, match="needs_approval"):
+        promotions.promote(operated, tenant.id, made["id"])
+    assert approvals.approve(operated, tenant.id, made["id"], key_id="key-1", promote=True)["stage"] == "production"
+    assert published(operated, made["id"]) == ["adapter.approval_pending", "adapter.promoted"]
+
+
+def test_approval_is_needed_from_registration_on_however_the_job_ends(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(eval_config={"approval": "required"})
+    jobs.cancel(operated, tenant.id, job_id)
+    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert (made["stage"], made["approval"]) == ("draft", "pending")
+    with pytest.raises(Conflict, match="needs_approval"):
+        promotions.promote(operated, tenant.id, made["id"])
+
+
+def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path) -> tuple[dict[str, Any], sa.RowMapping]:
+    """Conclude a job whose base was updated while it was trained: its adapter, and the evaluation that it waits for."""
+    withdraw_all(platform)
+    base_updates.stage_local(platform, MODEL, build_tiny_model(new, seed=1))
+    done = base_updates.apply(platform, MODEL)
+    made = conclusion.conclude(platform, tenant.id, job_id)
+    assert job(platform, job_id)["state"] == "succeeded"
+    newest, own = evaluations.list_evaluations(platform, tenant.id, made["id"]).items
+    assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
+    assert own["base_digest"] == made["base_digest"] != done.digest
+    with pytest.raises(Conflict, match="base_digest_mismatch"):
+        promotions.promote(platform, tenant.id, made["id"])
+    return dict(made), newest
+
+
+def passed_and_died(platform: Platform, evaluation_id: str) -> None:
+    """A run that passed and died before it went on."""
+    held = evaluations.claim(platform, evaluation_id)
+    assert held is not None
+    passed = Evaluated(report=REPORT, verdict=Verdict(outcome="passed", findings=()), advice=(), key="k")
+    with platform.engine.begin() as conn:
+        assert evaluations.finish(conn, held, **evaluations.verdict_columns(passed, evaluations.rules_of(None, None), platform.clock()))
+
+
+def judged(platform: Platform, evaluation_id: str) -> None:
+    """A run that passed and died before it went on, and the one that finds its verdict."""
+    passed_and_died(platform, evaluation_id)
+    reevaluation.run(platform, LocalLauncher(platform.settings.work_dir / "launcher"), evaluation_id)
+
+
+def test_a_pass_whose_run_died_is_taken_up_by_itself_and_once(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    job_id = evaluated_job()
+    made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
+    passed_and_died(operated, ordered["id"])
+    assert ordered["id"] not in reevaluation.take_up(operated), "its run may still be at it"
+    later = replace(operated, clock=lambda: utc_now() + 2 * reevaluation.SETTLED)
+    assert ordered["id"] in reevaluation.take_up(later)
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "production"
+    assert reevaluation.take_up(later) == []
+
+
+def test_an_adapter_whose_base_was_updated_meanwhile_is_promoted_after_a_pass_on_the_present_one(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    job_id = evaluated_job()
+    made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
+    assert made["stage"] == "draft"
+    judged(operated, ordered["id"])
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "production"
+    told = last_event(operated, job_id, "reevaluation_passed")
+    assert told is not None
+    assert "is promoted" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "stage", "command"),
+    [({"auto_promote": False}, "draft", "ft promote"), ({"eval_config": {"approval": "required"}}, "staging", "ft adapters approve")],
+)
+def test_a_pass_on_the_present_base_promotes_nothing_that_waits_for_more(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path, body: dict[str, Any], stage: str, command: str
+) -> None:
+    job_id = evaluated_job(**body)
+    made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
+    judged(operated, ordered["id"])
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == stage
+    told = last_event(operated, job_id, "reevaluation_passed")
+    assert told is not None
+    assert f"{command} {made['id']}" in told["message"]
+
+
+def test_a_base_that_is_updated_once_more_is_judged_on_too(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    made, ordered = updated_meanwhile(operated, tenant, evaluated_job(), tmp_path / "new")
+    base_updates.stage_local(operated, MODEL, build_tiny_model(tmp_path / "newer", seed=2))
+    done = base_updates.apply(operated, MODEL)
+    judged(operated, ordered["id"])
+    newest = evaluations.list_evaluations(operated, tenant.id, made["id"]).items[0]
+    assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
+
+
+def test_an_update_between_the_checks_and_the_promotion_is_seen(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    withdraw_all(operated)
+    made = conclusion.conclude(operated, tenant.id, evaluated_job(auto_promote=False))
+    base_updates.stage_local(operated, MODEL, build_tiny_model(tmp_path / "new", seed=1))
+    switching, go_on = threading.Event(), threading.Event()
+
+    def clock() -> datetime:  # asked for once the update has locked the adapters and before it writes
+        switching.set()
+        assert go_on.wait(20)
+        return operated.clock()
+
+    with ThreadPoolExecutor(2) as both:
+        update = both.submit(base_updates.apply, replace(operated, clock=clock), MODEL)
+        assert switching.wait(20)
+        promotion = both.submit(promotions.promote, operated, tenant.id, made["id"])
+        try:
+            wait_for_a_lock(operated)
+        finally:
+            go_on.set()
+        assert update.result(20).staged is None
+        with pytest.raises(Conflict, match="base_digest_mismatch"):
+            promotion.result(20)
+    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "draft"
+
+
+def wait_for_a_lock(platform: Platform) -> None:
+    query = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    until = time.monotonic() + 20
+    with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        while not conn.execute(query).scalar_one():
+            assert time.monotonic() < until, "nobody waits"
+            time.sleep(0.01)
+
+
+def test_an_adapter_that_may_not_be_served_now_is_kept_and_the_job_says_why(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    servers = Servers("http://one")
+    servers.at["http://one"] = Server(base=MODEL, digest="e" * 64)
+    job_id = evaluated_job()
+    kept = conclusion.conclude(replace(operated, fleet=servers), tenant.id, job_id)
+    assert (kept["stage"], job(operated, job_id)["state"]) == ("draft", "succeeded")
+    told = last_event(operated, job_id)
+    assert told is not None
+    assert "base_digest_mismatch" in told["message"]
+
+
+def test_the_evaluation_is_shown_in_the_run_of_the_attempt_that_trained_without_the_tenants_rows(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    job_id = evaluated_job(FAILED)
+    stored = run.load_evaluated(operated, tenant.id, job_id)
+    sample = Sample(id="row-1", change="gained", prompt="a tenant's row", expected="e", base="b", adapter="a")
+    with_rows = replace(stored, report=replace(stored.report, samples=(sample,)))
+    operated.objects.put_bytes(stored.key, json.dumps(with_rows.to_dict()).encode())
+    tracker = MemoryTracker()
+    run.track(replace(operated, tracker=tracker), tenant.id, job_id)
+    assert set(tracker.files) == {"evaluation/report.json", "evaluation/report.md"}
+    assert "task_not_better" in tracker.files["evaluation/report.md"].decode()
+    assert json.loads(tracker.files["evaluation/report.json"])["verdict"]["outcome"] == "quarantined"
+    assert b"a tenant's row" not in b"".join(tracker.files.values())
+    run.track(operated, tenant.id, job_id)  # nothing is tracked: nothing happens

@@ -1,0 +1,262 @@
+"""Evaluations as the platform runs them: real processes on a tiny model, adopted, gone on with, their answers kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.adapters.tables import eval_scores
+from control_plane.attempts import follow
+from control_plane.evaluations import answer_cache, conclusion, run
+from control_plane.jobs.preparation import packing
+from control_plane.jobs.service import cancel
+from control_plane.jobs.tables import job_events, jobs
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import WorkloadPhase
+from control_plane.tenants.rules import Tenant
+from ft_assets.base_models import Catalogue
+from ft_assets.datasets.schema import Example, Message
+from ft_assets.errors import FtError
+from ft_assets.evals import run_file, suites
+from resources.launcher import LocalLauncher
+from tests.evaluated_jobs import evaluating_job
+from tests.tiny_model import build_tiny_model
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def real_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("real") / "tiny-base")
+
+
+@pytest.fixture
+def platform(platform: Platform, real_base: Path) -> Platform:
+    """With a base model that has weights."""
+    entry = {"id": "tiny-base", "path": str(real_base), "license": "Apache-2.0"}
+    return replace(platform, models=Catalogue({"tiny-base": (entry, real_base)}))
+
+
+@pytest.fixture
+def launcher(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLauncher]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    root = platform.settings.work_dir / "launcher"
+    made = LocalLauncher(root)
+    yield made
+    for workload in root.iterdir() if root.is_dir() else ():
+        made.stop(workload.name, grace_s=1.0)
+
+
+def processes(platform: Platform, job_id: str) -> list[str]:
+    return sorted(p.name for p in (platform.settings.work_dir / "launcher").glob(f"{job_id}-e-*"))
+
+
+def out_dir(platform: Platform, job_id: str) -> Path:
+    (found,) = (follow.job_dir(platform, job_id) / "evals").iterdir()
+    return found
+
+
+def result_of(platform: Platform, evaluated: run.Evaluated) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(platform.objects.get_bytes(evaluated.key.replace("report.json", run_file.RESULT_NAME)))
+    return body
+
+
+def cached(result: Mapping[str, Any], subject: str) -> dict[str, bool]:
+    return {suite: section["cached"] for suite, section in result["subjects"][subject].items()}
+
+
+@pytest.mark.slow
+def test_one_lineage_from_its_first_adapter_to_its_second(
+    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    """The first adapter is accepted; the second stands beside it, on the same items, and what is known is not asked again."""
+    asked = {"skip": ["golden", "task", "perplexity", "safety"]}
+    first = evaluating_job(platform, tenant.id, write_chat_rows(), seed=1, suffix="support", eval_config=asked)
+    done = run.evaluate(platform, launcher, tenant.id, first)
+    assert done.verdict.passed, done.verdict
+    result = result_of(platform, done)
+    assert result["subjects"]["previous"] is None
+    assert not any(cached(result, "base").values())
+    rows = [json.loads(line) for line in platform.objects.get_bytes(done.samples_key).splitlines()]
+    assert {row["suite"] for row in rows} >= {"holdout", "golden"}
+    assert all({"id", "prompt", "expected", "base", "adapter", "previous", "scores"} <= row.keys() for row in rows)
+    with platform.engine.connect() as conn:
+        events = conn.execute(sa.select(job_events).where(job_events.c.job_id == first).order_by(job_events.c.seq)).all()
+        progress = conn.execute(sa.select(jobs.c.evaluation).where(jobs.c.id == first)).scalar_one()
+    told = [e for e in events if e.code in ("evaluation_started", "evaluation_progress")]
+    assert [e.code for e in told] == ["evaluation_started", *["evaluation_progress"] * 2 * len(result["suites"])]
+    assert progress["total"] == 2 * sum(len(s["answers"]) for s in result["subjects"]["base"].values())
+    record = conclusion.conclude(platform, tenant.id, first)
+    assert record["stage"] == "production"
+
+    second = evaluating_job(platform, tenant.id, write_chat_rows(), seed=2, suffix="support", eval_config=asked)
+    done = run.evaluate(platform, launcher, tenant.id, second)
+    result = result_of(platform, done)
+    assert all(cached(result, "base").values()), "the same items, the same base"
+    assert all(cached(result, "previous").values()), "what it answered as a candidate"
+    assert not any(cached(result, "adapter").values())
+    assert done.report.score("validation", "perplexity").previous is not None  # type: ignore[union-attr]
+    assert all(line["previous"] is not None for line in map(json.loads, platform.objects.get_bytes(done.samples_key).splitlines()))
+
+    other = evaluating_job(platform, tenant.id, write_chat_rows(salt=" Say"), seed=3, suffix="another", eval_config=asked)
+    result = result_of(platform, run.evaluate(platform, launcher, tenant.id, other))
+    assert result["subjects"]["previous"] is None, "another lineage"
+    assert cached(result, "base") == {"golden": True, "holdout": False, "validation": False}
+    with platform.engine.connect() as conn:
+        owners = conn.execute(sa.select(eval_scores.c.suite, eval_scores.c.tenant_id).where(eval_scores.c.subject_digest.notlike("%+%")))
+        assert {(suite, owner is None) for suite, owner in owners} == {("golden", True), ("holdout", False), ("validation", False)}
+
+
+@pytest.mark.slow
+def test_a_finished_evaluation_is_not_run_again(
+    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    job_id = evaluating_job(platform, tenant.id, write_chat_rows())
+    first = run.evaluate(platform, launcher, tenant.id, job_id)
+    assert list((follow.job_dir(platform, job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
+    assert run.evaluate(platform, launcher, tenant.id, job_id) == first
+    assert len(processes(platform, job_id)) == 1
+    asked = replace(platform, settings=replace(platform.settings, eval_suites=("standin_copy",)))
+    again = run.evaluate(asked, launcher, tenant.id, job_id)
+    assert len(processes(platform, job_id)) == 1, "the job wants no capability suites: the same question"
+    assert again == first
+
+
+STEP = """
+import sys
+from control_plane.evaluations import run as evaluation
+from control_plane.platform.context import Platform
+from ft_assets.base_models import Catalogue
+from control_plane.platform.settings import load
+from resources.database.engine import make_logins
+from resources.launcher import LocalLauncher
+from resources.object_store import LocalObjectStore
+from pathlib import Path
+home, url, tenant, job_id, base = sys.argv[1:]
+settings = load({"FT_HOME": home, "FT_DATABASE_URL": url})
+models = Catalogue({"tiny-base": ({"id": "tiny-base", "path": base, "license": "Apache-2.0"}, Path(base))})
+platform = Platform(
+    logins=make_logins(url), objects=LocalObjectStore(settings.home / "objects"), models=models, fleet=None, settings=settings
+)
+evaluation.evaluate(platform, LocalLauncher(settings.work_dir / "launcher"), tenant, job_id)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
+    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path], real_base: Path
+) -> None:
+    job_id = evaluating_job(platform, tenant.id, write_chat_rows())
+    url = platform.engine.url.render_as_string(hide_password=False)
+    argv = [sys.executable, "-c", STEP, str(platform.settings.home), url, tenant.id, job_id, str(real_base)]
+    step = subprocess.Popen(argv, cwd=ROOT)
+    wait_for(lambda: bool(processes(platform, job_id)) and launcher.status(processes(platform, job_id)[0]).phase is WorkloadPhase.RUNNING)
+    step.kill()
+    step.wait(timeout=20)
+    (name,) = processes(platform, job_id)
+    assert launcher.status(name).phase is WorkloadPhase.RUNNING
+    assert json.loads((platform.settings.work_dir / "launcher" / name / "workload.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    evaluated = run.evaluate(platform, launcher, tenant.id, job_id)
+    assert processes(platform, job_id) == [name]
+    assert evaluated.report.adapter_applied
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_gone_on_from(
+    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    job_id = evaluating_job(platform, tenant.id, write_chat_rows())
+    killed = threading.Event()
+
+    def kill_once() -> None:
+        wait_for(lambda: bool(processes(platform, job_id)) and (out_dir(platform, job_id) / run_file.JOURNAL_NAME).exists())
+        wait_for(lambda: (out_dir(platform, job_id) / run_file.JOURNAL_NAME).stat().st_size > 0)
+        status = json.loads((platform.settings.work_dir / "launcher" / processes(platform, job_id)[0] / "process.json").read_text())
+        os.killpg(status["pid"], signal.SIGKILL)
+        killed.set()
+
+    killer = threading.Thread(target=kill_once)
+    killer.start()
+    evaluated = run.evaluate(platform, launcher, tenant.id, job_id)
+    killer.join()
+    assert killed.is_set()
+    assert len(processes(platform, job_id)) == 2
+    assert evaluated.report.adapter_applied
+    with platform.engine.connect() as conn:
+        query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.code == "evaluation_progress")
+        told = [(d["subject"], d["suite"]) for d in conn.execute(query).scalars()]
+    assert len(told) == len(set(told)), "each suite is told once"
+
+
+def test_a_cancelled_job_ends_its_evaluation(
+    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    job_id = evaluating_job(platform, tenant.id, write_chat_rows())
+    cancel(platform, tenant.id, job_id)
+    with pytest.raises(FtError) as stopped:
+        run.evaluate(platform, launcher, tenant.id, job_id)
+    assert stopped.value.code == "evaluation_stopped"
+    assert all(launcher.status(name).phase is WorkloadPhase.EXITED for name in processes(platform, job_id))
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id)).scalar_one() == JobState.CANCELLED
+
+
+def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform) -> None:
+    from ft_assets.evals.config import parse
+    from ft_assets.evals.suites import Item
+
+    settings = replace(platform.settings, eval_suites=("a",), judge_url="http://j/v1", judge_model="m", safety_classifier="builtin")
+    letter = [Item(id="1", messages=(), expected="yes")]
+    prose = [Item(id="1", messages=(), expected="many words " * 20)]
+
+    def stages(items: list[Item], **asked: Any) -> dict[str, Any]:
+        return run._stages(settings, parse(asked), items, ("tiny-base", None))
+
+    assert (stages(letter)["capability"], stages(letter)["safety"], stages(letter).get("judge")) == (("a",), True, None)
+    assert stages(letter, capability=["b"])["capability"] == ("b",)
+    assert stages(letter, skip=["capability", "safety"])["capability"] == ()
+    assert stages(letter, skip=["safety"])["safety"] is False
+    assert stages(prose)["judge"]["model"] == "m"
+    assert stages(prose, judge=False).get("judge") is None
+    assert stages(letter, judge=True)["judge"]["max_items"] == 50
+
+
+def test_a_row_that_offers_tools_is_asked_with_them() -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    turns = (Message(role="user", content="rain?"), Message(role="assistant", content="no"))
+    row = packing._as_row(Example(kind="chat", messages=turns, tools=(tool,)))
+    assert suites.holdout_items([row])[0].tools == (tool,)
+
+
+def test_a_judge_is_held_against_where_the_base_comes_from(platform: Platform, real_base: Path) -> None:
+    entry = {"id": "tiny-base", "path": str(real_base), "license": "Apache-2.0", "repo": "meta-llama/Llama-3.1-8B"}
+    renamed = replace(platform, models=Catalogue({"tiny-base": (entry, real_base)}))
+    job = SimpleNamespace(metadata={"generated_by": "gpt-4o"})
+    judged = SimpleNamespace(base_model="tiny-base", job=job)
+    assert run._compared(renamed, judged) == ("tiny-base", "meta-llama/Llama-3.1-8B", "gpt-4o")  # type: ignore[arg-type]
+
+
+def test_an_adapters_digest_names_its_base_too() -> None:
+    assert answer_cache.manifest_of({"digests": {"previous": answer_cache.subject_digest("b", "m")}}) == "m"
+    assert answer_cache.manifest_of({"digests": {"base": "b"}}) is None
+
+
+def wait_for(met: Callable[[], bool], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,240 @@
+"""Evaluations of registered adapters as orders: made once, run three times at most, and what their verdicts accept."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import adapters as adapters_table
+from control_plane.adapters.tables import evaluations as table
+from control_plane.evaluations import reevaluation
+from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.run import Evaluated
+from control_plane.jobs.tables import job_events
+from control_plane.platform.context import Platform
+from control_plane.serving import accepted_bases
+from control_plane.tenants.rules import Tenant
+from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.evals.advice import Advice
+from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.gates import Finding, Verdict
+from resources.launcher import LocalLauncher
+from tests.registered_adapter import add_adapter
+
+LONGER = Advice(code="too_few_steps", message="Train for longer.")
+OTHER = "b" * 64
+FAILED = Finding(rule="task", code="task_not_better", passed=False, blocking=True, detail="0.1, needed 0.5")
+
+
+def evaluated(*findings: Finding) -> Evaluated:
+    outcome: Any = "quarantined" if findings else "passed"
+    report: Any = None  # a verdict is kept without its report, which lies under the key
+    return Evaluated(
+        report=report,
+        verdict=Verdict(outcome=outcome, findings=findings),
+        advice=(LONGER,),
+        key="k",
+    )
+
+
+@pytest.fixture
+def digest(platform: Platform) -> str:
+    return platform.models.get("tiny-base").digest
+
+
+@pytest.fixture
+def adapter(platform: Platform, tenant: Tenant, digest: str) -> str:
+    return new_adapter(platform, tenant, base_digest=digest)
+
+
+def new_adapter(platform: Platform, tenant: Tenant, **changes: Any) -> str:
+    name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
+    return add_adapter(platform, tenant.id, name=name, **({"stage": "production", "loaded": False} | changes))
+
+
+def judge(platform: Platform, evaluation_id: str, *findings: Finding, rules: EvalConfig | None = None) -> None:
+    held = evaluations.claim(platform, evaluation_id)
+    assert held is not None
+    with platform.engine.begin() as conn:
+        assert evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated(*findings), rules or EvalConfig(), platform.clock()))
+
+
+def waiting(platform: Platform, evaluation_id: str) -> evaluations.DueEvaluation | None:
+    return next((d for d in evaluations.due(platform) if d.id == evaluation_id), None)
+
+
+def accepted(platform: Platform, adapter: str, own: str) -> frozenset[str]:
+    with platform.engine.connect() as conn:
+        return accepted_bases.accepted_digests(conn, adapter, own)
+
+
+def order_on(platform: Platform, row: RowMapping, digest: str) -> str:
+    """The same order on bytes that no catalogue here holds."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(table).where(table.c.id == row["id"]).values(base_digest=digest))
+    return str(row["id"])
+
+
+def test_an_order_is_made_once_while_it_is_open(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
+    first = evaluations.request(platform, tenant.id, adapter)
+    assert (first["base_digest"], first["kind"], first["state"]) == (digest, "manual", "queued")
+    assert evaluations.request(platform, tenant.id, adapter)["id"] == first["id"]
+    stricter = evaluations.request(platform, tenant.id, adapter, rules={"max_items": 5})
+    assert stricter["id"] != first["id"]
+    assert evaluations.request(platform, tenant.id, adapter, rules={"max_items": 5})["id"] == stricter["id"]
+    assert evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE)["id"] not in (first["id"], stricter["id"])
+    judge(platform, first["id"])
+    assert evaluations.request(platform, tenant.id, adapter)["id"] != first["id"], "it has its verdict: this is another order"
+    listed = evaluations.list_evaluations(platform, tenant.id, adapter)
+    assert len(listed.items) == 4
+    assert listed.items[-1]["outcome"] == "passed"
+
+
+def test_what_cannot_be_judged_is_not_ordered(platform: Platform, tenant: Tenant, adapter: str) -> None:
+    with pytest.raises(IntegrityError):
+        evaluations.request(platform, tenant.id, adapter, base_digest=OTHER)
+    with pytest.raises(InvalidRequest, match="max_itemz"):
+        evaluations.request(platform, tenant.id, adapter, rules={"max_itemz": 5})
+    with pytest.raises(InvalidRequest, match="no-such-suite"):
+        evaluations.request(platform, tenant.id, adapter, rules={"capability": ["no-such-suite"]})
+    with pytest.raises(Conflict) as archived:
+        evaluations.request(platform, tenant.id, new_adapter(platform, tenant, stage="archived"))
+    assert archived.value.code == "not_reevaluated"
+    with pytest.raises(NotFound):
+        evaluations.request(platform, "somebody-else", adapter)
+
+
+def test_a_tenant_has_ten_orders_open_at_most(platform: Platform, tenant: Tenant, adapter: str) -> None:
+    for number in range(evaluations.MAX_OPEN):
+        evaluations.request(platform, tenant.id, adapter, rules={"max_items": number + 1})
+    with pytest.raises(QuotaExceeded) as refused:
+        evaluations.request(platform, tenant.id, adapter, rules={"max_items": 99})
+    assert refused.value.code == "too_many_evaluations"
+    evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE)
+
+
+def test_orders_of_one_tenant_are_counted_one_by_one(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
+    other = new_adapter(platform, tenant, base_digest=digest)
+    for number in range(evaluations.MAX_OPEN - 1):
+        evaluations.request(platform, tenant.id, adapter, rules={"max_items": number + 1})
+    with ThreadPoolExecutor(2) as both:
+        with platform.engine.begin() as conn:
+            conn.execute(sa.select(adapters_table.c.id).where(adapters_table.c.id == adapter).with_for_update())
+            first = both.submit(evaluations.request, platform, tenant.id, adapter)
+            time.sleep(0.2)
+            second = both.submit(evaluations.request, platform, tenant.id, other)
+            time.sleep(0.2)
+            assert not (first.done() or second.done()), "the second waits until the first is counted"
+        refused = [call for call in (first, second) if call.exception(20) is not None]
+    (late,) = refused
+    assert isinstance(late.exception(), QuotaExceeded)
+
+
+def test_an_evaluation_is_found_by_its_own_adapter_alone(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
+    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    own, other = (adapters.find_record(platform, tenant.id, a) for a in (adapter, new_adapter(platform, tenant, base_digest=digest)))
+    assert evaluations.find(platform, order, of=own)["id"] == order
+    with pytest.raises(NotFound):
+        evaluations.find(platform, order, of=other)
+
+
+def test_a_base_is_accepted_by_the_last_verdict_on_it(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
+    assert accepted(platform, adapter, digest) == {digest}
+    for findings, then in (((), {digest, OTHER}), ((FAILED,), {digest}), ((), {digest, OTHER})):
+        ordered = evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE)
+        judge(platform, order_on(platform, ordered, OTHER), *findings)
+        assert accepted(platform, adapter, digest) == then
+
+
+def test_a_verdict_under_rules_of_its_own_accepts_nothing(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
+    ordered = evaluations.request(platform, tenant.id, adapter, rules={"skip": ["task"]})
+    judge(platform, order_on(platform, ordered, OTHER))
+    assert accepted(platform, adapter, digest) == {digest}
+
+
+def test_a_run_that_fails_is_tried_again_and_after_three_it_is_over(platform: Platform, tenant: Tenant, adapter: str) -> None:
+    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    for run in range(evaluations.MAX_RUNS):
+        due = waiting(platform, order)
+        assert due is not None
+        assert due.run_key == f"{order}#{run}"
+        held = evaluations.claim(platform, order)
+        assert held is not None
+        assert evaluations.claim(platform, order) is None, "one run at a time"
+        assert evaluations.fail(platform, held, FtError("no memory", code="evaluation_failed"))
+    assert waiting(platform, order) is None
+    row = evaluations.find(platform, order)
+    assert (row["state"], row["error"]["message"], row["runs"]) == ("failed", "no memory", 3)
+    assert evaluations.request(platform, tenant.id, adapter)["id"] != order
+
+
+def test_a_silent_run_is_replaced_and_writes_nothing_any_more(platform: Platform, tenant: Tenant, adapter: str) -> None:
+    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    held = evaluations.claim(platform, order)
+    assert held is not None
+    assert waiting(platform, order) is None
+    long_ago = platform.clock() - evaluations.LOST_AFTER - timedelta(seconds=1)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(table).where(table.c.id == order).values(beat_at=long_ago))
+    due = waiting(platform, order)
+    assert due is not None
+    assert (due.run_key, due.lost) == (f"{order}#1", True)
+    assert not evaluations.beat(platform, held)
+    with platform.engine.begin() as conn:
+        assert not evaluations.finish(conn, held, state="succeeded", outcome="passed")
+    assert not evaluations.fail(platform, held, FtError("late"))
+    judge(platform, order, FAILED)
+    assert evaluations.find(platform, order)["reasons"] == ["task_not_better"]
+
+
+def test_a_run_that_never_began_is_given_up(platform: Platform, tenant: Tenant, adapter: str) -> None:
+    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    for run in range(evaluations.MAX_RUNS):
+        due = waiting(platform, order)
+        assert due is not None
+        evaluations.replace_run(platform, due, "ended FAILURE")
+        evaluations.replace_run(platform, due, "told twice")
+        assert evaluations.find(platform, order)["runs"] == run + 1
+    assert evaluations.find(platform, order)["state"] == "failed"
+
+
+def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> None:
+    found = [replace(FAILED, rule=rule, code=rule, blocking=False) for rule in ("task", "golden", "regression")]
+    verdict = Verdict(outcome="passed", findings=tuple(found), mode="monitor")
+    rules = EvalConfig(mode="monitor", skip=("golden",))
+    assert [f.code for f in evaluations.failed(verdict, rules)] == ["task"]
+    assert [f.code for f in evaluations.failed(verdict, replace(rules, block_regression=True))] == ["task", "regression"]
+
+
+def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(platform: Platform, tenant: Tenant, adapter: str) -> None:
+    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    launcher = LocalLauncher(platform.settings.work_dir / "launcher")
+    with pytest.raises(FtError):
+        reevaluation.run(platform, launcher, order)
+    row = evaluations.find(platform, order)
+    assert (row["state"], row["runs"], row["error"]["code"]) == ("queued", 1, "object_not_found")
+    with platform.engine.connect() as conn:
+        events = conn.execute(sa.select(job_events).where(job_events.c.job_id == row["job_id"])).all()
+    assert events == []
+
+
+@pytest.mark.parametrize(("stage", "said"), [("production", "is to be updated"), ("draft", "was updated to while it was trained")])
+def test_what_a_tenant_is_told_depends_on_whether_the_base_was_switched_already(
+    platform: Platform, tenant: Tenant, digest: str, stage: str, said: str
+) -> None:
+    record = adapters.find_record(platform, tenant.id, new_adapter(platform, tenant, base_digest=digest, stage=stage))
+    held: Any = {"id": "ev-1", "kind": evaluations.BASE_UPDATE, "base_digest": OTHER}
+    job: Any = None
+    subject = reevaluation.Subject(record=record, job=job, base_dir=platform.settings.work_dir, rules=EvalConfig())
+    told = reevaluation._alert(held, subject, evaluated(FAILED), waited=reevaluation._waits(record))
+    assert told is not None
+    assert said in told.message

@@ -1,0 +1,92 @@
+"""Work that takes long: no tenant has all of its threads, and whoever gets none is told so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from control_plane.http.concurrency_limits import Joins, Turns
+from ft_assets.errors import FtError, Unavailable
+
+PATIENCE_S = 20.0
+
+
+class Work:
+    """What goes on until `done` is set, and counts who is at it."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.at_it: list[str] = []
+
+    def __call__(self, name: str) -> str:
+        self.at_it.append(name)
+        assert self.done.wait(PATIENCE_S)
+        return name
+
+    async def until(self, num: int) -> None:
+        with anyio.fail_after(PATIENCE_S):
+            while len(self.at_it) < num:
+                await anyio.sleep(0.01)
+
+
+async def refusal(call: Callable[[], Any]) -> FtError:
+    with pytest.raises(FtError) as refused:
+        await call()
+    return refused.value
+
+
+def test_a_tenant_has_its_share_and_leaves_the_others_theirs() -> None:
+    async def scenario() -> None:
+        turns, work = Turns(total=3, each=2, wait_s=0.05), Work()
+        async with anyio.create_task_group() as group:
+            for name in ("a1", "a2"):
+                group.start_soon(turns.run, "a", partial(work, name))
+            await work.until(2)
+            error = await refusal(lambda: turns.run("a", lambda: work("a3")))
+            assert (type(error), error.code, error.http_status) == (Unavailable, "uploads_busy", 503)
+            group.start_soon(turns.run, "b", lambda: work("b1"))
+            await work.until(3)
+            assert (await refusal(lambda: turns.run("c", lambda: work("c1")))).code == "uploads_busy"
+            work.done.set()
+        assert await turns.run("a", lambda: work("a4")) == "a4"
+        assert sorted(work.at_it) == ["a1", "a2", "a4", "b1"]
+
+    anyio.run(scenario)
+
+
+def test_who_waits_long_enough_has_a_turn() -> None:
+    async def scenario() -> None:
+        turns, work = Turns(total=2, each=1, wait_s=PATIENCE_S), Work()
+        async with anyio.create_task_group() as group:
+            group.start_soon(turns.run, "a", lambda: work("first"))
+            group.start_soon(turns.run, "a", lambda: work("second"))
+            await work.until(1)
+            work.done.set()
+        assert len(work.at_it) == 2
+
+    anyio.run(scenario)
+
+
+def test_an_upload_has_one_that_joins_and_one_that_waits_and_a_tenant_two_uploads() -> None:
+    async def scenario() -> None:
+        joins, work = Joins(total=5, each=2), Work()
+        async with anyio.create_task_group() as group:
+            for upload in ("u1", "u1", "u2"):
+                group.start_soon(joins.run, "a", upload, lambda: work("a"))
+            await work.until(3)
+            for upload in ("u1", "u3"):
+                assert (await refusal(lambda upload=upload: joins.run("a", upload, lambda: work("never")))).code == "upload_completing"  # type: ignore[misc]
+            for upload in ("u4", "u5"):
+                group.start_soon(joins.run, "b", upload, lambda: work("b"))
+            await work.until(5)
+            assert (await refusal(lambda: joins.run("c", "u6", lambda: work("never")))).code == "upload_completing"
+            work.done.set()
+        assert await joins.run("a", "u3", lambda: work("later")) == "later"
+        assert "never" not in work.at_it
+
+    anyio.run(scenario)

@@ -1,0 +1,91 @@
+"""Claims about where jobs are placed, for pools that a machine of this size does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from control_plane.capacity.pools import Pool, nodes
+from control_plane.jobs.estimates.job_plan import Placed, fit_on
+from ft_assets.errors import InvalidRequest
+from ft_assets.training import hyperparameters, methods, recipes, shapes
+from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan
+from ft_assets.training.spec import TrainingSpec
+
+H100 = Pool(name="large", nodes=nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
+ONE = Pool(name="small", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=1)
+MODELS = ("llama-3.2-1b", "llama-3.1-8b", "mistral-nemo", "qwen2.5-32b", "llama-3.1-70b")
+
+
+def planned(model: str, requested: dict[str, Any] | None = None, **asked: Any) -> Plan:
+    shape = shapes.NAMED[model]
+    facts = ModelFacts(id=model, num_parameters=shape.num_parameters, context_length=shape.context_length, digest="d" * 64)
+    return hyperparameters.plan(requested or {}, facts, **asked)
+
+
+def placed(model: str, requested: dict[str, Any] | None = None, *, pool: Pool = H100, **asked: Any) -> Placed:
+    plan = planned(model, requested, **asked)
+    return Placed(plan=plan, fit=fit_on(pool, plan, shapes.NAMED[model]))
+
+
+def resolved(found: Placed, *, num_rows: int) -> TrainingSpec:
+    pack = PackFacts(fingerprint="pk", dataset_id="ds", num_examples=1200, num_windows=num_rows, num_tokens=1, max_seq_len=512)
+    return hyperparameters.resolve(found.plan, pack, seed=1, lock_sha256="", commit="", **found.placement)
+
+
+@pytest.mark.parametrize("adapter", recipes.ADAPTERS)
+@pytest.mark.parametrize("method", sorted(methods.registered()))
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_finds_a_place_for_every_method_and_its_batch_is_whole(model: str, method: str, adapter: str) -> None:
+    found = placed(model, method=method, adapter=adapter)
+    for num_rows in (3, 777, 100_000):
+        spec = resolved(found, num_rows=num_rows)
+        opt = spec.optimization
+        assert opt.global_batch_size(spec.world_size) % spec.world_size == 0
+        assert opt.per_device_batch_size <= found.fit.per_device_batch_size
+        assert (spec.strategy == "single") == (spec.world_size == 1)
+        assert adapter != "qlora" or spec.strategy in ("single", "ddp", "zero2")
+
+
+def test_the_planned_sizes_take_the_planned_numbers_of_gpus() -> None:
+    assert placed("llama-3.1-8b").fit.num_gpus == 1
+    assert placed("llama-3.1-70b", adapter="qlora").fit.num_gpus == 1
+    assert 2 <= placed("llama-3.1-70b").fit.num_gpus <= 8
+    assert placed("llama-3.1-70b", adapter="full").fit.num_gpus >= 8
+
+
+def test_gpus_and_strategy_asked_for_are_kept() -> None:
+    found = placed("llama-3.1-8b", {"batch_size": 96}, hardware={"num_gpus": 8, "strategy": "zero1"})
+    spec = resolved(found, num_rows=10_000)
+    assert (spec.world_size, spec.strategy, spec.optimization.global_batch_size(8)) == (8, "zero1", 96)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pool", "code", "says"),
+    [
+        ({"hardware": {"num_gpus": 8}}, ONE, "invalid_hardware", "exceeds the 1 that pool small gives"),
+        ({}, ONE, "memory_exceeded", "use adapter qlora"),
+        ({"adapter": "full"}, ONE, "memory_exceeded", "this pool gives a job 1 at most"),
+        ({"requested": {"per_device_batch_size": 64}}, H100, "memory_exceeded", "leave per_device_batch_size"),
+    ],
+)
+def test_what_fits_nowhere_is_refused_with_what_would_fit(asked: dict[str, Any], pool: Pool, code: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        placed("llama-3.1-70b", pool=pool, **asked)
+    assert refused.value.code == code
+
+
+def test_an_optimizer_that_cannot_be_shared_out_is_refused_where_the_estimate_shares() -> None:
+    assert placed("llama-3.2-1b", {"optimizer": "adafactor"}, adapter="full").fit.strategy == "single"
+    with pytest.raises(InvalidRequest, match="adafactor needs whole matrices on each GPU, and strategy fsdp2"):
+        placed("llama-3.1-70b", {"optimizer": "adafactor"}, adapter="full")
+
+
+def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
+    local = Pool(name="local", nodes=nodes(1), gpu_type="local", max_gpus_per_job=1)
+    facts = ModelFacts(id="demo-llama-3m", num_parameters=3_400_000, context_length=1024, digest="d" * 64)
+    shape = shapes.of("demo-llama-3m", num_parameters=3_400_000)
+    plan = hyperparameters.plan({}, facts)
+    spec = resolved(Placed(plan=plan, fit=fit_on(local, plan, shape)), num_rows=300)
+    assert (spec.world_size, spec.strategy, spec.optimization.per_device_batch_size, spec.precision) == (1, "single", 1, "fp32")

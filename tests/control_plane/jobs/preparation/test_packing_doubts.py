@@ -1,0 +1,135 @@
+"""What only a job shows about its dataset is told to its tenant when the pack is made; its hyperparameters reach the pack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.preparation import packing, pin
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import job_events as events
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Tenant
+from ft_assets.datasets.packs.manifest import PackManifest
+from ft_assets.errors import InvalidDataset
+from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
+from tests.tiny_model import CHAT_TEMPLATE, build_tiny_model
+
+
+@pytest.fixture(scope="module")
+def platform(new_database: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform whose base model has a real tokenizer."""
+    home = tmp_path_factory.mktemp("doubts")
+    made = platform_on(new_database(), home / "objects", home / "home", build_tiny_model(home / "tiny-base"))
+    yield made
+    made.logins.dispose()
+
+
+def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
+    with path.open("rb") as stream:
+        return str(files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
+
+
+def packed(platform: Platform, tenant: Tenant, **body: Any) -> tuple[str, PackManifest]:
+    job_id = str(jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", **body})).job["id"])
+    pin.pin_dataset(platform, tenant.id, job_id)
+    return job_id, packing.pack(platform, tenant.id, job_id).manifest
+
+
+def warned(platform: Platform, job_id: str) -> list[tuple[str, str]]:
+    query = sa.select(events.c.code, events.c.message).where(events.c.job_id == job_id, events.c.level == "warn")
+    with platform.engine.connect() as conn:
+        return [(row.code, row.message) for row in conn.execute(query)]
+
+
+@pytest.mark.parametrize(("held_out", "overlapping"), [(10, 10), (120, 100)])
+def test_validation_rows_that_are_trained_on_are_counted(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path], held_out: int, overlapping: int
+) -> None:
+    training = uploaded(platform, tenant, write_chat_rows(100, name="training.jsonl"))
+    validation = uploaded(platform, tenant, write_chat_rows(held_out, name="validation.jsonl"))
+    job_id, _ = packed(platform, tenant, training_file=training, validation_file=validation)
+    ((code, message),) = warned(platform, job_id)
+    assert code == "validation_overlap"
+    assert f"{overlapping} of {held_out} " in message
+
+
+def test_a_validation_file_of_its_own_rows_raises_no_doubt(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    training = uploaded(platform, tenant, write_chat_rows(100, name="training.jsonl"))
+    validation = uploaded(platform, tenant, write_chat_rows(30, name="validation.jsonl", salt=" Answer in one kind sentence."))
+    job_id, manifest = packed(platform, tenant, training_file=training, validation_file=validation)
+    assert warned(platform, job_id) == []
+    assert manifest.validation is not None and manifest.validation["num_examples"] == 30
+
+
+def test_hyperparameters_of_the_pack_reach_it(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    training = uploaded(platform, tenant, write_chat_rows(100, name="training.jsonl"))
+    _, plain = packed(platform, tenant, training_file=training)
+    _, other = packed(
+        platform, tenant, training_file=training, hyperparameters={"train_on_inputs": True, "safety_share": 0.05, "packing": False}
+    )
+    assert other.num_trained_tokens > plain.num_trained_tokens
+    assert other.num_windows == other.num_examples > plain.num_windows
+    assert other.num_examples > plain.num_examples
+    assert other.fingerprint != plain.fingerprint
+
+
+def chats(path: Path, answer: dict[str, Any]) -> Path:
+    """120 conversations of two turns, the last two rows with `answer`."""
+    rows = [
+        [
+            {"role": "user", "content": f"What is {i} plus {i}?"},
+            {"role": "assistant", "content": f"It is {2 * i}."},
+            {"role": "user", "content": f"And {i} times {i}?"},
+            {"role": "assistant", "content": f"That is {i * i}."},
+        ]
+        for i in range(120)
+    ]
+    for row in rows[-2:]:
+        row[-1] |= answer
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return path
+
+
+def test_a_job_reports_the_turns_that_its_base_model_rewrites_in_history(new_database: Callable[[], str], tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "tiny-base")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    thinking = "{% generation %}{{ ('<think></think>' if loop.last else '') + m['content']"
+    config["chat_template"] = CHAT_TEMPLATE.replace("{% generation %}{{ m['content']", thinking)
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    platform = platform_on(new_database(), tmp_path / "objects", tmp_path / "home", model)
+    tenant = tenants.create(platform, "thinker")[0]
+    job_id, manifest = packed(platform, tenant, training_file=uploaded(platform, tenant, chats(tmp_path / "chats.jsonl", {})))
+    assert manifest.untrained_turns == 120
+    assert [(code, message[:46]) for code, message in warned(platform, job_id)] == [
+        ("turns_without_loss", "120 earlier assistant turns carry no loss: the")
+    ]
+    platform.engine.dispose()
+
+
+@pytest.mark.parametrize("bad_rows", ["fail", "drop"])
+def test_rows_that_do_not_fit_the_base_model_meet_the_policy_of_the_upload(
+    platform: Platform, tenant: Tenant, tmp_path: Path, bad_rows: str
+) -> None:
+    path = chats(tmp_path / f"{bad_rows}.jsonl", {"reasoning_content": "Twice."})
+    with path.open("rb") as stream:
+        made = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", policies={"bad_rows": bad_rows})
+    assert made["status"] == "processed"
+    if bad_rows == "fail":
+        with pytest.raises(InvalidDataset, match=r"\(rows 119\): .*leaves out the reasoning") as refused:
+            packed(platform, tenant, training_file=made["id"])
+        assert refused.value.code == "reasoning_not_rendered"
+        return
+    job_id, manifest = packed(platform, tenant, training_file=made["id"])
+    assert manifest.dropped == {"reasoning_not_rendered": 2}
+    assert warned(platform, job_id) == [("rows_left_out", "2 rows are not trained on: reasoning_not_rendered 2")]

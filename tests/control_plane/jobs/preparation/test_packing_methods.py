@@ -1,0 +1,263 @@
+"""Every method's rows become its own kind of pack, with what it compares with, before the job waits for GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.attempts.follow import fetch_reference
+from control_plane.datasets import previews
+from control_plane.datasets.service import check_format
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.estimates import service as estimate
+from control_plane.jobs.preparation import packing, pin, references
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Tenant
+from ft_assets import layout
+from ft_assets.errors import InvalidDataset, InvalidRequest
+from ft_assets.training import methods
+from ft_assets.training.reference import verify
+from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
+from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
+from tests.tiny_model import build_tiny_model
+
+torch = pytest.importorskip("torch", reason="needs the training environment")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("models") / "tiny-base")
+
+
+@pytest.fixture(scope="module")
+def url(new_database: Callable[[], str]) -> str:
+    return new_database()
+
+
+@pytest.fixture(scope="module")
+def machine(url: str, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Platform]]:
+    """Makes platforms that share a database and an object store: one for each name of a machine."""
+    home, made = tmp_path_factory.mktemp("machines"), []
+
+    def make(name: str) -> Platform:
+        made.append(platform_on(url, home / "objects", home / name, base))
+        return made[-1]
+
+    yield make
+    for platform in made:
+        platform.logins.dispose()
+
+
+@pytest.fixture(scope="module")
+def platform(machine: Callable[[str], Platform]) -> Platform:
+    return machine("here")
+
+
+@pytest.fixture(scope="module")
+def tenant(platform: Platform) -> Tenant:
+    return tenants.create(platform, "preferring", max_jobs_in_flight=100)[0]
+
+
+def question(i: int) -> str:
+    return f"What is the answer to question {i}, asked in the year {1900 + i}?"
+
+
+def preferences(i: int) -> dict[str, Any]:
+    return {"prompt": question(i), "chosen": f"It is {i}, of course.", "rejected": f"Nobody knows about {i}."}
+
+
+def judgements(i: int) -> dict[str, Any]:
+    return {"prompt": question(i), "completion": f"It is {i}." if i % 3 else f"Go away, {i}.", "label": bool(i % 3)}
+
+
+def documents(i: int) -> dict[str, Any]:
+    return {"text": f"Chapter {i}. " + " ".join(f"Line {j} of chapter {i} is about {i * j}." for j in range(1 + i % 40))}
+
+
+def chats(i: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question(i)}, {"role": "assistant", "content": f"It is {i}."}]}
+
+
+def uploaded(platform: Platform, tenant: Tenant, path: Path, row: Callable[[int], dict[str, Any]], *, count: int = 120, **more: Any) -> str:
+    path.write_text("".join(json.dumps(row(i)) + "\n" for i in range(count)))
+    with path.open("rb") as stream:
+        file = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", **more)
+    assert file["status"] == "processed", file["status_details"]
+    return str(file["id"])
+
+
+@pytest.fixture(scope="module")
+def upload(platform: Platform, tenant: Tenant, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Makes a validated file of rows, once for each maker."""
+    made: dict[str, str] = {}
+
+    def make(row: Callable[[int], dict[str, Any]]) -> str:
+        if row.__name__ not in made:
+            path = tmp_path_factory.mktemp("rows") / f"{row.__name__}.jsonl"
+            made[row.__name__] = uploaded(platform, tenant, path, row, policies={"near_duplicates": "off"})
+        return made[row.__name__]
+
+    return make
+
+
+def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body: Any) -> tuple[packing.Packed, TrainingSpec, sa.Row[Any]]:
+    """A submitted job as its preparation leaves it."""
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "method": method, **body})
+    job_id = str(jobs.submit(platform, tenant.id, request).job["id"])
+    pin.pin_dataset(platform, tenant.id, job_id)
+    made = packing.pack(platform, tenant.id, job_id)
+    with platform.engine.connect() as conn:
+        job = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
+    return made, TrainingSpec.from_dict(job.spec), job
+
+
+@pytest.mark.parametrize(("method", "row"), [("dpo", preferences), pytest.param("kto", judgements, marks=pytest.mark.slow)])
+def test_the_reference_is_there_before_the_job_waits_for_gpus_and_serves_the_next_job(
+    platform: Platform,
+    tenant: Tenant,
+    machine: Callable[[str], Platform],
+    upload: Callable[..., str],
+    method: str,
+    row: Callable[[int], dict[str, Any]],
+) -> None:
+    packed, spec, job = prepared(platform, tenant, upload(row), method)
+    assert (job.state, packed.manifest.kind) == ("queued", methods.get(method).pack)
+    assert packed.reference is not None and not packed.reference.reused
+    assert spec.reference == packed.reference.manifest.key == references.key_for(spec)
+    assert packed.reference.manifest.pack_fingerprint == spec.pack_fingerprint
+    assert platform.objects.exists(f"{layout.reference_prefix(tenant.id, spec.reference)}/manifest.json")
+    elsewhere = fetch_reference(machine(f"trainer-{method}"), tenant.id, spec.reference)
+    manifest = verify(elsewhere)
+    validation = packed.manifest.validation
+    assert validation is not None
+    assert sum(f.num_rows for f in manifest.files) == packed.manifest.num_rows + validation["num_windows"] == 120
+    if method == "kto":
+        assert packed.manifest.num_desirable and packed.manifest.num_undesirable
+    second, other, _ = prepared(platform, tenant, upload(row), method, hyperparameters={"beta": 0.3})
+    assert second.reused and second.reference is not None and second.reference.reused
+    assert other.reference == spec.reference and other.method_settings["beta"] == 0.3
+
+
+@pytest.mark.slow
+def test_under_qlora_the_reference_is_quantized_as_the_policy_is(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
+    _, plain, _ = prepared(platform, tenant, upload(preferences), "dpo")
+    packed, spec, _ = prepared(platform, tenant, upload(preferences), "dpo", adapter="qlora")
+    assert spec.quantization is not None and packed.reference is not None
+    assert packed.reference.manifest.quantization == "nf4-double"
+    assert spec.reference != plain.reference
+
+
+def test_the_key_of_a_reference_covers_the_start_of_the_training(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
+    _, spec, _ = prepared(platform, tenant, upload(preferences), "simpo")
+    starts = [replace(spec, warm_start=WarmStart(adapter="ft:one", manifest_sha256=digest)) for digest in ("a" * 64, "b" * 64)]
+    renamed = replace(spec, warm_start=WarmStart(adapter="ft:two", manifest_sha256="a" * 64))
+    changed = [
+        spec,
+        *starts,
+        replace(spec, quantization=Quantization()),
+        replace(spec, precision="fp16"),
+        replace(spec, base_digest="other"),
+    ]
+    assert len({references.key_for(s) for s in changed}) == len(changed)
+    assert references.key_for(renamed) == references.key_for(starts[0])
+    assert references.key_for(replace(spec, seed=spec.seed + 1, attention="flash_attention_2")) == references.key_for(spec)
+
+
+@pytest.mark.parametrize("method", ["orpo", "simpo"])
+def test_methods_without_a_reference_take_the_same_pairs(
+    platform: Platform, tenant: Tenant, upload: Callable[..., str], method: str
+) -> None:
+    packed, spec, job = prepared(platform, tenant, upload(preferences), method)
+    assert (packed.manifest.kind, packed.reference, spec.reference, job.state) == ("pairs", None, None, "queued")
+    assert packed.total_steps == spec.optimization.total_steps(num_rows=packed.manifest.num_rows, world_size=1)
+
+
+def test_continued_pretraining_loses_nothing_of_a_long_document(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
+    sft, _, _ = prepared(platform, tenant, upload(documents), "sft")
+    cpt, spec, _ = prepared(platform, tenant, upload(documents), "cpt")
+    assert sft.manifest.truncated > 10 and sft.manifest.split == 0
+    assert (cpt.manifest.truncated, cpt.manifest.kind, spec.reference) == (0, "windows", None)
+    assert cpt.manifest.split > 10 and cpt.manifest.num_tokens > 1.5 * sft.manifest.num_tokens
+    assert cpt.manifest.num_trained_tokens == cpt.manifest.num_tokens - cpt.manifest.num_examples
+
+
+def test_continued_pretraining_learns_every_token_of_conversations(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
+    sft, _, _ = prepared(platform, tenant, upload(chats), "sft")
+    cpt, _, _ = prepared(platform, tenant, upload(chats), "cpt")
+    assert cpt.manifest.num_tokens == sft.manifest.num_tokens
+    assert cpt.manifest.num_trained_tokens == cpt.manifest.num_tokens - cpt.manifest.num_examples > 2 * sft.manifest.num_trained_tokens
+
+
+def test_answers_of_one_label_end_the_preparation_with_the_reason(platform: Platform, tenant: Tenant, tmp_path: Path) -> None:
+    file = uploaded(platform, tenant, tmp_path / "good.jsonl", lambda i: {**judgements(i), "label": True})
+    with pytest.raises(InvalidDataset, match="are good") as refused:
+        prepared(platform, tenant, file, "kto")
+    assert refused.value.code == "one_label"
+
+
+@pytest.mark.parametrize(
+    ("row", "method", "wanted"),
+    [
+        (preferences, "dpo", [f"It is {i}, of course." for i in range(120)]),
+        pytest.param(judgements, "kto", [f"It is {i}." for i in range(120) if i % 3], marks=pytest.mark.slow),
+        (chats, "sft", [f"It is {i}." for i in range(120)]),
+        (documents, "cpt", []),
+    ],
+)
+def test_the_evaluation_asks_for_answers_that_are_wanted(
+    platform: Platform, tenant: Tenant, upload: Callable[..., str], row: Callable[[int], dict[str, Any]], method: str, wanted: list[str]
+) -> None:
+    _, _, job = prepared(platform, tenant, upload(row), method)
+    rows = list(packing.validation_rows(platform, tenant.id, job))
+    assert bool(rows) == bool(wanted)
+    for found in rows:
+        *prompt, answer = found["messages"]
+        assert answer["role"] == "assistant" and answer["content"] in wanted
+        assert [m["role"] for m in prompt] == ["user"]
+
+
+@pytest.mark.usefixtures("forked_reference")
+@pytest.mark.parametrize(
+    ("row", "method"), [(preferences, "dpo"), (preferences, "simpo"), (judgements, "kto"), (documents, "cpt"), (chats, "sft")]
+)
+def test_the_estimate_counts_what_the_pack_then_holds(
+    platform: Platform, tenant: Tenant, upload: Callable[..., str], row: Callable[[int], dict[str, Any]], method: str
+) -> None:
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": upload(row), "method": method})
+    told = estimate.estimate(platform, tenant.id, request)
+    packed, _, _ = prepared(platform, tenant, upload(row), method)
+    assert told["tokens"]["per_epoch"] == pytest.approx(packed.manifest.num_tokens, rel=0.15)  # the split takes whole rows
+    assert told["total_steps"] == pytest.approx(packed.total_steps, abs=max(2, 0.2 * packed.total_steps))
+    assert ("pair" in str(told["assumptions"])) == (methods.get(method).pack == "pairs")
+
+
+def test_previews_show_what_carries_loss(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
+    shown = previews.preview_dataset(platform, tenant.id, upload(judgements), model="tiny-base", num_examples=2, max_seq_len=None)
+    assert [(s["kind"], s["side"]) for s in shown] == [("kto", "bad"), ("kto", "good")]
+    assert [[span["text"] for span in s["loss_spans"]] for s in shown] == [["Go away, 0.<|im_end|>"], ["It is 1.<|im_end|>"]]
+    pair = previews.preview_dataset(platform, tenant.id, upload(preferences), model="tiny-base", num_examples=1, max_seq_len=None)
+    assert [s["side"] for s in pair] == ["chosen", "rejected"]
+
+
+@pytest.mark.parametrize("format", ["chat", "prompt_completion", "preference", "kto", "text"])
+@pytest.mark.parametrize("method", list(methods.registered()))
+def test_rows_are_refused_with_the_methods_that_take_them(format: str, method: str) -> None:
+    kind = "chat" if format == "prompt_completion" else format
+    if kind in methods.get(method).rows:
+        check_format(format, method, "file-1", param="training_file")
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        check_format(format, method, "file-1", param="training_file")
+    assert (refused.value.code, refused.value.param) == ("preference_rows", "training_file")
+    assert methods.get(method).row_help in refused.value.message
+    assert any(name in refused.value.message.split("use method ")[1] for name in methods.registered())

@@ -1,0 +1,57 @@
+"""A delivery is part of the trace of the job that it speaks of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from control_plane.datasets.uploads import files
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
+from control_plane.notifications import delivery_traces
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
+from ft_assets import tracing
+from tests.collector import collecting
+
+ROOT = Path(__file__).resolve().parents[3]
+CALLER = f"00-{'a' * 32}-{'b' * 16}-01"
+DELIVERED = """
+import sys
+import sqlalchemy as sa
+from control_plane.notifications import delivery_traces as traces
+from control_plane.platform.settings import load
+from ft_assets import tracing
+from resources.platform import open_platform
+tracing.configure("ft-api")
+platform = open_platform(load())
+columns = ("subject", "tenant_id", "channel", "event_id", "type", "attempts")
+values = (sys.argv[1], "t", "webhook", "evt_1", "fine_tuning.job.succeeded", 1)
+with platform.engine.connect() as conn:
+    row = conn.execute(sa.select(*[sa.literal(v).label(k) for k, v in zip(columns, values)])).mappings().one()
+with traces.delivery(platform, row) as span:
+    span.fail("503")
+tracing.flush()
+"""
+
+
+def test_it_is_found_by_the_id_of_the_job(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    with write_chat_rows().open("rb") as rows:
+        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    with tracing.span("request", parent=CALLER):
+        job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+    assert delivery_traces.of_job(fresh_platform, job["id"]) == CALLER
+    assert delivery_traces.of_job(fresh_platform, "ftjob-none") is None
+    url = fresh_platform.engine.url.render_as_string(hide_password=False)
+    with collecting() as collector:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "OTEL_", "TRACEPARENT"))}
+        env = {**kept, "FT_DATABASE_URL": url, "FT_OTLP_ENDPOINT": collector.url, "PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, "-c", DELIVERED, job["id"]], env=env, cwd=ROOT, check=True, timeout=120)
+        span = collector.named("deliver webhook")
+    assert (span.trace_id, span.parent_id, span.failed) == ("a" * 32, "b" * 16, True)
+    assert (span.attributes["ft.job"], span.attributes["ft.event"]) == (job["id"], "evt_1")
