@@ -107,7 +107,7 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)  # it r
 LONGEST = (
     "tests/journey/", "tests/ft_assets/training/runtime/test_exact_resume.py", "tests/resources/test_stack.py",
     "tests/control_plane/attempts/test_training_follow.py", "tests/ft_assets/training/runtime/test_parallel.py",
-    "tests/test_house_rules.py", "tests/control_plane/cli/test_remote.py",
+    "tests/test_house_rules.py", "tests/control_plane/cli/tenant/test_remote.py",
 )  # fmt: skip
 """Files that take longest: they are run first, so that no worker is left alone with one at the end."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 def main() -> None:
     """Entry point of the ``ft`` script."""
-    from control_plane.cli.app import run
+    from control_plane.cli.command_tree import run
 
     run()
 

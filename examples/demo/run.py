@@ -20,10 +20,10 @@ from typing import Any
 
 from control_plane.cli.exits import show_error
 from control_plane.cli.output import percent
-from control_plane.cli.progress import follow
-from control_plane.cli.remote import connect
 from control_plane.cli.session import Credentials
 from control_plane.cli.stack_view import StackView
+from control_plane.cli.tenant.job_progress import follow
+from control_plane.cli.tenant.remote import connect
 from control_plane.client import FtClient
 from control_plane.platform.settings import Settings
 from control_plane.tenants import service as tenants

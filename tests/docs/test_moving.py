@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from control_plane.cli.app import build
+from control_plane.cli.command_tree import build
 from control_plane.jobs.submission import HYPERPARAMETER_ALIASES, JobRequest
 from ft_assets.datasets import shapes
 from ft_assets.errors import InvalidRequest

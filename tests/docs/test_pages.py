@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from control_plane.billing import prices
 from control_plane.capacity import pools_file
-from control_plane.cli.app import build
+from control_plane.cli.command_tree import build
 from control_plane.http.error_body import Error
 from ft_assets.evals import task_files
 from ft_assets.training.memory.gpus import GPUS

@@ -22,7 +22,7 @@ from control_plane.adapters import exports
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import exports as exports_table
 from control_plane.api.app import create_app
-from control_plane.cli.hub_upload import upload
+from control_plane.cli.tenant.models.hub_upload import upload
 from control_plane.client import FtClient
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from control_plane.adapters.tables import adapters
-from control_plane.cli.app import build
+from control_plane.cli.command_tree import build
 from control_plane.client import FtClient
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from control_plane.billing import storage_usage
 from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.invoices import service as invoices
-from control_plane.cli import app as cli
+from control_plane.cli import command_tree as cli
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.keys import operators

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from control_plane.cli.app import MODULES, build
+from control_plane.cli.command_tree import MODULES, build
 from tests.control_plane.cli.conftest import ROOT, Ft
 
 WITHOUT_JSON = {"manifest server": "writes YAML", "manifest route": "writes YAML", "admin pool-manifest": "writes YAML"}
@@ -150,8 +150,8 @@ def test_a_command_over_the_api_imports_no_heavy_library(ft_env: dict[str, str],
 def test_a_command_imports_its_own_module_and_no_other_one(ft_env: dict[str, str]) -> None:
     code = call("recipes", "--help") + "\nprint('MODULES', *(m for m in sys.modules if m.startswith('control_plane.cli.')))"
     done = subprocess.run([sys.executable, "-c", code], env=ft_env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    found = {m.rpartition(".")[2] for m in done.stdout.rpartition("MODULES")[2].split()}
-    assert found & set(MODULES) == {"recipes"}
+    found = {m.removeprefix("control_plane.cli.") for m in done.stdout.rpartition("MODULES")[2].split()}
+    assert found & set(MODULES) == {"tenant.jobs.recipe_commands"}
 
 
 @pytest.mark.parametrize(

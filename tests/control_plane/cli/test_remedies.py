@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import typer
 
-from control_plane.cli.app import build
+from control_plane.cli.command_tree import build
 from control_plane.cli.exits import show_error
 from control_plane.cli.output import fields, number, say
-from control_plane.cli.registry import verdict
 from control_plane.cli.remedies import COMMANDS, ROUTE, in_commands
+from control_plane.cli.tenant.models.registry_commands import verdict
 from ft_assets.errors import NotFound
 from tests.control_plane.cli.conftest import ROOT
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from control_plane.cli.app import build
+from control_plane.cli.command_tree import build
 from control_plane.client import FtClient
 from control_plane.tenants.rules import Tenant, tier_named
 from ft_assets.errors import InvalidRequest

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from control_plane.cli.app import build
+from control_plane.cli.command_tree import build
 from control_plane.notifications.emails import LETTERS, compose, is_mailed
 from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, LONGEST_RETRY_AFTER_S, Due, Slots, choose, next_attempt
 from control_plane.platform.job_states import JobState

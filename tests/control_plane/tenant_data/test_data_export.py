@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from control_plane.billing.tables import storage_samples
-from control_plane.cli.app import build
-from control_plane.cli.exports import _verified
+from control_plane.cli.command_tree import build
+from control_plane.cli.tenant.models.export_commands import _verified
 from control_plane.client import FtClient
 from control_plane.datasets import suites
 from control_plane.datasets.uploads import files

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from control_plane.cli.dataset_report import report_lines
+from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.console.report_page import report_page
 from ft_assets.datasets.checks.contamination import SuiteIndex
 from ft_assets.datasets.checks.shipped_suites import DIRECTORY, shipped_index, shipped_suites

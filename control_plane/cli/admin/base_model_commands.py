@@ -1,0 +1,138 @@
+"""``ft admin models``: the operator's catalogue of base models. It works on this home's files; ``remove`` and updates ask the database."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.admin import base_update_commands
+from control_plane.cli.admin.base_update_commands import ModelId
+from control_plane.cli.output import Json, fields, print_json, say, table
+from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from ft_assets.base_models import BaseModel
+
+Since = Annotated[datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="First day on which new jobs are refused.")]
+
+
+def register(admin: typer.Typer) -> None:
+    models = typer.Typer(help="Base models: add with pinned bytes, verify, update, deprecate, remove.", no_args_is_help=True)
+    for name, command in (
+        ("add", add), ("list", list_models), ("show", show), ("verify", verify), ("deprecate", deprecate), ("remove", remove),
+    ):  # fmt: skip
+        models.command(name)(command)
+    base_update_commands.register(models)
+    admin.add_typer(models, name="models")
+
+
+def add(
+    model_id: ModelId,
+    path: Annotated[Path | None, typer.Option("--path", help="Directory with its files; they stay there.")] = None,
+    repo: Annotated[str | None, typer.Option("--repo", help="Repository of the Hub at FT_HUB_ENDPOINT: ORG/NAME.")] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Commit of the repository, 40 digits.")] = None,
+    license: Annotated[str | None, typer.Option("--license", help="Licence; a repository's card is read if left out.")] = None,
+    context: Annotated[int | None, typer.Option("--context", help="Tokens in one example at most; the config's if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Add a base model: its weights, tokenizer, template and config are pinned by digest from now on."""
+    from control_plane.models import base_models
+    from control_plane.platform.settings import load
+
+    given = base_models.Given(license=license, context_length=context)
+    if path is not None and repo is None and revision is None:
+        made = base_models.add_local(load(), model_id, path, given)
+    elif path is None and repo is not None and revision is not None:
+        made = base_models.add_from_hub(load(), model_id, repo=repo, revision=revision, given=given, say=say)
+    else:
+        raise InvalidRequest("name the files: either --path DIR, or --repo ORG/NAME and --revision COMMIT", param="path")
+    _show(made, as_json=as_json)
+
+
+def list_models(as_json: Json = False) -> None:
+    """List base models: licence, context, parameters, and since when a model is deprecated."""
+    catalogue = _catalogue()
+    found = [catalogue.card(model_id) for model_id in catalogue.ids()]
+    if as_json:
+        print_json([_shown(model) for model in found])
+        return
+    rows = [(m.id, m.license, str(m.context_length), _count(m.num_parameters), m.digest[:12], str(m.deprecated_since or "")) for m in found]
+    table(("MODEL", "LICENCE", "CONTEXT", "PARAMETERS", "DIGEST", "DEPRECATED SINCE"), rows)
+
+
+def show(model_id: ModelId, as_json: Json = False) -> None:
+    """Show what the catalogue says of a base model."""
+    _show(_catalogue().card(model_id), as_json=as_json)
+
+
+def verify(model_id: ModelId, as_json: Json = False) -> None:
+    """Read every file of a base model again and hold it against the pinned digest."""
+    from control_plane.models import base_models
+    from control_plane.platform.settings import load
+
+    found = base_models.verify(load(), model_id)
+    if as_json:
+        print_json({**_shown(found), "verified": True})
+        return
+    say(f"{model_id}: every file is the one that was pinned, digest {found.digest}")
+
+
+def deprecate(
+    model_id: ModelId,
+    since: Since = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Take it back: new jobs may use it again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Refuse new jobs on a base model from a day on; jobs that were admitted finish, adapters stay."""
+    from control_plane.models import base_models
+    from control_plane.platform.settings import load
+
+    if (since is None) != undo:
+        raise InvalidRequest("give --since DATE, or --undo", param="since")
+    changed = base_models.deprecate(load(), model_id, None if since is None else since.date())
+    _show(changed, as_json=as_json)
+
+
+def remove(model_id: ModelId, as_json: Json = False) -> None:
+    """Take a base model out of the catalogue; refused while a job or an adapter needs it."""
+    from control_plane.cli.admin.local_platform import open_local
+    from control_plane.models import base_models
+
+    with open_local() as platform:
+        deleted = base_models.remove(platform, model_id)
+    if as_json:
+        print_json({"id": model_id, "deleted": True, "deleted_files": deleted})
+        return
+    say(f"base model {model_id} is removed" + (f", and its files in {deleted}" if deleted else "; its files stay where they are"))
+
+
+def _catalogue() -> Any:
+    from control_plane.models.base_models import catalogue_of
+    from control_plane.platform.settings import load
+
+    return catalogue_of(load())
+
+
+def _shown(model: BaseModel) -> dict[str, Any]:
+    names = (
+        "id", "repo", "revision", "license", "context_length", "num_parameters", "digest", "tokenizer_digest", "template_digest",
+        "deprecated_since", "directory",
+    )  # fmt: skip
+    return {name: str(v) if isinstance(v := getattr(model, name), Path) else v for name in names}
+
+
+def _show(model: BaseModel, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_shown(model))
+        return
+    fields(_shown(model))
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)

@@ -1,0 +1,127 @@
+"""``ft admin models update`` and ``evaluate``: other bytes for a base model's id, once the adapters that are in production hold on them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from control_plane.cli.output import Json, fields, print_json, say, table
+from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from control_plane.models.base_updates import BaseUpdate
+    from control_plane.platform.context import Platform
+
+ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id of the base model, as clients name it: NAME or ORG/NAME.")]
+POLL_S = 1.0
+
+
+def register(models: typer.Typer) -> None:
+    models.command("update")(update)
+    models.command("evaluate")(evaluate)
+    models.command("prune")(prune)
+
+
+def update(
+    model_id: ModelId,
+    path: Annotated[Path | None, typer.Option("--path", help="Directory with the new files; they stay there.")] = None,
+    repo: Annotated[str | None, typer.Option("--repo", help="Repository of the Hub at FT_HUB_ENDPOINT: ORG/NAME.")] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Commit of the repository, 40 digits.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Switch to what is staged.")] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Drop what is staged.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Give a base model's id other bytes. New ones are staged, and switched to once every production adapter holds on them.
+
+    Without options it shows where the update stands. The exit code is 1 as long as adapters are in the way.
+    """
+    from control_plane.cli.admin.local_platform import open_local
+    from control_plane.models import base_updates
+
+    if [path is not None, repo is not None or revision is not None, apply, abandon].count(True) > 1 or (repo is None) != (revision is None):
+        raise InvalidRequest("give one of: --path DIR; --repo ORG/NAME with --revision COMMIT; --apply; --abandon", param="path")
+    with open_local() as platform:
+        if abandon:
+            deleted = base_updates.abandon(platform, model_id)
+            say(f"nothing is staged for {model_id} now" + (f"; {deleted} is deleted" if deleted else ""))
+            return
+        if path is not None:
+            found = base_updates.stage_local(platform, model_id, path)
+        elif repo is not None and revision is not None:
+            found = base_updates.stage_from_hub(platform, model_id, repo=repo, revision=revision, say=say)
+        else:
+            found = base_updates.status(platform, model_id)
+        if apply or (found.staged and (path or repo)):
+            found = _applied(platform, found, as_json=as_json)
+        _show(found, as_json=as_json)
+
+
+def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpdate:
+    from control_plane.models import base_updates
+
+    if not as_json and found.blocking:
+        _show(found, as_json=False)  # as a table, before the refusal says it in a sentence
+    done = base_updates.apply(platform, found.model_id, digest=found.staged)
+    say(
+        f"{done.model_id} stands for {done.digest[:12]} now, and new jobs train on it. Inference servers serve it once they are started "
+        "again: `ft down && ft up` for the local one"
+    )
+    return done
+
+
+def evaluate(
+    model_id: ModelId,
+    wait: Annotated[bool, typer.Option("--wait", help="Until all have a verdict.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also adapters that failed on these bytes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Evaluate every production adapter of a base model on its staged bytes; the exit code of --wait is 1 if one does not hold."""
+    from control_plane.cli.admin.local_platform import open_local
+    from control_plane.models import base_updates
+
+    with open_local() as platform:
+        found = base_updates.evaluate(platform, model_id, again=again)
+        pending = _pending(found)
+        say(f"{len(found.adapters)} production adapters of {model_id}, {pending} to be evaluated")
+        while wait and pending:
+            time.sleep(POLL_S)
+            found = base_updates.status(platform, model_id)
+            if (left := _pending(found)) != pending:
+                say(f"{left} to be evaluated")
+            pending = left
+    _show(found, as_json=as_json)
+    if wait and found.blocking:
+        raise typer.Exit(1)
+
+
+def prune(model_id: ModelId, as_json: Json = False) -> None:
+    """Forget replaced bytes that no job under way and no adapter was made with; what was fetched for them is deleted."""
+    from control_plane.cli.admin.local_platform import open_local
+    from control_plane.models import base_updates
+
+    with open_local() as platform:
+        gone = base_updates.prune(platform, model_id)
+    if as_json:
+        print_json({"id": model_id, "forgotten": gone})
+        return
+    say(f"{model_id}: {', '.join(d[:12] for d in gone) or 'nothing'} forgotten")
+
+
+def _pending(found: BaseUpdate) -> int:
+    from control_plane.models.base_updates import RUNNING
+
+    return sum(adapter.state == RUNNING for adapter in found.adapters)
+
+
+def _show(found: BaseUpdate, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**asdict(found), "blocked": bool(found.blocking)})
+        return
+    fields({"id": found.model_id, "digest": found.digest, "staged": found.staged, "previous": ", ".join(d[:12] for d in found.previous)})
+    if found.adapters:
+        rows = [(a.tenant, a.adapter_id, a.name, a.state, ", ".join(a.reasons)) for a in found.adapters]
+        table(("TENANT", "ADAPTER", "MODEL", "STATE", ""), rows)

@@ -1,0 +1,55 @@
+"""``ft admin kueue``: the cluster's queues for the pools, and whether a cluster's still agree with them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from control_plane.cli.exits import Exit
+from control_plane.cli.output import Json, print_json, say
+
+
+def register(admin: typer.Typer) -> None:
+    admin.command("kueue")(kueue)
+
+
+def kueue(
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write queues.yaml, tenants.yaml and nodes.sh there.")] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", metavar="FILE", help="Of `kubectl get clusterqueues -o yaml`; -: stdin. Exit 1 if they differ")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Render Kueue's objects for the pools and tenants, or check a cluster's queues against the GPUs that are ready.
+
+    Without options: on stdout, for `kubectl apply --server-side -f -`.
+    """
+    from control_plane.capacity import kueue_sync
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        if check is not None:
+            text = sys.stdin.read() if str(check) == "-" else check.read_text(encoding="utf-8")
+            _verdict(kueue_sync.check(platform, text), as_json)
+            return
+        files = kueue_sync.files(platform)
+        if out is None:
+            print("---\n".join(text for name, text in files.items() if name.endswith(".yaml")), end="")
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (out / name).write_text(text, encoding="utf-8")
+    say(f"wrote {', '.join(files)} to {out}: sh nodes.sh, then kubectl apply --server-side -f queues.yaml -f tenants.yaml")
+
+
+def _verdict(differences: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json({"agrees": not differences, "differences": differences})
+    for line in [] if as_json else differences:
+        print(line)
+    if differences:
+        raise typer.Exit(Exit.FAILED)
+    say("the cluster's quotas are the GPUs that are ready or held on drained nodes, and Kueue preempts nothing by itself")

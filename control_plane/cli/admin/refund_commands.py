@@ -1,0 +1,194 @@
+"""``ft admin usage``, ``refunds``, ``adjust`` and ``ledger``: what operators see and decide of bills, and whether the books are right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.billing import csv_export
+from control_plane.cli.exits import Exit
+from control_plane.cli.output import Json, ago, print_json, say, table
+from control_plane.cli.tenant.account.usage_commands import By, End, Start, micros_of, moment_of, when
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import RowMapping
+
+    from control_plane.billing.usage.rules import Total
+
+CaseId = Annotated[str, typer.Argument(metavar="CASE", help="Id of a case (`ft admin refunds list`).")]
+Note = Annotated[str, typer.Option("--note", help="Why; the tenant reads it.")]
+
+
+def register_admin(admin: typer.Typer) -> None:
+    refunds = typer.Typer(help="Refunds of attempts whose failure is nobody's for certain.", no_args_is_help=True)
+    for name, command in (("list", list_cases), ("grant", grant), ("refuse", refuse)):
+        refunds.command(name)(command)
+    admin.add_typer(refunds, name="refunds")
+    admin.command("usage")(usage)
+    admin.command("adjust")(adjust)
+    ledger = typer.Typer(help="The ledger of all tenants.", no_args_is_help=True)
+    ledger.command("check")(check)
+    ledger.command("balance")(balance)
+    admin.add_typer(ledger, name="ledger")
+
+
+def usage(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this one alone.")] = None,
+    start: Start = None,
+    end: End = None,
+    by: By = "month",
+    group: Annotated[str, typer.Option("--group", help="tenant, job_id, model, gpu_type, pricing, kind; several with commas.")] = "tenant",
+    as_json: Json = False,
+) -> None:
+    """Show GPU-hours, storage and money of all tenants by time, and what runs now and is not billed yet."""
+    from control_plane.billing.usage import service
+    from control_plane.billing.usage.rules import OF_OPERATORS
+    from control_plane.cli.admin.local_platform import open_local
+    from control_plane.quotas.rules import month_of
+    from control_plane.tenants import service as tenants
+
+    with open_local() as platform:
+        if tenant is not None:
+            tenants.get(platform, tenant)
+        now = platform.clock()
+        begins, ends = moment_of(start, "--start") or month_of(now).begins, moment_of(end, "--end") or now
+        names = [name for name in group.split(",") if name]
+        found = service.used(platform, tenant, start=begins, end=ends, width=by, by=names, allowed=OF_OPERATORS)
+    if as_json:
+        buckets = [
+            {**key, **asdict(total), "start_time": one.bucket.begins.timestamp()} for one in found.buckets for key, total in one.results
+        ]
+        running = [asdict(one) | {"since": one.since.timestamp()} for one in found.unbilled]
+        print_json({"data": buckets, "total": asdict(found.total), "unbilled": running})
+        return
+    rows = [
+        (when(int(one.bucket.begins.timestamp()), by), *(key[name] or "-" for name in names), *_sums(total))
+        for one in found.buckets
+        for key, total in one.results
+    ]
+    table(
+        (by.upper(), *(name.upper() for name in names), "GPU-HOURS", "REFUNDED", "STORAGE USD", "USD"),
+        [*rows, ("total", *("" for _ in names), *_sums(found.total))],
+    )
+    if found.unbilled:
+        so_far = csv_export.usd(sum(one.amount_micros for one in found.unbilled))
+        say(f"{len(found.unbilled)} attempts run now, {so_far} USD so far, not billed")
+
+
+def list_cases(
+    state: Annotated[str, typer.Option("--state", help="pending, granted, refused or all.")] = "pending",
+    tenant: Annotated[str | None, typer.Option("--tenant")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 100,
+    as_json: Json = False,
+) -> None:
+    """List cases, oldest first: those that wait for a decision."""
+    from control_plane.billing import refunds
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        found = refunds.list_cases(platform, state=None if state == "all" else state, tenant=tenant, limit=limit)
+    if as_json:
+        print_json([_case(row) for row in found.items])
+        return
+    rows = [
+        (r["id"], r["tenant_id"], r["outcome"], csv_export.usd(r["amount_micros"]), r["state"], ago(r["created_at"].timestamp()))
+        for r in found.items
+    ]
+    table(("CASE", "TENANT", "OUTCOME", "USD", "STATE", "SINCE"), rows)
+    if found.has_more:
+        say(f"there are more than {limit}")
+
+
+def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
+    """Give the attempt back, all of it. Granting it again changes nothing."""
+    from control_plane.billing import refunds
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        _decided(refunds.grant(platform, case_id, by=_me(), note=note), as_json=as_json)
+
+
+def refuse(case_id: CaseId, note: Note, as_json: Json = False) -> None:
+    """Give nothing back, and tell the tenant why."""
+    from control_plane.billing import refunds
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        _decided(refunds.refuse(platform, case_id, by=_me(), note=note), as_json=as_json)
+
+
+def adjust(
+    tenant: Annotated[str, typer.Argument(help="Id of the tenant.")],
+    usd: Annotated[str, typer.Option("--usd", metavar="AMOUNT", help="In dollars: positive, it owes more; --usd=-5 gives 5 back.")],
+    reason: Annotated[str, typer.Option("--reason", help="Stands on the invoice.")],
+    key: Annotated[str | None, typer.Option("--key", help="The same key makes it once, e.g. a ticket's number.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Correct a tenant's bill by an entry of its own."""
+    from control_plane.billing import refunds
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        made = refunds.adjust(platform, tenant, amount_micros=micros_of(usd), reason=reason, by=_me(), key=key)
+    if as_json:
+        print_json({"id": made.id, "tenant": tenant, "amount_micros": made.amount_micros})
+        return
+    say(f"{tenant}: {csv_export.usd(made.amount_micros)} USD entered as {made.id}")
+
+
+def balance(as_json: Json = False) -> None:
+    """Show every account with its balance; their sum is nothing."""
+    from control_plane.billing import ledger
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        found = ledger.trial_balance(platform)
+    if as_json:
+        print_json(asdict(found) | {"total_micros": found.total})
+        return
+    rows = [*found.accounts.items(), ("total", found.total), *((f"of receivable: {t}", owed) for t, owed in found.receivables.items())]
+    table(("ACCOUNT", "USD"), [(name, csv_export.usd(value)) for name, value in rows])
+
+
+def check(as_json: Json = False) -> None:
+    """Verify the whole ledger: both sides of every entry, and every entry recomputed. Exit code 1 on a difference."""
+    from control_plane.billing import ledger_check
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        found = ledger_check.check(platform)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        if found.differences:
+            table(("DIFFERENCE", "OF", ""), [(d.code, d.id, d.detail) for d in found.differences])
+        counted = f"{found.num_entries} entries, {found.num_intervals} intervals, {found.num_invoices} invoices"
+        say(f"{counted}: {len(found.differences) or 'no'} differences; all accounts add up to {found.total_micros} micro-dollars")
+    if found.differences or found.total_micros:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _sums(total: Total) -> tuple[str, ...]:
+    hours = (f"{ms / 3_600_000:.4f}" for ms in (total.gpu_ms, total.refunded_gpu_ms))
+    return (*hours, csv_export.usd(total.storage_micros), csv_export.usd(total.amount_micros))
+
+
+def _me() -> str:
+    import getpass
+
+    return f"cli:{getpass.getuser()}"
+
+
+def _decided(row: RowMapping, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_case(row))
+        return
+    say(f"{row['id']}: {csv_export.usd(row['amount_micros'])} USD {row['state']} by {row['decided_by']}")
+
+
+def _case(row: RowMapping) -> dict[str, Any]:
+    times = {n: None if row[n] is None else row[n].timestamp() for n in ("created_at", "decided_at")}
+    names = ("id", "tenant_id", "job_id", "attempt", "amount_micros", "outcome", "state", "decided_by", "note")
+    return {n: row[n] for n in names} | times

@@ -1,0 +1,1 @@
+"""Keys, members, usage, webhooks."""

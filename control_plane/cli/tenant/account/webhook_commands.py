@@ -1,0 +1,232 @@
+"""``ft webhooks``: where events are sent, tried out, and sent again."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
+
+ROOT = "/v1/webhook_endpoints"
+EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="As `ft webhooks` lists it: we_...")]
+Events = Annotated[
+    list[str] | None, typer.Option("--event", "-e", metavar="TYPE", help="Of `ft webhooks types`; may be repeated. Default: every type.")
+]
+DEFAULT_SINCE_S = 7 * 86400
+
+
+def register(app: typer.Typer) -> None:
+    webhooks = typer.Typer(help="List your webhook endpoints, make and mend them.", no_args_is_help=True)
+    webhooks.command("list")(list_endpoints)
+    for command in (create, show, update, enable, disable, delete, deliveries, replay, types):
+        webhooks.command()(command)
+    webhooks.command("test")(try_out)
+    webhooks.command("rotate-secret")(rotate_secret)
+    app.add_typer(webhooks, name="webhooks", rich_help_panel="Account")
+
+
+def list_endpoints(as_json: Json = False) -> None:
+    """List your webhook endpoints, newest first."""
+    from control_plane.cli.paged_lists import every
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        found = list(every(client, ROOT))
+    if as_json:
+        print_json(found)
+        return
+    rows = [(e["id"], e["name"], e["url"], e["state"], ago(e["failing_since"]) if e["failing_since"] else "", _types(e)) for e in found]
+    table(("ID", "NAME", "URL", "STATE", "FAILING SINCE", "EVENTS"), rows)
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="What it is for.")],
+    url: Annotated[str, typer.Argument(help="https://..., at a public address.")],
+    event: Events = None,
+    as_json: Json = False,
+) -> None:
+    """Have events sent to a URL. The secret that signs them is on stdout, now and never again."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        made = client.request("POST", ROOT, json={"name": name, "url": url, "event_types": event or ["*"]})
+    _told_secret(made, f"endpoint {made['id']}; its signing secret is shown only now. Try it with `ft webhooks test`", as_json=as_json)
+
+
+def show(endpoint: EndpointId, as_json: Json = False) -> None:
+    """Show an endpoint, without its secret."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        found = client.request("GET", _path(endpoint))
+    _told(found, as_json=as_json)
+
+
+def update(
+    endpoint: EndpointId,
+    name: Annotated[str | None, typer.Option("--name")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="From now on events go there.")] = None,
+    event: Events = None,
+    as_json: Json = False,
+) -> None:
+    """Change an endpoint's name, URL or types of events."""
+    changes = {k: v for k, v in {"name": name, "url": url, "event_types": event}.items() if v}
+    if not changes:
+        raise InvalidRequest("nothing to change; give --name, --url or --event", param="name")
+    _changed(endpoint, changes, as_json=as_json)
+
+
+def enable(endpoint: EndpointId, as_json: Json = False) -> None:
+    """Send events to an endpoint again; `ft webhooks replay` sends what it missed."""
+    _changed(endpoint, {"state": "enabled"}, as_json=as_json)
+
+
+def disable(endpoint: EndpointId, as_json: Json = False) -> None:
+    """Send an endpoint nothing for now; what it misses is kept for 30 days."""
+    _changed(endpoint, {"state": "disabled"}, as_json=as_json)
+
+
+def delete(endpoint: EndpointId, as_json: Json = False) -> None:
+    """Delete an endpoint."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        done = client.request("DELETE", _path(endpoint))
+    if as_json:
+        print_json(done)
+    else:
+        say(f"endpoint {endpoint} is deleted")
+
+
+def try_out(
+    endpoint: EndpointId,
+    event: Annotated[str | None, typer.Option("--event", "-e", metavar="TYPE", help="Default: the first of its types.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a signed test event now and show what the receiver answers; exit code 1 unless that is 2xx."""
+    from control_plane.cli.exits import Exit
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        tried = client.request("POST", _path(endpoint, "test"), json={"event_type": event} if event else {})
+    if as_json:
+        print_json(tried)
+    else:
+        say(f"{tried['event_type']}: the receiver answered {tried['status_code']} {tried['response']}".rstrip())
+    if not 200 <= tried["status_code"] < 300:
+        raise typer.Exit(Exit.FAILED)
+
+
+def rotate_secret(
+    endpoint: EndpointId,
+    now: Annotated[bool, typer.Option("--now", help="End the old secret at once: it leaked.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make another signing secret; the old one signs too for 24 hours, unless you say --now."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        made = client.request("POST", _path(endpoint, "rotate_secret"), json={"keep_old_secret_active_for_24_hours": not now})
+    old = "the old one has ended" if now else "the old one signs too for 24 hours"
+    _told_secret(made, f"the new secret of {endpoint} is shown only now; {old}", as_json=as_json)
+
+
+def deliveries(
+    endpoint: EndpointId,
+    state: Annotated[str | None, typer.Option("--state", help="pending, delivered or dead.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 20,
+    as_json: Json = False,
+) -> None:
+    """List what was sent to an endpoint in the last 30 days, or is to be, newest first."""
+    from control_plane.cli.paged_lists import every
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        found = list(every(client, _path(endpoint, "deliveries"), at_most=limit, state=state))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (d["id"], d["event_type"], d["subject"], d["state"], str(d["attempts"]), d["last_error"] or d["last_status_code"] or "",
+         ago(d["created_at"]))
+        for d in found
+    ]  # fmt: skip
+    table(("ID", "EVENT", "ABOUT", "STATE", "ATTEMPTS", "LAST ANSWER", "SINCE"), [tuple(map(str, row)) for row in rows])
+
+
+def replay(
+    endpoint: EndpointId,
+    delivery: Annotated[str | None, typer.Argument(metavar="[DELIVERY]", help="One delivery; without it, all dead ones.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="2026-11-21, 2026-11-21T15:04 or seconds. Default: a week ago.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Send again what an endpoint missed, under the ids that the events always had."""
+    from control_plane.cli.paged_lists import unix_seconds
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        if delivery is not None:
+            done = client.request("POST", _path(endpoint, "deliveries", delivery, "replay"))
+            said = f"{delivery} is sent again"
+        else:
+            start = unix_seconds(since, "since")
+            start = int(time.time()) - DEFAULT_SINCE_S if start is None else start
+            done = client.request("POST", _path(endpoint, "replay"), json={"since": start})
+            said = f"{done['replayed']} deliveries are sent again"
+    if as_json:
+        print_json(done)
+    else:
+        say(said)
+
+
+def types(as_json: Json = False) -> None:
+    """List the types of events and what each tells."""
+    from control_plane.notifications.rules import EVENT_TYPES
+
+    if as_json:
+        print_json(dict(EVENT_TYPES))
+    else:
+        table(("TYPE", "WHAT HAS HAPPENED"), list(EVENT_TYPES.items()))
+
+
+def _changed(endpoint: str, changes: dict[str, Any], *, as_json: bool) -> None:
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        _told(_update(client, endpoint, changes), as_json=as_json)
+
+
+def _update(client: FtClient, endpoint: str, changes: dict[str, Any]) -> dict[str, Any]:
+    return client.request("POST", _path(endpoint), json=changes)
+
+
+def _told(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    shown = {name: found[name] for name in ("id", "name", "url", "state", "disabled_reason") if found[name]}
+    fields({**shown, "secret": found["signing_secret_hint"], "events": _types(found), "created": ago(found["created_at"])})
+
+
+def _told_secret(made: dict[str, Any], said: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(made)
+        return
+    print(made["signing_secret"])
+    say(said)
+
+
+def _types(endpoint: dict[str, Any]) -> str:
+    return "all" if endpoint["event_types"] == ["*"] else " ".join(endpoint["event_types"])
+
+
+def _path(*segments: str) -> str:
+    from urllib.parse import quote
+
+    return "/".join((ROOT, *(quote(s, safe="") for s in segments)))

@@ -1,0 +1,301 @@
+"""``ft check`` (offline), ``ft upload`` and ``ft datasets``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli import session
+from control_plane.cli.exits import Exit, show_error
+from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.tenant.data.dataset_report import report_lines
+from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
+    from ft_assets.base_models import BaseModel
+
+Map = Annotated[
+    str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (theirs=ours).")
+]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="Base model: counts tokens and finds its control tokens.")]
+Policy = Annotated[
+    list[str] | None,
+    typer.Option("--policy", metavar="CHECK=VERDICT", help="What a check demands, as `pii=redact`; may be repeated."),
+]
+Encoding = Annotated[
+    str | None, typer.Option("--encoding", help="Of the file's text, where it is not UTF-8: windows-1252, utf-16, mac-roman, ...")
+]
+RowsAt = Annotated[str | None, typer.Option("--rows-at", metavar="KEY", help="Key of the rows, in a file that is one JSON object.")]
+HUB = "hf://"
+
+
+def register(app: typer.Typer) -> None:
+    panel = "Data"
+    app.command(rich_help_panel=panel)(check)
+    app.command(rich_help_panel=panel)(upload)
+    versions = typer.Typer(help="Validated, immutable dataset versions.", no_args_is_help=True)
+    for name, command in (("list", list_versions), ("show", show), ("approve", approve)):
+        versions.command(name)(command)
+    app.add_typer(versions, name="datasets", rich_help_panel=panel)
+
+
+def parse_map(text: str | None) -> dict[str, str] | None:
+    """``{"text": "prompt"}`` for ``text=prompt``; a usage error for anything else."""
+    from ft_assets.datasets.readers.column_map import parse_column_map
+
+    try:
+        return None if text is None else parse_column_map(text)
+    except InvalidDataset as error:
+        raise typer.BadParameter(error.message) from None
+
+
+def parse_policies(pairs: list[str] | None, *, encoding: str | None = None, rows_at: str | None = None) -> dict[str, Any] | None:
+    """``{"pii": "redact"}`` for ``pii=redact``; numbers are numbers; a usage error for what is no pair.
+
+    With them goes how the file is read: its `encoding`, and the key `rows_at` that holds its rows.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, sep, value = pair.partition("=")
+        if not (name.strip() and sep and value.strip()):
+            raise typer.BadParameter(f"{pair!r} is not CHECK=VERDICT; write --policy pii=redact")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return {**found, **{k: v for k, v in (("encoding", encoding), ("rows_at", rows_at)) if v is not None}} or None
+
+
+def check(
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://ORG/NAME@COMMIT.")],
+    column_map: Map = None,
+    model: Model = None,
+    policy: Policy = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report as a page to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a dataset here, without uploading it: the report is the platform's. Exit code 0 valid, 1 not, 2 unreadable."""
+    mapping, policies = parse_map(column_map), parse_policies(policy, encoding=encoding, rows_at=rows_at)
+    with local_file(file) as path:
+        report = _validate(path, file, mapping, model, policies)
+    if html is not None:
+        from control_plane.console.report_page import report_page
+
+        html.write_text(report_page(report, name=file))
+        say(f"the report is in {html}")
+    if as_json:
+        print_json(report)
+    elif html is None:
+        show_report(report, name=file)
+    if not report["valid"]:
+        raise typer.Exit(Exit.FAILED)
+
+
+@contextmanager
+def local_file(given: str) -> Iterator[Path]:
+    """The file that is meant; one of the Hub is fetched for as long as this context lasts. Exit code 2 if it cannot be read."""
+    if given.startswith(HUB):
+        from control_plane.datasets.hub import fetched
+        from control_plane.platform.settings import load
+
+        with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
+            try:
+                path = fetched(load(), given, Path(directory)).path
+            except FtError as error:
+                show_error(error, as_json=False)
+                raise typer.Exit(Exit.USAGE) from error
+            yield path
+        return
+    file = Path(given)
+    if not file.is_file() or not os.access(file, os.R_OK):
+        say(f"ft: {file} can not be read: {'it is no file' if file.exists() else 'there is no such file'} [unreadable_file]")
+        raise typer.Exit(Exit.USAGE)
+    yield file
+
+
+def _validate(
+    file: Path, called: str, mapping: Mapping[str, str] | None, model: str | None, policies: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The report that the platform makes of `file`, but for what only the platform knows: the limit of a tier, suites of its own."""
+    from control_plane.platform.settings import load
+    from ft_assets.datasets.checks.shipped_suites import shipped_index
+    from ft_assets.datasets.ingest import Policies, validate_file
+    from ft_assets.datasets.report import counted_by
+
+    base = None if model is None else local_model(model)
+    with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
+        result = validate_file(
+            file,
+            filename=file.name,
+            called=called,
+            column_map=mapping,
+            policies=Policies.from_request(policies or {}),
+            model_dir=base.directory if base else None,
+            max_seq_len=base.context_length if base else None,
+            suites=shipped_index(Path(directory)),
+            classifier=load().toxicity_classifier,
+        )
+    return result.report.to_dict() | {"model": None if base is None else counted_by(base)}
+
+
+def local_model(model: str) -> BaseModel:
+    """A base model whose files are on this machine."""
+    from control_plane.platform.settings import load
+    from ft_assets.base_models import Catalogue
+    from ft_assets.operator_catalogue import catalogue_file
+
+    settings = load()
+    base = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).get(model)
+    if base.directory is None:
+        raise InvalidRequest(
+            f"base model {model} has no files on this machine; leave out --model, or upload the file to check it there", param="model"
+        )
+    return base
+
+
+def show_report(report: Mapping[str, Any], *, name: str) -> None:
+    """Print a validation report as text."""
+    for line in report_lines(report, name=name):
+        print(line)
+
+
+def upload(
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet (.gz and .zst too), or hf://ORG/NAME@COMMIT.")],
+    column_map: Map = None,
+    model: Model = None,
+    policy: Policy = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
+    hub_token: Annotated[bool, typer.Option("--hub-token", help="Send FT_HUB_TOKEN along, for a dataset that is not public.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until a large file is validated, with progress.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Upload a dataset; it is validated there. Exit code 1 when it is not valid, with every bad row.
+
+    From 64 MiB on it goes up in parts: the same command once more goes on where it was interrupted.
+    """
+    from control_plane.cli.tenant.remote import connect
+
+    options = {"column_map": parse_map(column_map), "policies": parse_policies(policy, encoding=encoding, rows_at=rows_at), "model": model}
+    if not file.startswith(HUB) and not Path(file).is_file():
+        raise typer.BadParameter(f"{file!r} is no file here")
+    if hub_token:
+        options |= {"hub_token": _hub_token(file)}
+    with connect() as client:
+        made = send(client, file, options, wait=wait)
+        if as_json:
+            print_json(made)
+        else:
+            accepted(client, made)
+            print(made["id"])
+            fields({"file": made["filename"], "bytes": made["bytes"], "status": made["status"], "dataset": made["dataset_id"]})
+    if made["status"] == "error":
+        raise typer.Exit(Exit.FAILED)
+
+
+def _hub_token(file: str) -> str:
+    """Asked for by name: a token that happens to be in the environment is not sent to another machine."""
+    from control_plane.platform.settings import load
+
+    token = load().hub_token
+    if not token or not file.startswith(HUB):
+        raise typer.BadParameter("--hub-token is for hf:// ids, and needs FT_HUB_TOKEN to be set")
+    return token
+
+
+def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool = True) -> Mapping[str, Any]:
+    """Upload a file, or have the platform import it; with `wait`, it comes back validated."""
+    from control_plane.cli.tenant.data import part_uploads
+
+    if given.startswith(HUB):
+        made = client.datasets.import_from_hub(hub_id=given, **options)
+    elif Path(given).stat().st_size >= part_uploads.FROM_BYTES:
+        made = part_uploads.send_in_parts(client, session.api_url(), Path(given), options)
+    else:
+        made = client.files.create(Path(given), **options)
+    if made["status"] == "uploaded" and wait:
+        from control_plane.cli.tenant.job_progress import follow_validation
+
+        return follow_validation(client, made["id"])
+    return made
+
+
+def list_versions(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20,
+    as_json: Json = False,
+) -> None:
+    """List dataset versions, newest first."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        found = client.datasets.list(limit=limit).take(limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [_row(d) for d in found]
+    table(("ID", "NAME", "FORMAT", "ROWS", "TOKENS", "REVIEW", "CREATED"), rows)
+
+
+def _row(d: Mapping[str, Any]) -> tuple[str, ...]:
+    named = f"{d['name']} v{d['version']}"
+    return d["id"], named, d["format"], f"{d['row_count']:,}", _or_dash(d["token_count"]), d["review"], ago(d["created_at"])
+
+
+def _or_dash(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def show(
+    dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id (`ft datasets list`), or a file's for its report.")],
+    as_json: Json = False,
+) -> None:
+    """Show a dataset version and its report."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        version = client.datasets.retrieve(dataset) if dataset.startswith("ds_") else None
+        report = client.datasets.report(dataset)
+    if as_json:
+        print_json({"dataset": version, "report": report})
+        return
+    if version is not None:
+        fields(_shown(version))
+    show_report(report, name=dataset)
+
+
+def _shown(version: Mapping[str, Any]) -> dict[str, Any]:
+    hidden = ("object", "report_url")
+    return {k.replace("_", " "): ago(v) if k.endswith("_at") else v for k, v in version.items() if k not in hidden}
+
+
+def approve(dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id.")], as_json: Json = False) -> None:
+    """Let jobs train on a dataset that its policies hold back for review."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        changed = client.datasets.approve(dataset)
+    if as_json:
+        print_json(changed)
+        return
+    say(f"dataset {dataset}: review {changed['review']}")
+
+
+def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`made` if the upload is valid or still being looked at; else its report on stderr and a refusal."""
+    if made["status"] != "error":
+        return made
+    try:
+        for line in report_lines(client.datasets.report(made["id"]), name=made["filename"]):
+            say(line)
+    except NotFound:
+        pass  # refused before a report could be made; the reason is in the details
+    raise InvalidDataset(f"{made['filename']} ({made['id']}) is not valid: {made.get('status_details') or 'see the report above'}")

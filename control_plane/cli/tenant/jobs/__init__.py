@@ -1,0 +1,1 @@
+"""Jobs, sweeps, evaluations, and the queue."""

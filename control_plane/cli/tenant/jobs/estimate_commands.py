@@ -1,0 +1,148 @@
+"""``ft estimate`` and ``ft preview``: what a job would cost, and what a model would see, before either happens."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.output import Json, fields, print_json
+from control_plane.cli.tenant.account.quota_commands import quota_line
+from control_plane.cli.tenant.data.dataset_commands import Encoding, Map, RowsAt, local_file, local_model, parse_map, parse_policies
+from control_plane.cli.tenant.jobs.job_commands import Adapter, Method, NumGpus, Recipe, check_given, file_id_of, parse_hyperparameters
+from ft_assets.errors import InvalidDataset
+
+if TYPE_CHECKING:
+    from ft_assets.base_models import BaseModel
+
+MICROS = 1_000_000
+DAY_S = 86400
+GIB = 2**30
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Data")(preview)
+    app.command(rich_help_panel="Jobs")(estimate)
+
+
+def estimate(
+    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file (it is uploaded first), or the id of an uploaded one.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
+    validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id.")] = None,
+    method: Method = None,
+    adapter: Adapter = None,
+    recipe: Recipe = None,
+    num_gpus: NumGpus = None,
+    hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
+    tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
+    column_map: Map = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
+    as_json: Json = False,
+) -> None:
+    """Estimate tokens, steps, GPU-hours, price, start and finish of a job, with what they rest on. Nothing is submitted."""
+    from control_plane.cli.tenant.remote import connect
+
+    policies = parse_policies(None, encoding=encoding, rows_at=rows_at)
+    options: dict[str, Any] = {"column_map": parse_map(column_map), "policies": policies, "model": None}
+    hyperparameters = parse_hyperparameters(hp or [])
+    for given in (file, validation_file):
+        check_given(given)
+    with connect() as client:
+        body: dict[str, Any] = {
+            "validation_file": file_id_of(client, validation_file, options) if validation_file else None,
+            "method": method,
+        }
+        body |= {"hyperparameters": hyperparameters or None, "tier": tier, "adapter": adapter, "recipe": recipe}
+        body |= {"hardware": {"num_gpus": num_gpus} if num_gpus else None}
+        asked = {k: v for k, v in body.items() if v is not None}
+        found = client.jobs.estimate(model=model, training_file=file_id_of(client, file, options), **asked)
+    if as_json:
+        print_json(found)
+    else:
+        _show_estimate(found)
+
+
+def _show_estimate(found: Mapping[str, Any]) -> None:
+    tokens = found["tokens"]
+    spread = f" (+- {tokens['error']:,})" if tokens["error"] else ""
+    fields({
+        "file": found["training_file"], "dataset": found["dataset_id"], "examples": f"{found['num_examples']:,}",
+        "tokens": f"{tokens['total']:,} in {found['n_epochs']:g} epochs, {tokens['per_epoch']:,} each{spread}",
+        "steps": f"{found['total_steps']:,}", "gpu hours": f"{found['gpu_hours']:.4g} on {found['num_gpus']} x {found['gpu_type']}",
+        "memory": _memory(found["memory"]),
+        "price": f"{found['price_micros'] / MICROS:.4f} USD", "starts in": _span(found["seconds_to_start"]),
+        "finishes in": _span(found["seconds_to_finish"]), "quota": quota_line(found["quota"]),
+    })  # fmt: skip
+    for assumption in found["assumptions"]:
+        print(f"  - {assumption}")
+
+
+def _memory(found: Mapping[str, Any]) -> str:
+    of = f" of {found['gpu_bytes'] / GIB:.0f}" if found["gpu_bytes"] else ""
+    largest = max(found["parts"], key=lambda name: found["parts"][name])
+    return (
+        f"{found['per_gpu_bytes'] / GIB:.1f}{of} GiB on each of {found['num_gpus']} ({found['strategy']}, {found['per_device_batch_size']} "
+        f"rows at a time), most of it {largest}"
+    )
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "not foreseeable"
+    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < DAY_S else f"{seconds / 3600:.1f} h"
+
+
+def preview(
+    subject: Annotated[
+        str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file here (nothing is uploaded), or a dataset's or file's id.")
+    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model whose template and tokenizer show it.")] = "demo-llama-3m",
+    num_examples: Annotated[int, typer.Option("--num-examples", "-n", min=1, max=100)] = 5,
+    max_seq_len: Annotated[int | None, typer.Option("--max-seq-len", min=1, help="Tokens after which an example is cut.")] = None,
+    column_map: Map = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
+    as_json: Json = False,
+) -> None:
+    """Show the first examples exactly as they are trained: rendered text, tokens, which parts carry loss, what is cut."""
+    if subject.startswith(("ds_", "file-")) and not Path(subject).is_file():
+        from control_plane.cli.tenant.remote import connect
+
+        with connect() as client:
+            shown = client.datasets.preview(subject, model=model, num_examples=num_examples, max_seq_len=max_seq_len)["data"]
+    else:
+        base = local_model(model)
+        with local_file(subject) as path:
+            reading = {"column_map": parse_map(column_map), "policies": parse_policies(None, encoding=encoding, rows_at=rows_at)}
+            shown = _preview_here(path, base, reading, num_examples, max_seq_len or base.context_length)
+    if as_json:
+        print_json(shown)
+        return
+    from ft_assets.datasets.preview import LossSpan, Preview, render_lines
+
+    for one in shown:
+        spans = [LossSpan(**span) for span in one["loss_spans"]]
+        for line in render_lines(Preview(**{**one, "loss_spans": spans}), colour=sys.stdout.isatty()):
+            print(line)
+
+
+def _preview_here(path: Path, base: BaseModel, reading: Mapping[str, Any], num_examples: int, max_seq_len: int) -> list[dict[str, Any]]:
+    from ft_assets.datasets.ingest import Policies, load_rows, validate_file
+    from ft_assets.datasets.preview import preview as previewed
+    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+
+    assert base.directory is not None
+    with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
+        rows = Path(directory) / "rows.parquet"
+        policies = Policies.from_request(reading["policies"] or {}, bad_rows="drop")
+        report = validate_file(path, filename=path.name, column_map=reading["column_map"], policies=policies, output=rows).report
+        if not report.valid:
+            raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
+        tokenizer = ChatTokenizer.load(base.directory)
+        return [p.to_dict() for p in previewed(load_rows(rows), tokenizer, max_seq_len=max_seq_len, num_examples=num_examples)]

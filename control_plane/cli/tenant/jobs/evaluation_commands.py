@@ -1,0 +1,125 @@
+"""``ft eval``: an adapter next to its base, what the gate said, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.exits import Exit
+from control_plane.cli.output import Json, number, print_json, say, table
+
+if TYPE_CHECKING:
+    from control_plane.client.types import EvaluationSample
+
+SAMPLE_CHARS = 500
+COLUMNS = ("SUITE", "METRIC", "N", "BASE", "PREVIOUS", "CANDIDATE", "GAIN, 95 %", "")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval", rich_help_panel="Jobs")(evaluation)
+
+
+def evaluation(
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id (`ft jobs` lists them).")],
+    samples: Annotated[bool, typer.Option("--samples", help="Every item as each model answered it, instead of the scores.")] = False,
+    suite: Annotated[str | None, typer.Option("--suite", help="Of samples: holdout, safety, golden, capability/NAME.")] = None,
+    only: Annotated[str | None, typer.Option("--only", help="Of samples: changed, worse or better.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the evaluation as a page to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job's evaluation. Exit code 0 the adapter passed its gate, 1 it is in quarantine: a build can depend on it."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        listed = client.jobs.evaluation_samples(job_id, suite=suite, only=only) if samples or suite or only else None
+        tell(client.jobs.evaluation(job_id), lambda: client.jobs.evaluation_page(job_id), samples=listed, html=html, as_json=as_json)
+
+
+def tell(
+    found: Mapping[str, Any], page: Callable[[], bytes], *, samples: Iterable[EvaluationSample] | None, html: Path | None, as_json: bool
+) -> None:
+    """Show an evaluation as it was asked for; the command ends with 1 if the adapter did not pass."""
+    if html is not None:
+        html.write_bytes(page())
+        say(f"the evaluation is in {html}")
+    if samples is not None:
+        _samples(samples, as_json=as_json)
+    elif as_json:
+        print_json(found)
+    elif html is None:
+        show(found)
+    if found["verdict"]["outcome"] != "passed":
+        raise typer.Exit(Exit.FAILED)
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Verdict, scores, and advice, in this order."""
+    for line in verdict_lines(found["verdict"]):
+        print(line)
+    print()
+    table(COLUMNS, [score_row(s) for s in found["report"]["scores"]])
+    for line in _after(found):
+        print(line)
+
+
+def verdict_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
+    monitored = " (monitored: what failed does not block)" if verdict["mode"] == "monitor" else ""
+    yield f"{verdict['outcome'].upper()}{monitored}"
+    yield f"  rests on {verdict['rests_on']}"
+    for f in verdict["findings"]:
+        mark = "failed" if not f["passed"] else "ok" if f["code"] in ("ok", "no_previous") else "note"
+        skipped = "" if f["passed"] or f["blocking"] else " (does not block)"
+        yield f"  {mark:<6} {f['rule']}: {printable(f['detail'])} [{f['code']}]{skipped}"
+        if mark != "ok" and f["next_step"]:
+            yield f"         next: {f['next_step']}"
+
+
+def score_row(s: Mapping[str, Any]) -> tuple[str, ...]:
+    low, high = s["ci_low"], s["ci_high"]
+    said = "better" if low > 0 else "worse" if high < 0 else ""
+    numbers = ("" if value is None else f"{value:.3f}" for value in (s["base"], s["previous"], s["adapter"]))
+    return (s["suite"], s["metric"], str(s["n"]), *numbers, f"{low:+.3f} to {high:+.3f}", said)
+
+
+def _after(found: Mapping[str, Any]) -> Iterator[str]:
+    report, judge = found["report"], found["report"].get("judge")
+    if judge and judge["n"]:
+        yield (
+            f"\njudge {judge['model']}: {judge['win_rate']:.1%} won ({judge['wins']} won, {judge['draws']} draws, {judge['losses']} lost); "
+            f"{judge['order_bias']:.0%} turned with the places"
+        )
+    if found["advice"]:
+        yield "\nfor the next run:"
+        yield from (f"  - {printable(a['message'])}" for a in found["advice"])
+    if found["next_run"]:
+        yield "  ft submit FILE " + " ".join(f"--hp {name}={value}" for name, value in found["next_run"].items())
+    cost = report["cost"]
+    tokens = cost["judge_prompt_tokens"] + cost["judge_completion_tokens"]
+    yield f"\ntook {report['seconds']:.1f} s, {cost['gpu_s']:.1f} GPU-seconds, {tokens} judge tokens"
+
+
+def _samples(samples: Iterable[EvaluationSample], *, as_json: bool) -> None:
+    """One JSON object a line, or a few lines a sample."""
+    for sample in samples:
+        if as_json:
+            print_json(sample)
+            continue
+        judged = f", judge: {sample['judge']}" if sample.get("judge") else ""
+        print(f"{printable(sample['id'])}  {sample['change']}{judged}")
+        said = {name: sample[name] for name in ("prompt", "expected", "base")}
+        for name, text in {**said, "previous": sample.get("previous"), "adapter": sample["adapter"]}.items():
+            if text:
+                print(f"  {name + ':':<10}{printable(text)}")
+        metric, scores = sample.get("metric"), sample.get("scores")
+        if sample["suite"].startswith("capability/") and metric and scores:
+            told = (f"{who} {number(of[metric]) if metric in of else ''}" for who, of in scores.items())
+            print(f"  {metric}: {', '.join(told)}")
+
+
+def printable(text: str) -> str:
+    """One line of `text` without characters that a terminal obeys: it comes from files and models."""
+    short = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS - 3] + "..."
+    return "".join(c if c.isprintable() else "\\n" if c == "\n" else "\\t" if c == "\t" else "?" for c in short)

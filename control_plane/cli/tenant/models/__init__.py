@@ -1,0 +1,1 @@
+"""Adapters, exports, routes, chat."""

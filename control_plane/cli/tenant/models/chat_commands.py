@@ -1,0 +1,62 @@
+"""``ft chat``: talks to a base model or an adapter through the API's gateway."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.output import Json, print_json, say
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Models")(chat)
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="Model name (`ft models`).")],
+    prompt: Annotated[str | None, typer.Argument(help="One question; without it: a conversation, ended by Ctrl-D.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1)] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Ask a model; the answer streams. `ft chat MODEL -` reads the question from standard input."""
+    from control_plane.cli.tenant.remote import connect
+
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    options: dict[str, Any] = {"temperature": temperature, **({"max_tokens": max_tokens} if max_tokens else {})}
+    with connect() as client:
+        if prompt is not None or not sys.stdin.isatty():
+            text = sys.stdin.read() if prompt in (None, "-") else prompt
+            _ask(client, model, [*messages, {"role": "user", "content": text}], options, as_json=as_json)
+            return
+        say("Ctrl-D ends the conversation")
+        while (question := _question()) is not None:
+            messages.append({"role": "user", "content": question})
+            answer = _ask(client, model, messages, options, as_json=as_json)
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _question() -> str | None:
+    try:
+        return input("> ")
+    except EOFError:
+        return None
+
+
+def _ask(client: FtClient, model: str, messages: list[dict[str, Any]], options: dict[str, Any], *, as_json: bool) -> str:
+    if as_json:
+        answer = client.chat.create(model=model, messages=messages, **options)
+        print_json(answer)
+        return str(answer["choices"][0]["message"]["content"])
+    parts: list[str] = []
+    for part in client.chat.stream(model=model, messages=messages, **options):
+        print(part, end="", flush=True)
+        parts.append(part)
+    print(flush=True)
+    return "".join(parts)

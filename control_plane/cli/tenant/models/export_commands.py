@@ -1,0 +1,153 @@
+"""``ft export``: take an adapter along as files, or push it to a Hub. ``ft export-data``: everything that the tenant has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.output import Json, print_json, say
+from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from control_plane.client.types import Export
+
+AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or model name (`ft adapters` lists them).")]
+Format = Annotated[str, typer.Option("--format", help="adapter, merged, gguf or tokenizer.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="Of gguf: f32, f16 (if left out) or q8_0.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="New or empty directory for the files.")]
+Push = Annotated[str | None, typer.Option("--push", help="Repository ORG/NAME of the Hub at FT_HUB_ENDPOINT; made if it is not there.")]
+Token = Annotated[str, typer.Option("--token", envvar="HF_TOKEN", help="Token of the Hub for --push; it goes to the Hub alone.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Models")(export)
+    app.command("export-data", rich_help_panel="Account")(export_data)
+
+
+def export(
+    adapter: AdapterId,
+    format: Format = "adapter",
+    precision: Precision = None,
+    out: Out = None,
+    push: Push = None,
+    token: Token = "",
+    public: Annotated[
+        bool, typer.Option("--public", help="A repository that --push makes, or pushes to, may be read by everybody.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Take an adapter along: the adapter, merged weights, a GGUF file or the tokenizer; into a directory, to a Hub, or both."""
+    from control_plane.cli.tenant.remote import connect
+
+    if out is None and push is None:
+        raise InvalidRequest("say where it should go: -o DIR, --push ORG/NAME, or both", param="out")
+    endpoint = _endpoint(push, token)
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise Conflict(f"{out} is not empty; name a new directory", code="directory_not_empty", param="out")
+    with connect() as client, tempfile.TemporaryDirectory(prefix="ft-export-", dir=_beside(out)) as scratch:
+        made = client.exports.create(adapter, format=format, precision=precision)
+        if made["status"] != "ready":
+            say(f"{made['id']} is being made; this takes as long as loading the model three times")
+            made = client.exports.wait(adapter, made["id"])
+        if made["status"] == "failed":
+            why = made["error"] or {"code": None, "message": f"export {made['id']} failed"}
+            raise FtError(why["message"] or "", code=why["code"])
+        archive = Path(scratch) / "export.tar"
+        if client.exports.download(adapter, made["id"], archive) != made["sha256"]:
+            raise IntegrityError(f"export {made['id']} did not arrive whole; run the command again")
+        files = Path(scratch) / "files" if out is None else out
+        with tarfile.open(archive) as tar:
+            tar.extractall(files, filter="data")
+        archive.unlink()
+        pushed = None if push is None else _pushed(push, files, made, endpoint=endpoint, token=token, private=not public)
+    _tell(made, out, pushed, as_json=as_json)
+
+
+def export_data(
+    out: Annotated[Path, typer.Option("--out", "-o", help="New file for the ZIP archive.")] = Path("ft-export.zip"), as_json: Json = False
+) -> None:
+    """Download everything your tenant has, in one ZIP archive: files, datasets, adapters, logs, and records as JSON lines."""
+    from control_plane.cli.tenant.remote import connect
+
+    if out.exists():
+        raise Conflict(f"{out} exists; name a new file", code="file_exists", param="out")
+    with connect() as client:
+        sha256 = client.data_export.download(out)
+    members = _verified(out)
+    if as_json:
+        print_json({"file": str(out), "sha256": sha256, "members": len(members), "bytes": sum(m["bytes"] for m in members)})
+    else:
+        say(f"{out}: {len(members)} files, {sum(m['bytes'] for m in members)} bytes, verified against its manifest")
+
+
+def _verified(archive: Path) -> list[dict[str, Any]]:
+    """Members as the manifest lists them; ``IntegrityError`` where one is missing or has other bytes."""
+    with zipfile.ZipFile(archive) as file:
+        members: list[dict[str, Any]] = json.loads(file.read("manifest.json"))["members"]
+        for member in members:
+            with file.open(member["path"]) as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != member["sha256"]:  # type: ignore[arg-type]
+                    raise IntegrityError(f"{member['path']} in {archive} differs from its sha256 in the manifest; run the command again")
+    return members
+
+
+def _endpoint(push: str | None, token: str) -> str:
+    from control_plane.platform.settings import load
+
+    if push is None:
+        return ""
+    endpoint = load().hub_endpoint
+    if not endpoint:
+        raise InvalidRequest("no Hub is set up on this machine; set FT_HUB_ENDPOINT to its address", code="hub_disabled", param="push")
+    if not token:
+        raise InvalidRequest(
+            f"pushing to {push} needs a token that may write there: --token, or HF_TOKEN", code="no_hub_token", param="token"
+        )
+    return endpoint
+
+
+def _beside(out: Path | None) -> Path | None:
+    """Where there is room for the files, there is for the archive."""
+    if out is None:
+        return None
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    return out.absolute().parent
+
+
+def _pushed(repo: str, files: Path, made: Export, *, endpoint: str, token: str, private: bool) -> dict[str, Any]:
+    from control_plane.cli.tenant.models.hub_upload import upload
+
+    message = f"Export {made['format']} of {made['adapter_id']}"
+    answer = upload({"endpoint": endpoint, "token": token, "repo": repo, "directory": files, "message": message, "private": private})
+    if "error" not in answer:
+        return answer
+    if answer["error"] == "public":
+        raise Conflict(
+            f"{repo} is on {endpoint} already and everybody can read it; add --public to push there all the same, or name a new repository",
+            code="hub_repo_public",
+            param="push",
+        )
+    if answer["error"] == "refused":
+        raise InvalidRequest(f"{endpoint} refuses the token for {repo} ({answer['detail']})", code="hub_push_refused", param="push")
+    raise Unavailable(f"{repo} could not be pushed to {endpoint} ({answer['detail']}); run the command again", code="hub_unavailable")
+
+
+def _tell(made: Export, out: Path | None, pushed: dict[str, Any] | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**made, "directory": None if out is None else str(out), "pushed": pushed})
+        return
+    proof = (made["manifest"] or {}).get("proof")
+    if proof:
+        say(f"proven: logits differ from base and adapter by {proof['mean_difference']:.2g} of their standard deviation")
+    if out is not None:
+        print(os.path.relpath(out))
+    if pushed is not None:
+        print(pushed["url"])

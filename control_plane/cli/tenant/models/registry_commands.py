@@ -1,0 +1,202 @@
+"""``ft adapters lineage|pending|approve|reject``, ``ft deletions``, and what operators do with deletions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from control_plane.client.types import Adapter
+
+Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id, model name, or whatever an answer's `model` says.")]
+Note = Annotated[str | None, typer.Option("--note", help="Kept with the decision.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("deletions", rich_help_panel="Models")(deletions)
+
+
+def register_adapters(group: typer.Typer) -> None:
+    for command in (lineage, pending, approve, reject):
+        group.command()(command)
+
+
+def register_admin(admin: typer.Typer, tenants: typer.Typer) -> None:
+    tenants.command("delete-data")(delete_data)
+    admin.command("verify-deletions")(verify_deletions)
+
+
+def lineage(
+    name: Reference,
+    verify: Annotated[bool, typer.Option("--verify", help="Read the stored bytes again and hold them against what was recorded.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Where a model comes from: evaluation, job, spec, base model, dataset, uploaded file."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        found = client.models.lineage(name, verify=verify)
+    if as_json:
+        print_json(found)
+    else:
+        for adapter in found["adapters"]:
+            _show(adapter)
+        if found["kind"] == "base_model":
+            fields(found.get("base_model") or {})
+        if verify:
+            print(verdict(found))
+    if verify and found["adapters"] and not found.get("holds"):
+        raise typer.Exit(1)
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """What a verification comes to, in a line."""
+    links = [link for one in found["adapters"] for link in one["links"]]
+    if not links:
+        return "NOTHING TO VERIFY: a base model was trained elsewhere; `ft admin models verify` reads its files again"
+    broken = [link["link"] for link in links if link["holds"] is False]
+    unread = [link["link"] for link in links if link["holds"] is None]
+    held = f"{len(links) - len(broken) - len(unread)} of {len(links)} links hold"
+    rest = f"; not there to be read: {', '.join(unread)}" if unread else ""
+    if broken:
+        return f"BROKEN at {', '.join(broken)}: {held}{rest}"
+    return f"{'VERIFIED' if len(unread) < len(links) else 'NOT VERIFIED'}: {held}{rest}"
+
+
+def _show(one: dict[str, Any]) -> None:
+    adapter, training, base, dataset = one["adapter"], one["training"], one["base_model"], one["dataset"] or {}
+    weights = one["files"]["files"]
+    fields(
+        {
+            "model": adapter["name"],
+            "adapter": f"{adapter['id']} ({adapter['stage']}), manifest {adapter['manifest_sha256']}",
+            **{f"  {name}": sha256 for name, sha256 in sorted(weights.items())},
+            "evaluations": ", ".join(f"{e['kind']} {e['outcome'] or e.get('state')}" for e in one["evaluations"]),
+            "job": f"{one['job']['id']}, {len(training['attempts'])} attempts, {len(training['checkpoints'])} checkpoints",
+            "spec": training["spec_sha256"],
+            "lock": training["lock_sha256"],
+            "commit": training["commit"],
+            "base model": f"{base['id']} {base['digest']}" + (f" ({base['repo']}@{base['revision']})" if base.get("repo") else ""),
+            "dataset": f"{dataset.get('id')} ({dataset.get('row_count')} rows), content {dataset.get('content_sha256')}",
+            **{f"{u['role']} file": f"{u['id']} {u['filename']} {u['sha256']}" for u in one["uploads"]},
+            **({"started from": " < ".join(p["adapter"]["name"] for p in one["parents"])} if one["parents"] else {}),
+            **({"deletion": f"{one['deletion']['id']}: {one['deletion']['reason']}"} if one["deletion"] else {}),
+        }
+    )
+    if "links" in one:
+        said = {True: "holds", False: "BROKEN", None: "not there"}
+        table(("LINK", "", ""), [(link["link"], said[link["holds"]], link["detail"]) for link in one["links"]])
+
+
+def pending(as_json: Json = False) -> None:
+    """List adapters that wait for a person's approval."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        found = client.adapters.list(approval="pending").all()
+    if as_json:
+        print_json(found)
+        return
+    table(("ID", "MODEL", "JOB", "CREATED"), [(a["id"], a["name"], a["job_id"], ago(a["created_at"])) for a in found])
+
+
+def approve(
+    adapter: Reference,
+    note: Note = None,
+    promote: Annotated[bool, typer.Option("--promote", help="Put it into production at once.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Let an adapter be promoted whose job asked for a person's approval."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        done = client.adapters.approve(adapter, note=note, promote=promote)
+    _decided(done, as_json=as_json)
+
+
+def reject(adapter: Reference, note: Note = None, as_json: Json = False) -> None:
+    """Keep an adapter from being promoted."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        done = client.adapters.reject(adapter, note=note)
+    _decided(done, as_json=as_json)
+
+
+def _decided(adapter: Adapter, *, as_json: bool) -> None:
+    if as_json:
+        print_json(adapter)
+        return
+    next_step = (
+        f"; `ft promote {adapter['id']}` serves it" if adapter["approval"] == "approved" and adapter["stage"] != "production" else ""
+    )
+    say(f"{adapter['name']} is {adapter['approval']} and in {adapter['stage']}{next_step}")
+
+
+def deletions(
+    deletion: Annotated[str | None, typer.Argument(metavar="ID", help="One deletion, with its proof.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the proof to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List deletions, or show one with its proof."""
+    from control_plane.cli.tenant.remote import connect
+
+    with connect() as client:
+        found: Any = client.deletions.list().all() if deletion is None else client.deletions.retrieve(deletion)
+    if output is not None:
+        if deletion is None:
+            raise InvalidRequest("-o writes one proof; name its deletion (`ft deletions` lists them)", param="ID")
+        output.write_text(json.dumps(found, indent=1, ensure_ascii=False))
+        say(f"{output} has the proof of {deletion}, sha256 {found['sha256']}")
+    elif as_json or deletion is not None:
+        print_json(found)
+    else:
+        rows = [(d["id"], d["subject_id"], d["status"], ago(d["requested_at"]), d["waiting_for"] or d["reason"]) for d in found]
+        table(("ID", "OF", "STATUS", "ASKED FOR", ""), rows)
+
+
+def delete_data(
+    tenant: Annotated[str, typer.Argument(help="Id of the tenant.")],
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the proof.")],
+    confirm: Annotated[str | None, typer.Option("--confirm", help="The tenant's id once more, in place of the question.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Delete all data of a tenant for good: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
+    from control_plane.cli.admin.local_platform import open_local
+    from control_plane.tenant_data import deletion, deletion_requests
+
+    typed = (
+        confirm if confirm is not None else typer.prompt(f"Everything that {tenant} stored is deleted for good. Its id, to go on", err=True)
+    )
+    with open_local() as platform:
+        asked = deletion_requests.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
+        deletion.carry_out(platform, asked["id"])
+        found = deletion.get(platform, tenant, asked["id"])
+    if as_json:
+        print(deletion.json_of(found))
+    elif found["done_at"] is None:
+        say(f"{found['id']}: {found['waiting_for']}; the platform goes on with it every ten minutes")
+    else:
+        say(f"{found['id']} is done: {found['proof']['num_objects']} objects; its proof has sha256 {found['sha256']}")
+
+
+def verify_deletions(as_json: Json = False) -> None:
+    """Compute the proofs of all deletions anew; exits with 1 if one was changed or is missing."""
+    from control_plane.cli.admin.local_platform import open_local
+    from control_plane.tenant_data import deletion
+
+    with open_local() as platform:
+        chain = deletion.verify_chain(platform)
+    if as_json:
+        print_json({"num_deletions": chain.num_deletions, "head": chain.head, "broken": list(chain.broken)})
+    else:
+        say(f"{chain.num_deletions} deletions, the last one {chain.head or 'none'}; broken: {', '.join(chain.broken) or 'none'}")
+    if chain.broken:
+        raise typer.Exit(1)
