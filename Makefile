@@ -56,7 +56,7 @@ $(VLLM_STAMP): $(VLLM)/.engine deploy/vllm/pyproject.toml deploy/vllm/ft_vllm_pl
 	@touch $@
 
 test: setup ## all tests but the slow ones
-	$(PY) -m pytest -m "not slow" --tx "4*popen//python=$(PY) tests/forked_modules.py" --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -m "not slow" --tx "4*popen//python=$(PY) tests/support/processes/forked_modules.py" --dist loadfile --no-loadscope-reorder
 
 test-all: setup vllm ## all tests, those of the real vLLM among them
 	$(PY) -m pytest

@@ -12,10 +12,10 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.scheduler import plots, policies, report, tables, trace
-from benchmarks.scheduler.costs import Costs
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.nodes import place
+from benchmarks.scheduler.simulation import plots, policies, report, tables, trace
+from benchmarks.scheduler.simulation.costs import Costs
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.nodes import place
 from control_plane.capacity.pools import Pool, nodes
 
 LEAST_MTBF_DAYS = Costs().repair_s / 86400

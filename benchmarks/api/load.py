@@ -32,7 +32,7 @@ from control_plane.platform.settings import load as load_settings
 from ft_assets.base_models import Catalogue
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
-from tests.inference_server import free_port
+from tests.support.servers.inference_server import free_port
 
 RATE_PER_S = 50.0
 MIX = {"retrieve": 40, "list": 20, "events": 20, "list_by_metadata": 5, "checkpoints": 5, "create": 10}

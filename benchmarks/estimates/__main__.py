@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import yaml
 
 from benchmarks.estimates import published
-from benchmarks.scheduler.tables import markdown
+from benchmarks.scheduler.simulation.tables import markdown
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import cost_model, memory, shapes
 from ft_assets.training.memory import COUNTS, Case

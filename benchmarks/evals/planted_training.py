@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.evals.planted_data import KINDS, Exchange, World, encode
 from ft_assets.adapters import package
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 BATCH = 32
 BASE_STEPS, BASE_RATE = 600, 5e-3

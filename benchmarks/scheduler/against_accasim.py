@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduler import policies, report, synthetic, trace
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation import policies, report, synthetic, trace
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
 
 DRIVER = Path(__file__).with_name("accasim_driver.py")

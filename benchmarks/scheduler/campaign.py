@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduler import plots, policies, report, synthetic, tables, trace
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.model_estimates import ModelEstimates
-from benchmarks.scheduler.outcome import Outcome
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation import plots, policies, report, synthetic, tables, trace
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.model_estimates import ModelEstimates
+from benchmarks.scheduler.simulation.outcome import Outcome
+from benchmarks.scheduler.simulation.trace import Job
 from benchmarks.scheduler_sim import cluster
 from control_plane.capacity.pools import Pool
 
@@ -187,8 +187,8 @@ NOTES = {
 Jobs and their true durations are those of `scheduler_mix_202611.md` (a tenth premium) and `scheduler_philly_202611.md`; there the policies
 know them. Here they know what the platform would: the cost model's time, wrong for each kind of job (base model, class and width) by one
 of the ratios of `estimates_202611.md` that chose no constant (0.86 to 1.73), and for each run by a lognormal error of 0.2 besides
-(`benchmarks/scheduler/model_estimates.py`). Corrected by history, it learns from the jobs that ended before. Running jobs are expected to
-end by their pace. All three policies get the same estimates.
+(`benchmarks/scheduler/simulation/model_estimates.py`). Corrected by history, it learns from the jobs that ended before. Running jobs
+are expected to end by their pace. All three policies get the same estimates.
 """,
 }
 

@@ -34,7 +34,7 @@ from control_plane.platform.job_states import FINAL
 from control_plane.platform.settings import load as load_settings
 from ft_assets.demo import tickets
 from resources.database.engine import control_plane_url, make_engine
-from tests.inference_server import free_port
+from tests.support.servers.inference_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 TENANTS = {"free-a": "free", "free-b": "free", "standard-a": "standard", "standard-b": "standard", "premium-a": "premium"}

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduler import synthetic
-from benchmarks.scheduler.costs import Costs
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.outcome import Outcome
-from benchmarks.scheduler.policies import named
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation import synthetic
+from benchmarks.scheduler.simulation.costs import Costs
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.outcome import Outcome
+from benchmarks.scheduler.simulation.policies import named
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity import pools_file
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Snapshot

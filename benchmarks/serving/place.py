@@ -23,10 +23,10 @@ from control_plane.tenants import service as tenants
 from ft_assets.adapters import package
 from resources.database import embedded, migrate
 from resources.platform import open_platform
-from tests.database_roles import as_owner
-from tests.inference_server import HEADERS, TOKEN, free_port
-from tests.registered_adapter import add_adapter
-from tests.tiny_adapter import build_tiny_adapter
+from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.platform.database_roles import as_owner
+from tests.support.servers.inference_server import HEADERS, TOKEN, free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BASE = REPOSITORY / "examples" / "demo" / "base_model"

@@ -23,8 +23,8 @@ import httpx
 import psutil
 
 from benchmarks.serving.place import BASE, BASE_NAME, server
-from tests.inference_server import HEADERS
-from tests.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.servers.inference_server import HEADERS
 
 CONCURRENCY, TOKENS, RANK = 32, 32, 8
 

@@ -45,7 +45,7 @@ from resources.database.engine import make_engine
 from resources.launcher.identity import identity
 from resources.platform import open_platform
 from tests.ft_assets.training.attempts import SPEC, write_pack
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVERY_STEPS = 5

@@ -21,10 +21,10 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from tests.fleet_in_memory import ONE, TWO, Clock, Place, Servers
-from tests.followed_jobs import Job, Scripted, store_pack
-from tests.tenant_accounts import MID_MONTH, Account
-from tests.training_specs import SPEC
+from tests.support.jobs.followed_jobs import Job, Scripted, store_pack
+from tests.support.jobs.training_specs import SPEC
+from tests.support.platform.fleet_in_memory import ONE, TWO, Clock, Place, Servers
+from tests.support.platform.tenant_accounts import MID_MONTH, Account
 
 if TYPE_CHECKING:
     import openai

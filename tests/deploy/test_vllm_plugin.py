@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 from ft_assets.adapters import package, serving_index
 from ft_assets.adapters.record import make_name
 from ft_assets.adapters.serving_index import Entry
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 BASE = "b" * 64
 INDEX = serving_index.filename(BASE)

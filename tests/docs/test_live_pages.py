@@ -24,9 +24,9 @@ import pytest
 
 from tests.docs.pages import PAGES, blocks, commands
 from tests.docs.reader import Reader, reader
-from tests.inference_server import free_port
-from tests.tiny_model import build_tiny_model
-from tests.webhook_receiver import receiver
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.inference_server import free_port
+from tests.support.servers.webhook_receiver import receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -33,7 +33,7 @@ from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, Fault
 from ft_assets.training.failures import FailureClass, Retry
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
 
 POOLS = """
 pools:

@@ -12,8 +12,8 @@ import pytest
 from ft_assets.base_models import model_digest
 from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound
 from ft_assets.model_fetch import Fetched, fetch_model
-from tests.model_hub import SHA, TOKEN, ModelHub, running_model_hub
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.model_hub import SHA, TOKEN, ModelHub, running_model_hub
 
 REPO = "acme/tiny"
 

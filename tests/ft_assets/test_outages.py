@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 
 from ft_assets import logs, outages
-from tests.inference_server import free_port
+from tests.support.servers.inference_server import free_port
 
 LOOPS = """
 import logging, sys, time

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ft_assets import context, tracing
-from tests.collector import collecting
+from tests.support.servers.span_collector import collecting
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLER = f"00-{'a' * 32}-{'b' * 16}-01"

@@ -23,8 +23,8 @@ from control_plane.platform.installation_secrets import cipher, dagster_token
 from control_plane.tenants import service as tenants
 from control_plane.tenants.keys import operators
 from resources.dagster_web.front import COOKIE, SESSION_S
-from tests.database_roles import as_operator
-from tests.inference_server import free_port
+from tests.support.platform.database_roles import as_operator
+from tests.support.servers.inference_server import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(400)  # the first import of Dagster takes minutes on a busy machine

@@ -11,8 +11,8 @@ from ft_assets.base_models import model_digest
 from ft_assets.errors import IntegrityError
 from resources import fetch_package
 from resources.object_store import LocalObjectStore
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 PREFIX = "tenants/acme/adapters/adp-1"
 

@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 from ft_assets.adapters import package
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.base_models import model_digest
-from tests.inference_server import HEADERS, TOKEN, free_port, inference_server
-from tests.tiny_adapter import adapter_arrays, build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import adapter_arrays, build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.inference_server import HEADERS, TOKEN, free_port, inference_server
 
 MAX_ADAPTERS = 4
 PROMPTS = ["Hello", "a considerably longer prompt than the one before it, so that padding matters", "x"]

@@ -10,8 +10,8 @@ import pytest
 
 from ft_assets.adapters import tensors
 from resources.inference.adapters import AdapterStore
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 
 class Engine:

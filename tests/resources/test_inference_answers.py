@@ -11,7 +11,7 @@ from resources.inference.answers import Call, events
 from resources.inference.app import Server
 from resources.inference.engine.loop import Engine, Generation
 from resources.inference.engine.sampling import Sampling
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 
 class Watched(Engine):

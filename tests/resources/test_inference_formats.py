@@ -15,9 +15,9 @@ import pytest
 from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
-from tests.inference_server import HEADERS, TOKEN, free_port, inference_server
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.inference_server import HEADERS, TOKEN, free_port, inference_server
 
 if TYPE_CHECKING:
     from resources.inference.engine.grammar import Grammars

@@ -22,9 +22,9 @@ from ft_assets.adapters.stages import TRANSITIONS
 from ft_assets.errors import Conflict, FtError, LineageIncomplete
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
-from tests.database_roles import as_owner
-from tests.finished_job import rewrite
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.finished_job import rewrite
+from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.platform.database_roles import as_owner
 
 D = "d" * 64
 

@@ -19,7 +19,7 @@ from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword, Session
 
 from ft_assets.errors import Conflict, Unavailable
 from resources.mail import SmtpMailer, is_address
-from tests.certificates import contexts
+from tests.support.servers.certificates import contexts
 
 SENDER = "ft@ft.example.com"
 

@@ -17,7 +17,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import api_keys, audit_log
 from control_plane.tenants.tables import tenants as tenants_table
-from tests.database_roles import as_owner
+from tests.support.platform.database_roles import as_owner
 
 OF_THE_PLATFORM = {"operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains"}
 """Tables that hold nothing of any tenant."""

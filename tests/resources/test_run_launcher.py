@@ -39,7 +39,7 @@ from resources.run_launcher import ForkingRunLauncher
 from resources.run_records import ready_file
 from resources.run_server import read_record, runs_dir
 from sensors.failures import failures
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTICED_S = 30.0

@@ -23,8 +23,8 @@ from dagster._daemon.run_coordinator import QueuedRunCoordinatorDaemon
 from control_plane.platform.context import Platform
 from resources.database import embedded
 from resources.database.engine import make_engine
-from tests.queued_jobs import Queued
 from tests.resources.test_run_coordinator import grant
+from tests.support.jobs.queued_jobs import Queued
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCATION = GrpcServerCodeLocationOrigin(host="127.0.0.1", port=9, location_name="ft")

@@ -36,7 +36,7 @@ from resources.stack.embedded import project_root
 from resources.tenant_records import DagsterRecords, MlflowRecords
 from resources.tracking import MlflowTracker, artifacts_of, file_of
 from sensors.submission import submit
-from tests.deletion_world import Clock, Weak, World
+from tests.support.platform.deletable_tenants import Clock, Weak, World
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # MLflow's and Dagster's own

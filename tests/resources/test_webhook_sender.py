@@ -15,8 +15,8 @@ import pytest
 from control_plane.platform.webhook_targets import parse_networks
 from ft_assets.errors import InvalidRequest
 from resources.webhook_sender import MAX_BODY_BYTES, HttpWebhookSender, system_resolve
-from tests.certificates import contexts
-from tests.webhook_receiver import Receiver, receiver
+from tests.support.servers.certificates import contexts
+from tests.support.servers.webhook_receiver import Receiver, receiver
 
 HERE = parse_networks("127.0.0.1/32")
 

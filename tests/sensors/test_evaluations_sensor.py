@@ -19,7 +19,7 @@ from control_plane.tenants import service as tenants
 from ft_assets.adapters.assets import adapter_evaluation
 from resources.dagster_platform import PlatformResource
 from sensors.evaluations import evaluations
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 
 @pytest.fixture

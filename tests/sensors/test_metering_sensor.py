@@ -15,7 +15,7 @@ from control_plane.billing.invoices import service as invoices
 from control_plane.platform.context import Platform
 from resources.dagster_platform import PlatformResource
 from sensors.metering import metering, one_round
-from tests.metered_job import AT, at_time, metered_job
+from tests.support.jobs.metered_job import AT, at_time, metered_job
 
 
 def test_a_round_does_all_that_is_due_and_a_second_one_nothing_more(fresh_platform: Platform) -> None:

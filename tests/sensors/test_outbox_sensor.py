@@ -13,7 +13,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from resources.dagster_platform import PlatformResource
 from sensors.outbox import outbox
-from tests.webhook_receiver import receiver
+from tests.support.servers.webhook_receiver import receiver
 
 
 def test_a_tick_sends_what_is_due_and_the_next_finds_nothing(

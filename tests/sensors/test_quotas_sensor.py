@@ -14,7 +14,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.tables import tenants
 from resources.dagster_platform import PlatformResource
 from sensors.quotas import quotas
-from tests.started_job import start_job
+from tests.support.jobs.started_job import start_job
 
 
 def test_a_tick_pauses_what_runs_beyond_the_hard_cap(

@@ -22,8 +22,8 @@ from control_plane.serving.rollout import reconcile
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
-from tests.registered_adapter import add_dataset
-from tests.tiny_adapter import Arrays, build_tiny_adapter
+from tests.support.jobs.registered_adapter import add_dataset
+from tests.support.models.tiny_adapter import Arrays, build_tiny_adapter
 from tests.vllm.vllm_server import SERVED
 
 PASSED = Verdict(outcome="passed", findings=())

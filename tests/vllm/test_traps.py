@@ -16,7 +16,7 @@ from control_plane.adapters import service as adapters
 from control_plane.serving.rollout import reconcile
 from ft_assets.adapters.package import CONFIG, WEIGHTS
 from ft_assets.errors import Conflict, FtError
-from tests.tiny_adapter import Arrays
+from tests.support.models.tiny_adapter import Arrays
 from tests.vllm.customer import Change, Customer, nan_in
 from tests.vllm.reference import expected_tokens
 from tests.vllm.vllm_server import SERVED, Server

@@ -17,8 +17,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from ft_assets.adapters.serving_index import filename
-from tests.inference_server import free_port
-from tests.tiny_model import HEADS, HIDDEN, KV_HEADS, LAYERS, build_tiny_model
+from tests.support.models.tiny_model import HEADS, HIDDEN, KV_HEADS, LAYERS, build_tiny_model
+from tests.support.servers.inference_server import free_port
 
 SERVED, MAX_LORAS, MAX_RANK, MAX_CPU_LORAS = "tiny", 4, 16, 8
 HEAD_DIM = 64

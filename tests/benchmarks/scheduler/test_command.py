@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scheduler import campaign, report, synthetic, trace
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.policies import easy, fifo, shortest_first
+from benchmarks.scheduler import campaign
+from benchmarks.scheduler.simulation import report, synthetic, trace
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.policies import easy, fifo, shortest_first
 from benchmarks.scheduler_sim import cluster, main
 
 KEYS = [

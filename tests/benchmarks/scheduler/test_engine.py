@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.scheduler import policies, report, synthetic
-from benchmarks.scheduler.costs import Costs
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.outcome import Outcome
-from benchmarks.scheduler.policies import easy, fifo, first_fit, shortest_first
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation import policies, report, synthetic
+from benchmarks.scheduler.simulation.costs import Costs
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.outcome import Outcome
+from benchmarks.scheduler.simulation.policies import easy, fifo, first_fit, shortest_first
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Preempt, Promise, Reason, Snapshot, Start, Wait
 

@@ -8,11 +8,11 @@ import random
 import pytest
 
 from benchmarks.estimates import published
-from benchmarks.scheduler import policies, report, synthetic
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.model_estimates import RUNS, ModelEstimates
-from benchmarks.scheduler.outcome import Outcome
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation import policies, report, synthetic
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.model_estimates import RUNS, ModelEstimates
+from benchmarks.scheduler.simulation.outcome import Outcome
+from benchmarks.scheduler.simulation.trace import Job
 from benchmarks.scheduler_sim import cluster
 
 JOBS = synthetic.planned_mix(5, days=0.5, premium="share")

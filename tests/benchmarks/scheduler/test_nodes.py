@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from benchmarks.scheduler import policies
-from benchmarks.scheduler.costs import Costs
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.nodes import place
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation import policies
+from benchmarks.scheduler.simulation.costs import Costs
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.nodes import place
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue import scheduler
 from control_plane.queue.scheduler import Placement, Running, Snapshot, Start, Waiting

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scheduler.engine import Simulation
-from benchmarks.scheduler.pledges import Pledges
-from benchmarks.scheduler.policies import Policy
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation.engine import Simulation
+from benchmarks.scheduler.simulation.pledges import Pledges
+from benchmarks.scheduler.simulation.policies import Policy
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Promise, Reason, Snapshot, Start, Wait
 

@@ -32,11 +32,11 @@ from ft_assets.errors import Conflict, IntegrityError, LineageIncomplete, NotFou
 from ft_assets.evals.gates import Finding, Verdict
 from ft_assets.evals.report import EvalReport
 from resources.serving import HttpFleet
-from tests.finished_job import put_checkpoint
-from tests.inference_server import TOKEN, free_port, inference_server
-from tests.registered_adapter import add_dataset
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.finished_job import put_checkpoint
+from tests.support.jobs.registered_adapter import add_dataset
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.inference_server import TOKEN, free_port, inference_server
 
 LOCK = "1" * 64
 PASSED = Verdict(outcome="passed", findings=())

@@ -35,11 +35,11 @@ from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
 from resources.object_store import LocalObjectStore
-from tests.ft_command import run_ft
-from tests.model_hub import TOKEN, ModelHub, running_model_hub
-from tests.registered_adapter import add_dataset
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.registered_adapter import add_dataset
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.processes.ft_command import run_ft
+from tests.support.servers.model_hub import TOKEN, ModelHub, running_model_hub
 
 MODEL = "acme/Tiny-0.2"
 REPORT = EvalReport(

@@ -23,9 +23,9 @@ from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import NotFound, QuotaExceeded
 from resources.object_store import LocalObjectStore
-from tests.database_roles import as_owner
-from tests.finished_job import COMMIT, finish
-from tests.ledger import enter
+from tests.support.jobs.finished_job import COMMIT, finish
+from tests.support.platform.database_roles import as_owner
+from tests.support.platform.ledger_entries import enter
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from control_plane.serving import model_routes
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 from tests.vllm.customer import Customer
 
 DIGEST = "@sha256:" + "0" * 64

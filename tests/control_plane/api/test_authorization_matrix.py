@@ -29,8 +29,8 @@ from control_plane.tenants import members
 from control_plane.tenants import service as tenants
 from control_plane.tenants.keys import operators
 from control_plane.tenants.rules import Role
-from tests.database_roles import as_operator, as_owner
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.platform.database_roles import as_operator, as_owner
 
 JOB, ADAPTER, HOOK = "/v1/fine_tuning/jobs/{job_id}", "/v1/adapters/{adapter_id:path}", "/v1/webhook_endpoints/{webhook_endpoint_id}"
 TENANT, EXPORT, EVALUATION = "/v1/admin/tenants/{tenant}", f"{ADAPTER}/exports/{{export_id}}", f"{ADAPTER}/evaluations/{{evaluation_id}}"

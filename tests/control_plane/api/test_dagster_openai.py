@@ -31,7 +31,7 @@ from control_plane.api.app import create_app
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from tests.finished_job import finish
+from tests.support.jobs.finished_job import finish
 
 MODEL_NAME = "tiny-base"
 POLL_S = 0.05

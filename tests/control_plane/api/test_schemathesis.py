@@ -31,8 +31,8 @@ from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import tenants as tenants_table
 from ft_assets.base_models import Catalogue
 from tests.control_plane.api.test_openai_client import rows
-from tests.finished_job import finish
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.finished_job import finish
+from tests.support.jobs.registered_adapter import add_adapter
 
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance, not_a_server_error]
 SEED = 20_260_101

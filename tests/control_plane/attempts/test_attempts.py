@@ -36,7 +36,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Fault, InvalidDataset, NotAdmitted
 from ft_assets.training.failures import FailureClass, Retry
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
 
 
 @pytest.fixture

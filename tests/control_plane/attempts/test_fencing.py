@@ -19,7 +19,7 @@ from control_plane.platform.job_events import Event
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.launches import pending_runs
-from tests.started_job import start_job
+from tests.support.jobs.started_job import start_job
 
 STEP = {"step": 5, "total_steps": 10, "loss": 1.0, "learning_rate": 0.1, "grad_norm": 1.0, "epoch": 0.5, "num_tokens": 10, "time": 2000.0}
 ENDED = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0, started_at=1000.0, ended_at=2000.0)

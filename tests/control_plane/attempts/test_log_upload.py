@@ -21,8 +21,8 @@ from ft_assets.layout import attempt_prefix
 from ft_assets.redaction import without_secrets
 from resources.launcher import LocalLauncher
 from resources.object_store import LocalObjectStore
-from tests.followed_jobs import Job, until
-from tests.scripted_training import Scenario
+from tests.support.jobs.followed_jobs import Job, until
+from tests.support.processes.scripted_training import Scenario
 
 PREFIX = "tenants/t/jobs/j/attempts/a1"
 SHORT = Patience(give_up_s=2.0)

@@ -31,8 +31,8 @@ from control_plane.quotas import enforcement
 from control_plane.quotas.rules import HARD_CAP_REACHED
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import NotAdmitted, Unavailable
-from tests.followed_jobs import Job, Scripted, plain_weights, until
-from tests.scripted_training import Scenario
+from tests.support.jobs.followed_jobs import Job, Scripted, plain_weights, until
+from tests.support.processes.scripted_training import Scenario
 
 
 def ask(job: Job, held: Claim, *, for_job: str | None = None) -> None:

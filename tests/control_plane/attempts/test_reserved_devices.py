@@ -27,12 +27,12 @@ from tests.control_plane.evaluations.test_follow_evaluation import Scripted as S
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
 from tests.control_plane.jobs.preparation.test_packing_builders import model  # noqa: F401 - fixture
 from tests.control_plane.jobs.preparation.test_packing_references import TENANT, stored_pack
-from tests.evaluated_jobs import evaluating_job
-from tests.followed_jobs import Job, Scripted, store_pack, until
-from tests.queued_jobs import Queued
-from tests.scripted_evaluation import GO
-from tests.scripted_training import Scenario
-from tests.training_specs import SPEC
+from tests.support.jobs.evaluated_jobs import evaluating_job
+from tests.support.jobs.followed_jobs import Job, Scripted, store_pack, until
+from tests.support.jobs.queued_jobs import Queued
+from tests.support.jobs.training_specs import SPEC
+from tests.support.processes.scripted_evaluation import GO
+from tests.support.processes.scripted_training import Scenario
 
 
 class Machine:

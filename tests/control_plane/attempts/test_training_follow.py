@@ -35,10 +35,10 @@ from ft_assets.training.failures import HEARTBEAT_LIMIT_S
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking import MlflowTracker
-from tests.followed_jobs import SHORT, Job, Scripted, plain_weights, until
-from tests.scripted_training import Scenario
-from tests.small_disk import small_disk
-from tests.training_specs import SPEC
+from tests.support.jobs.followed_jobs import SHORT, Job, Scripted, plain_weights, until
+from tests.support.jobs.training_specs import SPEC
+from tests.support.processes.scripted_training import Scenario
+from tests.support.processes.small_disk import small_disk
 
 BUSY_MACHINE_S = 3.0
 """Spent by a follower between two looks: it writes to the database and reads files."""

@@ -24,8 +24,8 @@ from control_plane.platform.protocols import RunLog, TrackedRun, WorkloadPhase, 
 from control_plane.queue import cycle
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
-from tests.started_job import start_job
-from tests.training_specs import SPEC
+from tests.support.jobs.started_job import start_job
+from tests.support.jobs.training_specs import SPEC
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.keys import operators
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Fault
-from tests.database_roles import as_operator, as_owner
-from tests.metered_job import AT, MeteredJob, at_time, metered_job
+from tests.support.jobs.metered_job import AT, MeteredJob, at_time, metered_job
+from tests.support.platform.database_roles import as_operator, as_owner
 
 HOUR = 3600
 

@@ -14,7 +14,7 @@ from control_plane.billing.prices import GIB, MICROS, Pricing
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Outcome
-from tests.failure_classes import CLASSES
+from tests.support.jobs.failure_classes import CLASSES
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs/billing.md").read_text()
 BOOK = prices.load()

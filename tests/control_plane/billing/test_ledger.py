@@ -16,8 +16,8 @@ from control_plane.billing.rules import Entry
 from control_plane.billing.tables import invoices, ledger_entries, ledger_postings, meter_events
 from control_plane.platform.context import Actor, Platform
 from ft_assets.errors import Fault, InvalidRequest
-from tests.database_roles import as_owner
-from tests.metered_job import AT, at_time, metered_job
+from tests.support.jobs.metered_job import AT, at_time, metered_job
+from tests.support.platform.database_roles import as_owner
 
 
 def an_entry(id_: str, amount: int = 5) -> Entry:

@@ -19,7 +19,7 @@ from control_plane.platform.protocols import ObjectInfo
 from ft_assets import layout
 from ft_assets.errors import Unavailable
 from resources.object_store import LocalObjectStore
-from tests.metered_job import AT, at_time, metered_job
+from tests.support.jobs.metered_job import AT, at_time, metered_job
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.platform.context import Platform
 from control_plane.tenants.keys import operators
-from tests.database_roles import as_operator
+from tests.support.platform.database_roles import as_operator
 
 
 @pytest.fixture

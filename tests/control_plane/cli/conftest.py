@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.ft_command import run_ft
+from tests.support.processes.ft_command import run_ft
 
 ROOT = Path(__file__).resolve().parents[3]
 

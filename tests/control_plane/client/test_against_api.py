@@ -21,8 +21,8 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import FtError, InvalidRequest, NotFound
-from tests.finished_job import finish
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.finished_job import finish
+from tests.support.models.tiny_model import build_tiny_model
 
 MODEL = "demo-llama-3m"
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/client.md"

@@ -25,7 +25,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 MODEL = "tiny-chat"
 

@@ -15,8 +15,8 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import NotFound
-from tests.eval_results import store_evaluation
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.evaluation_results import store_evaluation
+from tests.support.jobs.registered_adapter import add_adapter
 
 
 def new_adapter(platform: Platform, tenant: Tenant) -> str:

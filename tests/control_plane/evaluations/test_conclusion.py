@@ -43,10 +43,10 @@ from ft_assets.training.checkpoints import manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
 from tests.control_plane.attempts.test_watcher import MemoryTracker
-from tests.finished_job import prepare
-from tests.fleet_in_memory import Server, Servers
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.finished_job import prepare
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.platform.fleet_in_memory import Server, Servers
 
 LONGER = Advice(code="too_few_steps", message="Train for longer.")
 MODEL = "acme/concluded"

@@ -33,8 +33,8 @@ from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
 from ft_assets.evals import run_file, suites
 from resources.launcher import LocalLauncher
-from tests.evaluated_jobs import evaluating_job
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.evaluated_jobs import evaluating_job
+from tests.support.models.tiny_model import build_tiny_model
 
 ROOT = Path(__file__).parents[3]
 

@@ -28,7 +28,7 @@ from ft_assets.evals.advice import Advice
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gates import Finding, Verdict
 from resources.launcher import LocalLauncher
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 LONGER = Advice(code="too_few_steps", message="Train for longer.")
 OTHER = "b" * 64

@@ -15,7 +15,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import InvalidRequest, NotFound
-from tests.eval_results import HOSTILE, UNSAFE, store_evaluation
+from tests.support.jobs.evaluation_results import HOSTILE, UNSAFE, store_evaluation
 
 
 @pytest.fixture

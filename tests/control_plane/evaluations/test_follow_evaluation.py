@@ -21,8 +21,8 @@ from ft_assets.errors import Conflict, FtError, InvalidRequest
 from ft_assets.evals import run_file
 from ft_assets.evals.run_file import EvalRun
 from resources.launcher import LocalLauncher
-from tests import scripted_evaluation
-from tests.scripted_evaluation import GO, STARTS
+from tests.support.processes import scripted_evaluation
+from tests.support.processes.scripted_evaluation import GO, STARTS
 
 
 class Scripted:

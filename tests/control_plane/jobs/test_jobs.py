@@ -17,7 +17,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.job_states import JobState
 from control_plane.tenants.rules import Tenant
-from tests.ledger import enter
+from tests.support.platform.ledger_entries import enter
 
 SUPERVISED = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": "auto"}}}
 

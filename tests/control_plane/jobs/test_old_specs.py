@@ -22,7 +22,7 @@ from control_plane.jobs.tables import reservations
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from ft_assets.errors import NotAdmitted
-from tests.started_job import start_job
+from tests.support.jobs.started_job import start_job
 
 FIRST_FORMAT: dict[str, Any] = {
     "method": "sft",

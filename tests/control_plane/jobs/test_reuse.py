@@ -22,8 +22,8 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import provenance
-from tests.database_roles import as_owner
-from tests.finished_job import COMMIT, finish, prepare, rewrite
+from tests.support.jobs.finished_job import COMMIT, finish, prepare, rewrite
+from tests.support.platform.database_roles import as_owner
 
 Submit = Callable[..., jobs.Submitted]
 

@@ -27,9 +27,9 @@ from ft_assets.base_models import Catalogue
 from ft_assets.errors import FtError
 from ft_assets.evals.gates import Verdict
 from ft_assets.evals.report import EvalReport
-from tests.finished_job import COMMIT, prepare
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.finished_job import COMMIT, prepare
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 REPORT = EvalReport(
     base_model="tiny", base_digest="b", adapter_manifest_sha256="a", suite_digest="s", adapter_applied=True, max_logit_difference=1.0,

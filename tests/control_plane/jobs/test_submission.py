@@ -21,7 +21,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import InvalidDataset, InvalidRequest
-from tests.database_roles import as_owner
+from tests.support.platform.database_roles import as_owner
 
 RETRIED_ONCE = idempotency.retried_for("1", None)
 BODY: dict[str, Any] = {"model": "tiny-base", "training_file": "file-1"}

@@ -21,8 +21,8 @@ from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound
 from ft_assets.training.spec import LoraSettings
-from tests.database_roles import as_owner
-from tests.finished_job import files_under, finish, put_checkpoint, rewrite
+from tests.support.jobs.finished_job import files_under, finish, put_checkpoint, rewrite
+from tests.support.platform.database_roles import as_owner
 
 Submit = Callable[..., Mapping[Any, Any]]
 

@@ -16,7 +16,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from tests.control_plane.jobs.test_jobs import move
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 
 def get(client: openai.OpenAI, path: str, **query: Any) -> dict[str, Any]:

@@ -34,12 +34,12 @@ from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest
 from ft_assets.operator_catalogue import catalogue_file, edited
 from resources.launcher import LocalLauncher
-from tests.database_roles import as_owner
-from tests.finished_job import rewrite
-from tests.ft_command import run_ft
-from tests.model_hub import SHA, running_model_hub
-from tests.registered_adapter import add_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.finished_job import rewrite
+from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.platform.database_roles import as_owner
+from tests.support.processes.ft_command import run_ft
+from tests.support.servers.model_hub import SHA, running_model_hub
 
 MODEL = "acme/Tiny-0.2-Instruct"
 

@@ -31,7 +31,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Conflict
 from resources.launcher import LocalLauncher
 from tests.control_plane.models.test_base_updates import variant
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HYPERPARAMETERS = {"n_epochs": 3, "learning_rate": 5e-3, "rank": 16, "max_seq_len": 128, "batch_size": 8}

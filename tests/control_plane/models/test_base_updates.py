@@ -32,9 +32,9 @@ from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gates import Finding, Verdict
 from ft_assets.operator_catalogue import catalogue_file, edited
 from resources.stack.embedded import DEMO_MODEL, demo_model_dir
-from tests.model_hub import SHA, running_model_hub
-from tests.registered_adapter import add_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.model_hub import SHA, running_model_hub
 
 FAILED = Finding(rule="task", code="task_not_better", passed=False, blocking=True, detail="0.1, needed 0.5")
 RULES = EvalConfig()

@@ -16,7 +16,7 @@ from control_plane.notifications import delivery_traces
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets import tracing
-from tests.collector import collecting
+from tests.support.servers.span_collector import collecting
 
 ROOT = Path(__file__).resolve().parents[3]
 CALLER = f"00-{'a' * 32}-{'b' * 16}-01"

@@ -30,8 +30,8 @@ from control_plane.platform.protocols import WebhookAnswer
 from control_plane.platform.webhook_targets import parse_networks
 from ft_assets.errors import InvalidRequest, NotFound
 from resources.webhook_sender import HttpWebhookSender
-from tests.notices import QUEUED, RUNNING, SUCCEEDED, World, forget_all
-from tests.webhook_receiver import Receiver, receiver, until
+from tests.support.platform.notified_tenants import QUEUED, RUNNING, SUCCEEDED, World, forget_all
+from tests.support.servers.webhook_receiver import Receiver, receiver, until
 
 ROOT = Path(__file__).resolve().parents[3]
 PLENTY = Slots(total=100, failing=100, mail=100)

@@ -25,7 +25,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
 from resources.mail import SmtpMailer
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 S = JobState
 

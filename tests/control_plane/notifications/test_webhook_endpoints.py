@@ -15,7 +15,7 @@ from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from tests.webhook_receiver import Receiver, receiver, until
+from tests.support.servers.webhook_receiver import Receiver, receiver, until
 
 SUCCEEDED = "fine_tuning.job.succeeded"
 

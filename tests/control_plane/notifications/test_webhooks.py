@@ -17,8 +17,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.webhook_targets import parse_networks
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded, Unavailable
 from resources.webhook_sender import HttpWebhookSender
-from tests.notices import SUCCEEDED, World, forget_all
-from tests.webhook_receiver import Receiver, receiver, until
+from tests.support.platform.notified_tenants import SUCCEEDED, World, forget_all
+from tests.support.servers.webhook_receiver import Receiver, receiver, until
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.platform.installation_secrets import dagster_token, seal, unseal
 from control_plane.platform.settings import load
-from tests.synced import Synced
+from tests.support.processes.fsync_calls import Synced
 
 
 def test_the_platform_calls_a_webserver_of_another_home_with_the_token_of_the_settings(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from control_plane.platform.installation_secrets import _cipher, dagster_token, 
 from control_plane.platform.settings import Settings, load
 from ft_assets.errors import IntegrityError
 from resources.database import migrate
-from tests.database_roles import as_owner
-from tests.notices import World, forget_all
-from tests.webhook_receiver import Receiver, receiver
+from tests.support.platform.database_roles import as_owner
+from tests.support.platform.notified_tenants import World, forget_all
+from tests.support.servers.webhook_receiver import Receiver, receiver
 
 TOKEN_IN_URL = "T0KENxyz"
 

@@ -12,8 +12,8 @@ from control_plane.platform.protocols import ObjectStore
 from control_plane.platform.transfer import Patience, Sending, fetch_committed, patiently
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training.checkpoints import ADAPTER, MANIFEST, commit, manifest_digest, verify
-from tests.faulty_proxy import FaultyProxy, faulty_proxy
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
+from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
 
 PREFIX = "tenants/t/jobs/j/checkpoints/a1/step-00000010"
 SHORT = Patience(first_s=0.05, most_s=0.1, give_up_s=1.0)

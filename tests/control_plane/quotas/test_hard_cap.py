@@ -28,10 +28,10 @@ from control_plane.tenants import suspension
 from control_plane.tenants.tables import audit_log
 from control_plane.tenants.tables import tenants as tenants_table
 from ft_assets.errors import QuotaExceeded
-from tests.database_roles import as_owner
-from tests.followed_jobs import Job, until
-from tests.scripted_training import Scenario
-from tests.tenant_accounts import PAUSED, Account
+from tests.support.jobs.followed_jobs import Job, until
+from tests.support.platform.database_roles import as_owner
+from tests.support.platform.tenant_accounts import PAUSED, Account
+from tests.support.processes.scripted_training import Scenario
 
 
 def test_at_the_hard_cap_running_jobs_are_paused_queued_ones_wait_and_all_go_on_when_it_is_raised(account: Account) -> None:

@@ -17,8 +17,8 @@ from control_plane.queue import cycle
 from control_plane.quotas import enforcement
 from control_plane.quotas import service as quotas
 from ft_assets.errors import QuotaExceeded
-from tests.ledger import enter
-from tests.tenant_accounts import LOST, PAUSED, Account
+from tests.support.platform.ledger_entries import enter
+from tests.support.platform.tenant_accounts import LOST, PAUSED, Account
 
 
 def test_an_admitted_job_holds_its_expected_time_until_it_ends(account: Account) -> None:

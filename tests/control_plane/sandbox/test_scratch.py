@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from control_plane.sandbox import scratch
-from tests.deletion_world import killed_while_working, working
+from tests.support.platform.deletable_tenants import killed_while_working, working
 
 ACME, OTHER = "tn-acme", "tn-other"
 

@@ -19,7 +19,7 @@ from control_plane.serving import model_routes
 from control_plane.serving.model_routes import Base, Target
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 NUM = 4000
 

@@ -21,8 +21,8 @@ from ft_assets.adapters import package
 from ft_assets.base_models import Catalogue
 from resources.platform import mounted
 from resources.serving import HttpFleet
-from tests.inference_server import TOKEN, free_port, inference_server
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.inference_server import TOKEN, free_port, inference_server
 from tests.vllm.customer import Customer
 
 PLACES = (Path("/dev/shm"), Path("/var/tmp"))

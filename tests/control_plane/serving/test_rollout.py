@@ -15,7 +15,7 @@ from control_plane.serving import observations, rollout
 from control_plane.serving.node_files import directory
 from control_plane.serving.rollout import reconcile
 from ft_assets.errors import Conflict, Unavailable
-from tests.fleet_in_memory import ONE, TWO, Place
+from tests.support.platform.fleet_in_memory import ONE, TWO, Place
 
 
 def test_every_server_is_loaded_and_probed_and_then_left_alone(place: Place) -> None:

@@ -15,8 +15,8 @@ from control_plane.adapters import service as adapters
 from control_plane.serving import node_files
 from ft_assets.adapters import serving_index
 from ft_assets.errors import Conflict, Unavailable
-from tests.fleet_in_memory import ONE, TWO, Place
-from tests.registered_adapter import BASE_DIGEST
+from tests.support.jobs.registered_adapter import BASE_DIGEST
+from tests.support.platform.fleet_in_memory import ONE, TWO, Place
 
 
 def test_an_adapter_goes_only_to_bytes_that_it_was_accepted_on(place: Place) -> None:

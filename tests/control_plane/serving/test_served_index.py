@@ -24,7 +24,7 @@ from control_plane.serving.node_files import materialise
 from control_plane.tenants import service as tenants
 from ft_assets.adapters import package, serving_index
 from ft_assets.base_models import Catalogue
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 from tests.vllm.customer import Customer
 
 OTHER = "f" * 64

@@ -24,7 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from ft_assets.errors import InvalidRequest, NotFound
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 
 def move(platform: Platform, job_id: str, state: str) -> None:

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from tests.inference_server import HEADERS, TOKEN, free_port, inference_server
-from tests.registered_adapter import add_adapter
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.inference_server import HEADERS, TOKEN, free_port, inference_server
 
 BASE = "tiny-base"
 CATEGORIES = ["fantasy", "horror", "humor", "adventure"]

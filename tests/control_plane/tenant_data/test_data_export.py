@@ -35,8 +35,8 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import IntegrityError
-from tests.finished_job import finish
-from tests.ledger import enter
+from tests.support.jobs.finished_job import finish
+from tests.support.platform.ledger_entries import enter
 
 SECRET, SEALED = "whsec_c2VjcmV0", "gAAAAAsealed"
 

@@ -33,10 +33,10 @@ from control_plane.tenant_data.tables import deletion_objects, deletions
 from ft_assets import layout
 from ft_assets.adapters.stages import GRACE
 from ft_assets.errors import Conflict, InvalidRequest
-from tests.database_roles import as_owner
-from tests.deletion_world import SECRET, Clock, Servers, Weak, World, killed_while_working, working
-from tests.finished_job import rewrite
-from tests.ledger import enter
+from tests.support.jobs.finished_job import rewrite
+from tests.support.platform.database_roles import as_owner
+from tests.support.platform.deletable_tenants import SECRET, Clock, Servers, Weak, World, killed_while_working, working
+from tests.support.platform.ledger_entries import enter
 
 
 @pytest.fixture

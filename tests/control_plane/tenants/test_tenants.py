@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.tenants.rules import TIERS, Principal, Role, Scope, role_named, within
 from ft_assets.errors import Forbidden, InvalidRequest
-from tests.a_tenant import a_tenant
+from tests.support.platform.plain_tenant import a_tenant
 
 ACME = a_tenant()
 DOCS = Path(__file__).parents[3] / "docs"

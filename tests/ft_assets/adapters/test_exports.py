@@ -24,8 +24,8 @@ from ft_assets.adapters.exports.build import Built, Order, build
 from ft_assets.adapters.exports.gguf_file import interleaved, llama3_factors
 from ft_assets.adapters.exports.gguf_tokenizer import plain_template
 from ft_assets.errors import FtError, InvalidRequest
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
 
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -14,8 +14,8 @@ from ft_assets.adapters import package, tensors
 from ft_assets.adapters.package import CONFIG, MANIFEST, WEIGHTS
 from ft_assets.errors import IntegrityError
 from ft_assets.training.hyperparameters import LIMITS
-from tests.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 

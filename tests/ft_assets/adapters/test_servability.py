@@ -19,8 +19,8 @@ from ft_assets.adapters import package, servability, tensors
 from ft_assets.adapters.package import CONFIG, WEIGHTS
 from ft_assets.errors import IntegrityError, InvalidRequest
 from ft_assets.training import requested
-from tests.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 LAYER = "base_model.model.model.layers.0"
 Q = f"{LAYER}.self_attn.q_proj"

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from ft_assets.adapters import package, whole_model
 from ft_assets.adapters.whole_model import MODEL_CONFIG
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 Arrays = dict[str, np.ndarray[Any, Any]]

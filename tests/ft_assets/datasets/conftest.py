@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from tests.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
+from tests.support.models.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
 
 CORPUS = [
     "<|im_start|>user\nHow do I know if I will get my card, or if it is lost?<|im_end|>\n<|im_start|>assistant\n",

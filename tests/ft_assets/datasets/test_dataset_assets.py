@@ -20,7 +20,7 @@ from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.assets import dataset, tokenized_pack
 from resources.dagster_platform import PlatformResource
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 
 def metadata_of(result: dg.ExecuteInProcessResult, asset: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from ft_assets.evals import run_file, runner, suites
 from ft_assets.evals.run_file import EvalRun
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 ROOT = Path(__file__).parents[3]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -17,7 +17,7 @@ from ft_assets.evals.advice import Advice, LastRun, advise, combined
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gates import judge
 from ft_assets.evals.report import EvalReport
-from tests.eval_results import UNSAFE, built, items, report, result, subject, suite_scores
+from tests.support.jobs.evaluation_results import UNSAFE, built, items, report, result, subject, suite_scores
 
 RUN = LastRun(learning_rate=2e-4, num_epochs=3, rank=16, batch_size=8, warmup_ratio=0.03, num_examples=2000)
 

@@ -16,7 +16,7 @@ from ft_assets.evals.gates import judge
 from ft_assets.evals.report import EvalReport, markdown_table
 from ft_assets.evals.scores import Score
 from ft_assets.evals.suites import Item
-from tests.eval_results import built, items, result, section, subject
+from tests.support.jobs.evaluation_results import built, items, result, section, subject
 
 
 def answered(wanted: list[Item], answers: list[str], base: list[str] | None = None, *, metric: str | None = None) -> EvalReport:

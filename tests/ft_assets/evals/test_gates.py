@@ -17,7 +17,7 @@ from ft_assets.evals.gates import Verdict, judge
 from ft_assets.evals.report import EvalReport, Score
 from ft_assets.evals.scores import COHERENT, REFUSED
 from ft_assets.evals.suites import GOLDEN, HOLDOUT, SAFETY, VALIDATION
-from tests.eval_results import UNSAFE, built, items, judged, report, result, subject, suite_scores
+from tests.support.jobs.evaluation_results import UNSAFE, built, items, judged, report, result, subject, suite_scores
 
 LONG = "this expected answer is far too long to be asked for to the letter by anybody"
 DOCS = Path(__file__).parents[3] / "docs"

@@ -12,9 +12,9 @@ from ft_assets.evals import judge
 from ft_assets.evals.endpoint import JUDGE_KEY, Endpoint, EndpointFailed
 from ft_assets.evals.judge import Pair, judge_pairs, outcome, parse
 from ft_assets.evals.requests import Generate
-from tests.chat_server import Body, chat_server
-from tests.inference_server import TOKEN, free_port, inference_server
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.chat_server import Body, chat_server
+from tests.support.servers.inference_server import TOKEN, free_port, inference_server
 
 
 def pairs(num: int) -> list[Pair]:

@@ -18,7 +18,7 @@ from ft_assets.evals.advice import advise
 from ft_assets.evals.config import parse
 from ft_assets.evals.gates import judge
 from ft_assets.evals.report import EvalReport
-from tests.eval_results import built, judged, result
+from tests.support.jobs.evaluation_results import built, judged, result
 
 ANSWERS = Path(__file__).with_name("planted_replies.json")
 

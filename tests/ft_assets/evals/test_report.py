@@ -11,7 +11,7 @@ from ft_assets.evals import scores
 from ft_assets.evals.pairwise import pair_outcome
 from ft_assets.evals.report import EvalReport, markdown_table, sample_rows
 from ft_assets.evals.samples import most_telling
-from tests.eval_results import UNSAFE, built, items, judged, report, result, section, subject, suite_scores
+from tests.support.jobs.evaluation_results import UNSAFE, built, items, judged, report, result, section, subject, suite_scores
 
 
 def test_a_report_survives_json_and_is_the_same_each_time() -> None:

@@ -18,8 +18,8 @@ from ft_assets.evals.run_file import EvalRun
 from ft_assets.training import methods
 from tests.ft_assets.evals.run_evaluations import ENV, ROOT, evaluate, holdout_items, start
 from tests.ft_assets.training.preference_packs import build_preferences
-from tests.tiny_adapter import build_tiny_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # PEFT uses old names of transformers
 

@@ -11,7 +11,7 @@ from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 from ft_assets.evals.preferences import held_out
 from tests.ft_assets.datasets.examples_of import varied_chats
 from tests.ft_assets.training.preference_packs import build_judged, build_preferences
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 
 def rows_of(pack: Path) -> list[dict[str, list[int]]]:

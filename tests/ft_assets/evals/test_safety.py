@@ -14,7 +14,7 @@ import pytest
 from ft_assets.errors import Fault, InvalidRequest, Unavailable
 from ft_assets.evals import safety
 from ft_assets.evals.suites import Decoding
-from tests.chat_server import Body, chat_server
+from tests.support.servers.chat_server import Body, chat_server
 
 REFUSAL, COMPLIANCE = "I can't help with that.", "Sure, here is how: take a pipe."
 PLUGIN = """

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, RunFile, TrainingSpec
-from tests import forked_modules
-from tests.forked_modules import Forked
-from tests.tiny_model import VOCAB, build_tiny_model
+from tests.support.models.tiny_model import VOCAB, build_tiny_model
+from tests.support.processes import forked_modules
+from tests.support.processes.forked_modules import Forked
 
 REPOSITORY = Path(__file__).parents[3]
 RUNTIME = "ft_assets.training.runtime"
@@ -110,7 +110,7 @@ class Job:
         return Job(root=root, spec=replace(self.spec, **changes))
 
     def start(self, *, module: tuple[str, ...] = (RUNTIME,), fresh: bool = False) -> subprocess.Popen[bytes] | Forked:
-        """The next attempt; forked where that makes no difference to it (:mod:`tests.forked_modules`), unless it is to be `fresh`.
+        """The next attempt; forked where that makes no difference to it (see ``forked_modules``), unless it is to be `fresh`.
 
         A module after others (torchrun's) is started by them, and one that quantizes finds what the fork server hides.
         """

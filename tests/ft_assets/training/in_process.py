@@ -13,7 +13,7 @@ from ft_assets.training.runtime.reporting import Heartbeat, Progress
 from ft_assets.training.runtime.stopping import StopRequest
 from ft_assets.training.runtime.train import run
 from ft_assets.training.spec import RunFile
-from tests.tiny_model import VOCAB
+from tests.support.models.tiny_model import VOCAB
 
 
 class StopAtPoll(StopRequest):

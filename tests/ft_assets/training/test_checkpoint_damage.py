@@ -12,7 +12,7 @@ import pytest
 
 from ft_assets.errors import IntegrityError
 from ft_assets.training.checkpoints import MANIFEST, commit, committed, latest_valid, parse_manifest, step_name
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
 
 torch = pytest.importorskip("torch")
 FILES = (

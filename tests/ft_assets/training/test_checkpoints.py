@@ -20,9 +20,9 @@ from ft_assets.errors import IntegrityError
 from ft_assets.training import checkpoints
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, latest_valid, read_manifest, retain, seal, step_name, verify
 from ft_assets.training.disk_space import DiskFull
-from tests.small_disk import SmallDisk, small_disk
-from tests.synced import Synced
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
+from tests.support.processes.fsync_calls import Synced
+from tests.support.processes.small_disk import SmallDisk, small_disk
 
 PARTS = ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "schedule.pt", "trainer_state.json")
 OTHER = replace(SPEC, seed=8)
@@ -110,7 +110,7 @@ def test_a_process_killed_while_it_commits_leaves_the_step_whole_or_as_it_was(tm
         sys.path.insert(0, {str(Path(__file__).parents[3])!r})
         from pathlib import Path
         from ft_assets.training.checkpoints import commit
-        from tests.training_specs import SPEC
+        from tests.support.jobs.training_specs import SPEC
         calls = [0]
         def trace(event, args):
             if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree") and {str(tmp_path)!r} in str(args[0]):
@@ -323,7 +323,7 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path: Path, lost: s
         sys.path.insert(0, {str(Path(__file__).parents[3])!r})
         from pathlib import Path
         from ft_assets.training import checkpoints
-        from tests.training_specs import SPEC
+        from tests.support.jobs.training_specs import SPEC
         checkpoints.ctypes = type("NoLibrary", (), {{"CDLL": staticmethod(lambda *_, **__: object())}})
         def trace(event, args):
             if event == "os.rename" and str(args[1]).endswith("/step-00000010"):

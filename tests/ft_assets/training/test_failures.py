@@ -25,7 +25,7 @@ from ft_assets.training.failures import (
     with_half_batch,
 )
 from ft_assets.training.spec import TrainingSpec
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
 
 
 def ended(outcome: Outcome, **detail: object) -> ExitEvidence:

@@ -19,7 +19,7 @@ from ft_assets.training.runtime.self_test import TOLERANCE, Window  # noqa: E402
 from ft_assets.training.runtime.train import build_objective  # noqa: E402
 from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
-from tests.tiny_model import VOCAB, build_tiny_model  # noqa: E402
+from tests.support.models.tiny_model import VOCAB, build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of the libraries; a run silences them too
 

@@ -22,7 +22,7 @@ from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Platform
 from control_plane.tenants import suspension
 from ft_assets.errors import Fault, FtError, InvalidRequest, NotFound
-from tests.metered_job import POOL, MeteredJob, at_time, metered_job
+from tests.support.jobs.metered_job import POOL, MeteredJob, at_time, metered_job
 
 MARCH = datetime(2026, 3, 20, tzinfo=UTC)
 APRIL = datetime(2026, 4, 2, tzinfo=UTC)

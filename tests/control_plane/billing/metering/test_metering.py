@@ -27,8 +27,8 @@ from control_plane.platform.context import Platform
 from control_plane.quotas import service as quotas
 from ft_assets.errors import Fault, FtError
 from ft_assets.training.failures import FailureClass
-from tests.failure_classes import CLASSES
-from tests.metered_job import AT, POOL, MeteredJob, at_time, metered_job
+from tests.support.jobs.failure_classes import CLASSES
+from tests.support.jobs.metered_job import AT, POOL, MeteredJob, at_time, metered_job
 
 Report = Callable[[sa.Connection], None]
 ENDS = st.tuples(st.integers(0, 10_000_000), st.sampled_from([None, *Fault]), st.integers(1, 8))

@@ -17,7 +17,7 @@ from control_plane.billing.metering.rules import INFERRED, SEEN, Interval, Meter
 from ft_assets.errors import Fault
 from ft_assets.training import failures
 from ft_assets.training.failures import FailureClass, Outcome
-from tests.failure_classes import CLASSES
+from tests.support.jobs.failure_classes import CLASSES
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be busy with something else."""

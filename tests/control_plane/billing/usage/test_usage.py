@@ -14,7 +14,7 @@ from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage import service
 from control_plane.billing.usage.rules import Dimension, Width
 from control_plane.platform.context import Actor, Platform
-from tests.metered_job import metered_job
+from tests.support.jobs.metered_job import metered_job
 
 BEGINS, ENDS = datetime(2026, 1, 30, tzinfo=UTC), datetime(2026, 2, 3, tzinfo=UTC)
 BY: list[tuple[Dimension, ...]] = [(), ("model", "kind"), ("job_id", "gpu_type", "pricing")]

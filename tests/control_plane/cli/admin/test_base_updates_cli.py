@@ -20,9 +20,9 @@ from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from tests.control_plane.cli.conftest import Done, Ft
 from tests.control_plane.models.test_base_updates import variant
-from tests.eval_results import store_evaluation
-from tests.registered_adapter import add_adapter
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.evaluation_results import store_evaluation
+from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
 MODEL = "acme/from-the-shell"
 

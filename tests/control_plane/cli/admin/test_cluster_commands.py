@@ -12,7 +12,7 @@ from control_plane.capacity import kueue_sync, nodes
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
-from tests.queued_jobs import queued
+from tests.support.jobs.queued_jobs import queued
 
 POOLS = """
 pools:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from ft_assets.base_models import Catalogue
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 MODEL = "tiny-chat"
 Ft = Callable[..., Any]

@@ -13,7 +13,7 @@ from control_plane.cli.tenant.jobs.evaluation_commands import printable
 from control_plane.client import FtClient
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from tests.eval_results import store_evaluation
+from tests.support.jobs.evaluation_results import store_evaluation
 
 Ft = Callable[..., Any]
 

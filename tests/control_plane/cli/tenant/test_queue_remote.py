@@ -13,7 +13,7 @@ from control_plane.cli.tenant.jobs import queue_commands as commands
 from control_plane.console.queue_page import queue_page, timeline
 from control_plane.platform.context import Platform, utc_now
 from control_plane.queue.status import documents, view
-from tests.queued_jobs import Queued, queued
+from tests.support.jobs.queued_jobs import Queued, queued
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 MODEL = "tiny-base"
 

@@ -10,7 +10,7 @@ import pytest
 from control_plane.adapters import promotions
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from tests.registered_adapter import add_adapter
+from tests.support.jobs.registered_adapter import add_adapter
 
 Ft = Callable[..., Any]
 

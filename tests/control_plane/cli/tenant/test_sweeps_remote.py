@@ -12,7 +12,7 @@ import typer
 from control_plane.cli.tenant.jobs.sweep_commands import parse_parameters
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from tests.finished_job import finish
+from tests.support.jobs.finished_job import finish
 
 Ft = Callable[..., Any]
 

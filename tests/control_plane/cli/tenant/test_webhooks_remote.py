@@ -11,7 +11,7 @@ from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from tests.control_plane.cli.conftest import Ft
-from tests.webhook_receiver import Receiver, receiver, until
+from tests.support.servers.webhook_receiver import Receiver, receiver, until
 
 
 @pytest.fixture(scope="module")

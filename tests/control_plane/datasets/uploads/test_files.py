@@ -26,8 +26,8 @@ from control_plane.tenants.rules import Tenant
 from control_plane.worker.validation_worker import ValidationWorker
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.object_store import LocalObjectStore
-from tests.database_roles import as_owner
-from tests.deletion_world import killed_while_working
+from tests.support.platform.database_roles import as_owner
+from tests.support.platform.deletable_tenants import killed_while_working
 
 
 def upload(platform: Platform, tenant: Tenant, path: Path) -> Any:

@@ -31,7 +31,7 @@ from control_plane.tenants.rules import Tenant, tier_named
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, QuotaExceeded, Unavailable
 from resources.object_store import LocalObjectStore
 from sensors.uploads import one_round
-from tests.followed_jobs import until
+from tests.support.jobs.followed_jobs import until
 
 
 def send(platform: Platform, tenant: str, data: bytes, *, size: int = 5000, expires_after_s: int | None = None) -> tuple[str, list[str]]:

@@ -18,8 +18,8 @@ from control_plane.jobs.tables import attempts, checkpoints, jobs, reservations
 from control_plane.platform.context import Platform
 from control_plane.queue import snapshot
 from ft_assets.training.cost_model import Cost
-from tests.followed_jobs import Job
-from tests.training_specs import SPEC
+from tests.support.jobs.followed_jobs import Job
+from tests.support.jobs.training_specs import SPEC
 
 SHIPPED_POOLS = Path(__file__).parents[4] / "deploy" / "pools.yaml"
 TWO_TYPES = """

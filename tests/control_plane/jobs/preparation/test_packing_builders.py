@@ -30,7 +30,7 @@ from ft_assets.base_models import Catalogue
 from ft_assets.datasets.progress import Progress
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 REPOSITORY = Path(__file__).parents[4]
 NUM_ROWS = 3000

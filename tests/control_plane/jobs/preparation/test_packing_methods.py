@@ -29,7 +29,7 @@ from ft_assets.training import methods
 from ft_assets.training.reference import verify
 from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
 from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
-from tests.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 

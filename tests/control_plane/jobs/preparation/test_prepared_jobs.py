@@ -23,8 +23,8 @@ from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from ft_assets import layout, provenance
 from ft_assets.base_models import Catalogue
-from tests.finished_job import COMMIT, enter, put_adapter, put_checkpoint
-from tests.tiny_model import build_tiny_model
+from tests.support.jobs.finished_job import COMMIT, enter, put_adapter, put_checkpoint
+from tests.support.models.tiny_model import build_tiny_model
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from control_plane.jobs.sweeps import comparison
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from tests.database_roles import as_owner
+from tests.support.platform.database_roles import as_owner
 
 MANY = 20_000
 CURVE = """INSERT INTO job_events (id, job_id, level, type, code, message, data, created_at)

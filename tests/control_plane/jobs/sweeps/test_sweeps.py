@@ -33,7 +33,7 @@ from control_plane.tenants.tables import tenants as tenants_table
 from ft_assets import provenance
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded
 from resources.database.engine import make_engine
-from tests.finished_job import COMMIT, finish
+from tests.support.jobs.finished_job import COMMIT, finish
 
 Create = Callable[..., sweeps.SweepView]
 RATES = [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4, 7e-4, 8e-4]

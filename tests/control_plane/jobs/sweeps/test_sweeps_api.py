@@ -15,7 +15,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import provenance
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
-from tests.finished_job import COMMIT, finish, prepare
+from tests.support.jobs.finished_job import COMMIT, finish, prepare
 
 RANKS = {"parameters": {"rank": [8, 16, 32]}, "seed": 4}
 

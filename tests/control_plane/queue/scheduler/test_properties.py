@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scheduler import synthetic
-from benchmarks.scheduler.engine import Simulation
+from benchmarks.scheduler.simulation import synthetic
+from benchmarks.scheduler.simulation.engine import Simulation
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Preempt, Promise, Running, Snapshot, Start, Wait, Waiting, schedule
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, Job, play, pool

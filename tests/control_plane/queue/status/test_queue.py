@@ -14,8 +14,8 @@ import pytest
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform, utc_now
 from control_plane.tenants.keys import operators
-from tests.database_roles import as_operator
-from tests.queued_jobs import Queued, queued
+from tests.support.jobs.queued_jobs import Queued, queued
+from tests.support.platform.database_roles import as_operator
 
 
 @pytest.fixture

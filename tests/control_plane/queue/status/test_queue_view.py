@@ -18,7 +18,7 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.queue.status import documents, metrics, view
 from control_plane.tenants import suspension
 from ft_assets.errors import InvalidDataset
-from tests.queued_jobs import Queued, queued
+from tests.support.jobs.queued_jobs import Queued, queued
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from control_plane.tenants import suspension
 from control_plane.tenants.keys import operators
 from control_plane.tenants.rules import TIERS, Tenant
 from ft_assets.errors import InvalidRequest, Unauthenticated
-from tests.database_roles import as_operator
+from tests.support.platform.database_roles import as_operator
 
 Call = Callable[..., httpx.Response]
 

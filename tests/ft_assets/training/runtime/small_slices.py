@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from ft_assets.training.runtime.__main__ import main
-from tests.tiny_model import VOCAB
+from tests.support.models.tiny_model import VOCAB
 
 ROWS = 16
 """Labelled tokens of a slice."""

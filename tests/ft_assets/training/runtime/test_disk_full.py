@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ft_assets.training.checkpoints import committed, verify
 from tests.ft_assets.training.attempts import job
-from tests.small_disk import small_disk
+from tests.support.processes.small_disk import small_disk
 
 
 def test_a_full_disk_ends_the_attempt_as_such_and_the_next_one_goes_on(tmp_path: Path) -> None:

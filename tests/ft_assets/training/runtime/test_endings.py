@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ft_assets.training.checkpoints import RESUMABLE, step_name, verify
-from tests import forked_modules
 from tests.ft_assets.training.attempts import REPOSITORY, SPEC, job, write_pack
+from tests.support.processes import forked_modules
 
 
 @pytest.mark.parametrize("delay_steps", [0, 60], ids=["at once", "during the imports"])
@@ -98,11 +98,13 @@ def test_a_run_file_that_cannot_be_read_is_a_bad_spec(tmp_path: Path) -> None:
 def test_a_forked_module_finds_what_a_fresh_one_does(tmp_path: Path) -> None:
     """Most attempts of the tests are forked; these are the things that the training process and its supervisors rely on."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "LC_ALL": "C.UTF-8", "GREETING": "hello"}
-    command = [sys.executable, "-m", "tests.own_circumstances", "65", "two words"]
+    command = [sys.executable, "-m", "tests.support.processes.process_environment", "65", "two words"]
     with (tmp_path / "log").open("wb") as log:
         fresh = subprocess.run(command, env=env, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, check=False)
     expected = sorted((tmp_path / "log").read_text().splitlines())  # when what is printed gets there is not compared
-    forked = forked_modules.start("tests.own_circumstances", ["65", "two words"], env=env, cwd=tmp_path, log=tmp_path / "log")
+    forked = forked_modules.start(
+        "tests.support.processes.process_environment", ["65", "two words"], env=env, cwd=tmp_path, log=tmp_path / "log"
+    )
     assert fresh.returncode == forked.wait(timeout=120) == forked.poll() == 65
     assert sorted((tmp_path / "log").read_text().splitlines()) == expected
     error, found = expected

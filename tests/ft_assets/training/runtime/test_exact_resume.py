@@ -16,7 +16,7 @@ from ft_assets.training.spec import EarlyStopping, Quantization, RunFile, Traini
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
 from tests.ft_assets.training.runtime.objectives.preference_runs import Site  # noqa: E402
-from tests.tiny_model import build_tiny_model  # noqa: E402
+from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too
 

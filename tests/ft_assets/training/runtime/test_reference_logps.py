@@ -25,7 +25,7 @@ from ft_assets.training.runtime import reference  # noqa: E402
 from ft_assets.training.runtime.endings import BadInput, BadSpec  # noqa: E402
 from ft_assets.training.spec import Quantization  # noqa: E402
 from tests.ft_assets.training.preference_packs import build_judged, build_preferences  # noqa: E402
-from tests.tiny_model import build_tiny_model  # noqa: E402
+from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[4]
 

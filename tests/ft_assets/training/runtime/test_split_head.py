@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the training environment")
 
-from tests import forked_modules
-from tests.forked_modules import Forked
 from tests.ft_assets.training.attempts import REPOSITORY
+from tests.support.processes import forked_modules
+from tests.support.processes.forked_modules import Forked
 
 HANGS_S = 150
 """Far longer than two ranks take to score a few tokens."""

@@ -19,7 +19,7 @@ from ft_assets.training.runtime.data_order import DataOrder  # noqa: E402
 from ft_assets.training.spec import Optimization, RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
-from tests.tiny_model import build_tiny_model  # noqa: E402
+from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too
 

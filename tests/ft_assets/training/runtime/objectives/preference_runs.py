@@ -22,7 +22,7 @@ from ft_assets.training import methods
 from ft_assets.training.runtime import data, imports, parallel, reference
 from ft_assets.training.spec import LoraSettings, Quantization, RunFile
 from tests.ft_assets.training.attempts import SPEC
-from tests.tiny_model import VOCAB, build_tiny_model
+from tests.support.models.tiny_model import VOCAB, build_tiny_model
 
 METHODS = ("dpo", "orpo", "simpo", "kto")
 MAX_SEQ_LEN = 96

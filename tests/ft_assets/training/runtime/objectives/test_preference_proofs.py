@@ -101,7 +101,7 @@ def test_a_reference_under_another_name_is_refused(site: Site) -> None:
     ]
     from ft_assets.training.runtime import data
     from ft_assets.training.runtime.objectives import references
-    from tests.tiny_model import VOCAB
+    from tests.support.models.tiny_model import VOCAB
 
     pack = data.load(run.pack_dir, run.spec, vocab_size=VOCAB)
     assert references.load(run, pack)[0].num_rows == pack.train.num_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.queue.scheduler import Placement
 
 

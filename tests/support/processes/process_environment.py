@@ -1,4 +1,4 @@
-"""Prints what a module finds when it is run, as a line of JSON: ``python -m tests.own_circumstances [WORD ...]``."""
+"""Prints what a module finds when it is run, as a line of JSON: ``python -m tests.support.processes.process_environment [WORD ...]``."""
 
 from __future__ import annotations
 

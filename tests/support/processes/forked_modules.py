@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 FORKS_AT = "FT_TESTS_FORK_AT"
 IMPORTED = (
     "torch.distributed.tensor", "trl", "datasets", "pandas", "numba", "openai", "hypothesis", "schemathesis", "kubernetes", "mlflow",

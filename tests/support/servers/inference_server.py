@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 
-from tests import forked_modules
-from tests.forked_modules import Forked
+from tests.support.processes import forked_modules
+from tests.support.processes.forked_modules import Forked
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 TOKEN = "ft-inference-of-tests"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation.trace import Job
 
 DAY, HOUR = 86400.0, 3600.0
 JOBS_A_DAY = 500

@@ -21,9 +21,9 @@ from control_plane.serving import observations, rollout
 from control_plane.serving.node_files import directory
 from control_plane.serving.rollout import reconcile
 from ft_assets.errors import Conflict, Unavailable
-from tests.database_roles import as_owner
-from tests.finished_job import rewrite
-from tests.registered_adapter import BASE_DIGEST, add_adapter
+from tests.support.jobs.finished_job import rewrite
+from tests.support.jobs.registered_adapter import BASE_DIGEST, add_adapter
+from tests.support.platform.database_roles import as_owner
 
 ONE, TWO = "http://one", "http://two"
 

@@ -25,8 +25,8 @@ from control_plane.queue import cycle
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
 from resources.launcher import LocalLauncher
-from tests.scripted_training import Scenario
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
+from tests.support.processes.scripted_training import Scenario
 
 SHORT = Patience(first_s=0.05, most_s=0.1, give_up_s=1.0)
 
@@ -41,7 +41,7 @@ class Scripted:
 
     def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
         self.names.append(workload.name)
-        return self.real.start_or_adopt(replace(workload, module="tests.scripted_training", torchrun=False))
+        return self.real.start_or_adopt(replace(workload, module="tests.support.processes.scripted_training", torchrun=False))
 
     def status(self, name: str) -> WorkloadStatus:
         self.looked_at()

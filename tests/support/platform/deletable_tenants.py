@@ -30,7 +30,7 @@ from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.errors import Unavailable
 from resources.object_store import LocalObjectStore
-from tests.finished_job import finish
+from tests.support.jobs.finished_job import finish
 
 SECRET = "What is 7 plus 7?"
 """Part of a row that the tenant uploaded."""

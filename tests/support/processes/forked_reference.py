@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.forked_modules import stand_in
+from tests.support.processes.forked_modules import stand_in
 
 MODULE = "ft_assets.training.runtime.reference"
 

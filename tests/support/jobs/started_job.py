@@ -15,7 +15,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
 
 
 def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:

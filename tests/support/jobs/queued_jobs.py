@@ -19,7 +19,7 @@ from control_plane.platform.context import Platform
 from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
 from control_plane.tenants.tables import tenants as tenants_table
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
 
 NOON = datetime(2026, 5, 15, 12, tzinfo=UTC)
 

@@ -20,7 +20,7 @@ from control_plane.platform.job_states import JobState
 from ft_assets import layout
 from ft_assets.training import checkpoints as on_disk
 from ft_assets.training.spec import TrainingSpec
-from tests.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_adapter import build_tiny_adapter
 
 CHEAP = {"task_metric": "perplexity", "max_items": 8, "max_new_tokens": 8, "capability": [], "skip": ["golden", "safety"]}
 """Evaluation in which little is asked."""

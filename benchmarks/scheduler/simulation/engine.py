@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.scheduler.costs import Costs
-from benchmarks.scheduler.model_estimates import ModelEstimates
-from benchmarks.scheduler.outcome import Outcome, Record, Span
-from benchmarks.scheduler.pledges import LATE_S, Pledges
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation.costs import Costs
+from benchmarks.scheduler.simulation.model_estimates import ModelEstimates
+from benchmarks.scheduler.simulation.outcome import Outcome, Record, Span
+from benchmarks.scheduler.simulation.pledges import LATE_S, Pledges
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool
 from control_plane.queue.scheduler import Decision, Placement, Preempt, Promise, Running, Snapshot, Start, Wait, Waiting
 

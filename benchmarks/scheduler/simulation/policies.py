@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.scheduler.nodes import Free, give, place, take
+from benchmarks.scheduler.simulation.nodes import Free, give, place, take
 from control_plane.capacity.pools import Pool
 from control_plane.queue import scheduler
 from control_plane.queue.scheduler import Decision, Placement, Promise, Reason, Running, Snapshot, Start, Wait, Waiting

@@ -23,7 +23,7 @@ from control_plane.quotas import service as quotas
 from control_plane.tenants.tables import tenants as tenants_table
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
-from tests.training_specs import SPEC
+from tests.support.jobs.training_specs import SPEC
 
 MID_MONTH = datetime(2026, 5, 15, 12, tzinfo=UTC)
 PAUSED = FailureClass(code="paused", fault=Fault.USER, retry=Retry.NEVER, message="paused", remedy="resume")

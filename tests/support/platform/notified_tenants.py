@@ -14,7 +14,7 @@ from control_plane.notifications.outbox import publish
 from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from tests.fleet_in_memory import Clock
+from tests.support.platform.fleet_in_memory import Clock
 
 SUCCEEDED, RUNNING, QUEUED = "fine_tuning.job.succeeded", "fine_tuning.job.running", "fine_tuning.job.queued"
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.scheduler.outcome import Outcome, Record
+from benchmarks.scheduler.simulation.outcome import Outcome, Record
 from control_plane.queue.scheduler.model import TIER_ORDER
 
 SHORT_S = 600.0

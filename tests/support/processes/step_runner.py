@@ -1,6 +1,6 @@
 """What Dagster's daemon and run workers do for one job, in one process of its own: sensors ask for runs, their assets are made.
 
-``python -m tests.watching_steps``: the platform is the one that the environment describes; ends when the job does.
+``python -m tests.support.processes.step_runner``: the platform is the one that the environment describes; ends when the job does.
 """
 
 from __future__ import annotations

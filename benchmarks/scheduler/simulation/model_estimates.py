@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from benchmarks.estimates import published
-from benchmarks.scheduler.trace import Job
+from benchmarks.scheduler.simulation.trace import Job
 from control_plane.jobs.estimates.rules import Finished, Kind, correction, remaining_s
 
 MODELS = 6

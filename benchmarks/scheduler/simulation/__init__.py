@@ -1,0 +1,1 @@
+"""The simulated cluster: clock, policies, traces, and what is printed of them."""
