@@ -2,30 +2,30 @@
 
 import dagster as dg
 
-from ft_assets import logs, tracing
 from ft_assets.adapters import assets as adapter_assets
+from ft_assets.asset_jobs import EVALUATE, PREPARE, REEVALUATE, TRAIN
 from ft_assets.datasets import assets as dataset_assets
 from ft_assets.evals import assets as eval_assets
-from ft_assets.stages import EVALUATE, PREPARE, REEVALUATE, TRAIN
+from ft_assets.platform_resource import PlatformResource
+from ft_assets.telemetry import logs, spans
 from ft_assets.training import assets as training_assets
-from resources.dagster_platform import PlatformResource
 from sensors.admission import admission
-from sensors.evaluations import evaluations
-from sensors.failures import failures
-from sensors.metering import metering
-from sensors.model_registry import model_registry
-from sensors.outbox import outbox
-from sensors.partitions import partitions
-from sensors.quotas import quotas
-from sensors.retention import retention
-from sensors.rollout import rollout
-from sensors.scheduling import scheduling
-from sensors.submission import submit
-from sensors.sweeps import sweeps
-from sensors.uploads import uploads
+from sensors.evaluation_runs import evaluations
+from sensors.periodic.billing_cycle import metering
+from sensors.periodic.data_expiry import retention
+from sensors.periodic.fleet_sync import rollout
+from sensors.periodic.mlflow_sync import model_registry
+from sensors.periodic.outbox_relay import outbox
+from sensors.periodic.partition_cleanup import partitions
+from sensors.periodic.quotas import quotas
+from sensors.periodic.sweep_trials import sweeps
+from sensors.periodic.upload_cleanup import uploads
+from sensors.recovery import failures
+from sensors.scheduling_cycle import scheduling
+from sensors.submit_job import submit
 
 logs.configure_packages("ft-dagster")  # the rest of this process is Dagster's
-tracing.configure("ft-dagster")
+spans.configure("ft-dagster")
 
 defs = dg.Definitions(
     assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets]),

@@ -16,7 +16,7 @@ from email.utils import formatdate
 from urllib.parse import unquote, urlsplit
 
 from ft_assets.errors import Conflict, Unavailable
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 
 TIMEOUT_S = 10.0
 """Of each exchange with the server."""

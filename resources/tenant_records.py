@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from control_plane.platform.protocols import Search
 from control_plane.platform.settings import Settings
 from ft_assets.errors import Unavailable
-from ft_assets.redaction import without_credentials
+from ft_assets.telemetry.redaction import without_credentials
 from resources.database.engine import dagster_url
 
 
@@ -29,11 +29,11 @@ class DagsterRecords:
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:
         """See :class:`control_plane.platform.protocols.TenantRecords`. Refuses while a run of the tenant works."""
-        return _call("resources.dagster_records", {**self._order("erase", tenant, ids), "budget_s": budget_s}, self.limit_s)
+        return _call("resources.dagster.dagster_records", {**self._order("erase", tenant, ids), "budget_s": budget_s}, self.limit_s)
 
     def search(self, tenant: str, ids: Collection[str]) -> Search:
         """See :class:`control_plane.platform.protocols.TenantRecords`."""
-        return Search(**_call("resources.dagster_records", self._order("search", tenant, ids), self.limit_s))
+        return Search(**_call("resources.dagster.dagster_records", self._order("search", tenant, ids), self.limit_s))
 
     def _order(self, call: str, tenant: str, ids: Collection[str]) -> dict[str, Any]:
         home = str(self.settings.home / "dagster")
@@ -50,16 +50,16 @@ class MlflowRecords:
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002 - `limit_s` bounds it
         """See :class:`control_plane.platform.protocols.TenantRecords`. Everything that is recorded here has the tenant's tag."""
-        return _call("resources.mlflow_records", {"call": "erase", "uri": self.uri, "tenant": tenant}, self.limit_s)
+        return _call("resources.tracking.mlflow_records", {"call": "erase", "uri": self.uri, "tenant": tenant}, self.limit_s)
 
     def search(self, tenant: str, ids: Collection[str]) -> Search:  # noqa: ARG002
         """See :class:`control_plane.platform.protocols.TenantRecords`."""
-        return Search(**_call("resources.mlflow_records", {"call": "search", "uri": self.uri, "tenant": tenant}, self.limit_s))
+        return Search(**_call("resources.tracking.mlflow_records", {"call": "search", "uri": self.uri, "tenant": tenant}, self.limit_s))
 
 
 def _call(module: str, order: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
     """The answer of ``python -m module`` to `order`, which goes to its standard input: it may hold a password."""
-    command, system = [sys.executable, "-m", module], module.removeprefix("resources.").removesuffix("_records")
+    command, system = [sys.executable, "-m", module], module.rpartition(".")[2].removesuffix("_records")
     try:
         done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as e:

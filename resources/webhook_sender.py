@@ -25,7 +25,7 @@ import httpx
 from control_plane.platform.protocols import WebhookAnswer
 from control_plane.platform.webhook_targets import Address, Network, Target, parse, permitted
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 
 TIMEOUT_S = 10.0
 """Of everything: resolution, connection, handshake, answer. A receiver that answers drop by drop gets no more."""

@@ -3,9 +3,9 @@
 import dagster as dg
 
 from control_plane.queue.launches.pending_runs import due_runs
+from ft_assets.asset_jobs import PREPARE
 from ft_assets.partitions import JOBS, partition_key
-from ft_assets.stages import PREPARE
-from resources.dagster_platform import PlatformResource
+from ft_assets.platform_resource import PlatformResource
 from sensors.run_requests import missing, run_request
 
 

@@ -7,10 +7,9 @@ import dagster as dg
 from control_plane.platform.context import Platform
 from control_plane.queue.launches import launch_claims
 from control_plane.queue.launches.pending_runs import DueRun
-from ft_assets import context, tracing
 from ft_assets.partitions import partition_key
-from resources import step_pods
-from resources.run_tags import (
+from ft_assets.telemetry import correlation, spans
+from resources.dagster.run_tags import (
     ASKED_BY_TAG,
     ATTEMPT_TAG,
     GPUS_TAG,
@@ -23,6 +22,7 @@ from resources.run_tags import (
     TIER_TAG,
     TRACE_TAG,
 )
+from sensors import step_pods
 
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) inside a tick that has 60 s."""
@@ -59,9 +59,9 @@ def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueR
 
 def run_request(due: DueRun, *, by: str = "sensor") -> dg.RunRequest:
     """The request of one due run, in the trace of its job; its tags are what operators filter by in Dagster's UI."""
-    about = context.scope(tenant=due.tenant, job=due.job_id, attempt=due.attempt or None)
-    with about, tracing.span(f"request {due.stage}", parent=due.trace_parent, kind="producer", ft__run_key=due.run_key):
-        return _request(due, tracing.current() if due.trace_parent else None, by)
+    about = correlation.scope(tenant=due.tenant, job=due.job_id, attempt=due.attempt or None)
+    with about, spans.span(f"request {due.stage}", parent=due.trace_parent, kind="producer", ft__run_key=due.run_key):
+        return _request(due, spans.current() if due.trace_parent else None, by)
 
 
 def _request(due: DueRun, trace_parent: str | None, by: str) -> dg.RunRequest:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def run_python(code: str, *args: str) -> str:
 
 ENTRANCES = (
     "ft_assets.definitions", "control_plane.api", "control_plane.api.app", "control_plane.cli", "control_plane.cli.command_tree",
-    "control_plane.client", "resources.run_coordinator", "resources.launcher.watch", "ft_assets.datasets.ingest",
+    "control_plane.client", "sensors.run_coordinator", "resources.launcher.watch", "ft_assets.datasets.ingest",
     "ft_assets.datasets.packs.build",
 )  # fmt: skip
 IMPORTS = """
@@ -38,7 +39,7 @@ for name in sys.argv[1].split():
     found[name] = [m for m in sys.argv[2].split() if m in sys.modules]
     if found[name]:
         break
-    for loaded in [m for m in sys.modules if m.split(".")[0] in ("ft_assets", "control_plane", "resources", "sensors")]:
+    for loaded in [m for m in sys.modules if m.split(".")[0] in ("ft_assets", "control_plane", "resources", "sensors", "deploy")]:
         del sys.modules[loaded]
 print(json.dumps(found))
 """
@@ -66,14 +67,14 @@ def test_the_training_process_imports_no_platform() -> None:
     code = "import sys, ft_assets.training.runtime.train; print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))"
     loaded = set(run_python(code).split())
     assert "torch" in loaded, "the check would pass vacuously"
-    assert not loaded & {"control_plane", "resources", "sensors", "dagster", "sqlalchemy"}
+    assert not loaded & {"control_plane", "resources", "sensors", "deploy", "dagster", "sqlalchemy"}
 
 
 DEFINED = """
 import json
 from control_plane.platform import settings
 from ft_assets.definitions import defs
-from sensors import failures
+from sensors import recovery as failures
 
 def node(n):
     checks = sorted(c.name for c in n.check_keys)
@@ -128,7 +129,7 @@ def test_import_contracts_hold() -> None:
 
 def test_an_import_against_the_layers_is_caught(tmp_path: Path) -> None:
     """The contracts can fail: one planted breach for the rule that matters most is reported."""
-    for package in ("ft_assets", "control_plane", "resources", "sensors"):
+    for package in ("ft_assets", "control_plane", "resources", "sensors", "deploy"):
         subprocess.run(["cp", "-r", str(ROOT / package), str(tmp_path / package)], check=True)
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     breach = tmp_path / "ft_assets/training/runtime/train.py"
@@ -140,9 +141,37 @@ def test_an_import_against_the_layers_is_caught(tmp_path: Path) -> None:
     assert "the GPU process knows no platform BROKEN" in re.sub(r"\s+", " ", done.stdout)
 
 
+LAYERS = {"rules", "tables", "service", "schemas", "routes", "assets", "step", "__init__", "__main__"}
+"""Module names that mean the same in every package."""
+MAX_MODULES = 15
+
+
+def _modules() -> list[Path]:
+    """Every module, relative to the repository; Alembic's numbered migrations, a sequence that only grows, left out."""
+    tops = ("ft_assets", "control_plane", "resources", "sensors", "deploy", "benchmarks", "tools", "examples", "tests")
+    found = [path.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("*.py")]
+    return [path for path in found if "migrations" not in path.parts]
+
+
+def test_no_folder_has_more_than_fifteen_modules() -> None:
+    counted = Counter(path.parent for path in _modules() if path.name not in ("__init__.py", "conftest.py"))
+    assert len(counted) > 100, "the search found too little to mean anything"
+    assert {str(folder): number for folder, number in counted.items() if number > MAX_MODULES} == {}
+
+
+def test_modules_are_named_once_and_by_nouns() -> None:
+    """The client is left out: it names its modules as the API names its resources."""
+    named: dict[str, list[str]] = {}
+    for path in _modules():
+        if path.parts[0] in ("ft_assets", "control_plane", "resources", "sensors", "deploy") and "client" not in path.parts:
+            named.setdefault(path.stem, []).append(str(path))
+    assert {name: paths for name, paths in named.items() if len(paths) > 1 and name not in LAYERS} == {}
+    assert [name for name in named if name.endswith("ing")] == []
+
+
 def test_every_error_class_and_code_is_documented() -> None:
     documented = (ROOT / "docs/errors.md").read_text()
-    sources = [p for top in ("ft_assets", "control_plane", "resources", "sensors") for p in (ROOT / top).rglob("*.py")]
+    sources = [p for top in ("ft_assets", "control_plane", "resources", "sensors", "deploy") for p in (ROOT / top).rglob("*.py")]
     used = {code for p in sources for code in re.findall(r"""code="([a-z0-9_]+)\"""", p.read_text())}
     used |= {error.default_code for error in errors.family()}
     assert len(used) > 20, "the search found too little to mean anything"

@@ -2,7 +2,7 @@
 
 ``python -m tools.suite_hashes gsm8k PATH/TO/test.jsonl MIT``: rows of ``question`` and ``answer``. An answer is hashed twice, as
 published and without GSM8K's calculator annotations (``<<16-3=13>>``), because most derived datasets leave them out. Only for suites
-whose licence allows it; put its notice into ``ft_assets/datasets/checks/hashed_suites/NAME.license.txt``.
+whose licence allows it; put its notice into ``ft_assets/datasets/checks/contamination/hashed_suites/NAME.license.txt``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ft_assets.datasets.checks.contamination import VERSION, SuiteGrams
-from ft_assets.datasets.checks.shipped_suites import DIRECTORY, ShippedSuite, write_suite
+from ft_assets.datasets.checks.contamination.overlap import VERSION, SuiteGrams
+from ft_assets.datasets.checks.contamination.shipped_suites import DIRECTORY, ShippedSuite, write_suite
 
 ANNOTATION = re.compile(r"<<[^<>]*>>")
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from benchmarks.datasets.measure import Clock, timed
 from ft_assets.datasets import identity
-from ft_assets.datasets.checks.contamination import SuiteIndex
+from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.checks.pii import PiiScanner
 from ft_assets.datasets.dedup import clusters, minhash, pairs, verify
-from ft_assets.datasets.dedup.normal import CodePoints, fold, near_text
+from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
 from ft_assets.datasets.ingest import IngestResult, validate_file
 from ft_assets.datasets.packs.build import build_pack
 from ft_assets.datasets.packs.manifest import PackManifest
-from ft_assets.datasets.packs.settings import PackSettings
+from ft_assets.datasets.packs.pack_settings import PackSettings
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.schema import Example, canonical
-from ft_assets.datasets.stored import load_rows
+from ft_assets.datasets.stored_rows import load_rows
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
 WINDOW = 4096

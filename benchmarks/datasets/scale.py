@@ -67,8 +67,8 @@ def _tree(root: int) -> list[int]:
 def validate(given: argparse.Namespace) -> None:
     """The run itself, in the process that is watched."""
     from ft_assets.datasets.ingest import validate_file
+    from ft_assets.datasets.pass_progress import Progress
     from ft_assets.datasets.policies import Policies
-    from ft_assets.datasets.progress import Progress
 
     started = time.perf_counter()
     stages: dict[str, float] = {}

@@ -12,7 +12,7 @@ import yaml
 from benchmarks.estimates import published
 from benchmarks.scheduler.simulation.tables import markdown
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import cost_model, memory, shapes
+from ft_assets.training import cost_model, memory, model_shapes
 from ft_assets.training.memory import COUNTS, Case
 
 OUT = Path(__file__).parents[1] / "estimates_202611.md"
@@ -65,7 +65,7 @@ def _expected() -> Iterator[list[str]]:
 
 def placed(model: str, adapter: Adapter, gpu: str, count: int) -> Case | None:
     """As the platform would train it on `count` GPUs; None where it does not fit."""
-    shape = shapes.named(model)
+    shape = model_shapes.named(model)
     assert shape is not None
     try:
         fit = memory.fit(

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from ft_assets.training import cost_model, shapes
+from ft_assets.training import cost_model, model_shapes
 from ft_assets.training.memory import Case
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape
 
 FILE = Path(__file__).with_name("published.yaml")
 
@@ -48,7 +48,7 @@ def read(path: Path = FILE) -> list[Published]:
 
 
 def _row(row: Mapping[str, Any], own: Mapping[str, ModelShape], sources: Mapping[str, Any]) -> Published:
-    shape = own.get(row["model"]) or shapes.named(row["model"])
+    shape = own.get(row["model"]) or model_shapes.named(row["model"])
     if shape is None or row["source"] not in sources:
         raise ValueError(f"{FILE.name}: model {row['model']!r} has no shape, or source {row['source']!r} no entry; add it above the rows")
     case = Case(

@@ -28,14 +28,17 @@ from benchmarks.evals import planted_replies
 from benchmarks.evals.planted_data import COMPLIANCE, SUITE, Exchange, Files, World, write_files
 from benchmarks.evals.planted_training import SERVED_NAME, digest_of, pack, train_adapter, train_base
 from ft_assets.adapters import package
-from ft_assets.adapters.promotion import Candidate, refusals
+from ft_assets.adapters.promotion_rules import Candidate, refusals
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.adapters.tensors import weight_shapes
-from ft_assets.evals import config, gates, report, run_file, runner
-from ft_assets.evals.gates import Verdict
-from ft_assets.evals.report import EvalReport
-from ft_assets.evals.run_file import EvalRun
+from ft_assets.evals import config
+from ft_assets.evals.gate import gates
+from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.run import run_file, runner
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.scoring import report
+from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.training import methods
 
 STEPS, OVERFIT_STEPS = 160, 250

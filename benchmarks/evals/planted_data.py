@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from ft_assets.evals import golden, safety
-from ft_assets.evals.suites import Item, holdout_items, write_items
+from ft_assets.evals.suites import golden, safety
+from ft_assets.evals.suites.suite_items import Item, holdout_items, write_items
 
 SUITE = "stones"
 NUM_STONES, NUM_HOLDOUT, NUM_TRAIN = 240, 120, 240

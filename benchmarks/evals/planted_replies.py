@@ -15,10 +15,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.evals.planted_data import OPENINGS, THINGS, TROUBLES, Exchange, messages, write_pack
-from ft_assets.evals import config, report, run_file, runner
-from ft_assets.evals.report import EvalReport
-from ft_assets.evals.run_file import EvalRun
-from ft_assets.evals.suites import Item, holdout_items, write_items
+from ft_assets.evals import config
+from ft_assets.evals.run import run_file, runner
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.scoring import report
+from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.evals.suites.suite_items import Item, holdout_items, write_items
 from ft_assets.training import methods
 
 DEMO_BASE = Path(__file__).parents[2] / "examples" / "demo" / "base_model"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ft_assets.training.memory import Case, estimate
-from ft_assets.training.shapes import NAMED, ModelShape
+from ft_assets.training.model_shapes import NAMED, ModelShape
 from ft_assets.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, TrainingSpec
 
 NEVER = 1_000_000_000

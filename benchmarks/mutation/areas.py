@@ -51,7 +51,7 @@ AREAS = (
     ),
     Area(
         name="checkpoints",
-        modules=("ft_assets/training/checkpoints.py", "ft_assets/training/runtime/saving.py", "ft_assets/datasets/durable.py"),
+        modules=("ft_assets/training/checkpoints.py", "ft_assets/training/runtime/checkpoint_writer.py", "ft_assets/datasets/fsync.py"),
         tests=(
             "tests/ft_assets/training/test_checkpoint*.py", "tests/ft_assets/training/runtime/test_saving.py",
             "tests/ft_assets/training/runtime/test_resume.py",
@@ -60,22 +60,22 @@ AREAS = (
     Area(
         name="gates",
         modules=(
-            "ft_assets/evals/controls.py", "ft_assets/evals/gates.py", "ft_assets/evals/metrics.py", "ft_assets/evals/scores.py",
-            "ft_assets/evals/significance.py", "ft_assets/evals/pairwise.py",
+            "ft_assets/evals/scoring/controls.py", "ft_assets/evals/scoring/scores.py", "ft_assets/evals/scoring/significance.py",
+            "ft_assets/evals/scoring/pairwise.py", "ft_assets/evals/suites/answer_metrics.py", "ft_assets/evals/gate/gates.py",
         ),
         tests=(
-            "tests/ft_assets/evals/test_controls.py", "tests/ft_assets/evals/test_gates.py", "tests/ft_assets/evals/test_metrics.py",
-            "tests/ft_assets/evals/test_judge.py", "tests/ft_assets/evals/test_planted_replies.py",
-            "tests/ft_assets/evals/test_preferences.py", "tests/ft_assets/evals/test_report.py",
-            "tests/ft_assets/evals/test_significance.py",
+            "tests/ft_assets/evals/gate/test_controls.py", "tests/ft_assets/evals/gate/test_gates.py",
+            "tests/ft_assets/evals/gate/test_planted_replies.py", "tests/ft_assets/evals/gate/test_report.py",
+            "tests/ft_assets/evals/scoring/test_metrics.py", "tests/ft_assets/evals/scoring/test_judge.py",
+            "tests/ft_assets/evals/scoring/test_preferences.py", "tests/ft_assets/evals/scoring/test_significance.py",
         ),
     ),
     Area(
         name="tokens",
         modules=("ft_assets/datasets/tokens/*.py", "ft_assets/datasets/packs/*.py"),
         tests=(
-            "tests/ft_assets/datasets/test_long_rows.py", "tests/ft_assets/datasets/test_pack*.py",
-            "tests/ft_assets/datasets/test_templates*.py", "tests/ft_assets/datasets/test_tokens.py",
+            "tests/ft_assets/datasets/tokens/test_long_rows.py", "tests/ft_assets/datasets/tokens/test_templates*.py",
+            "tests/ft_assets/datasets/tokens/test_tokens.py", "tests/ft_assets/datasets/packs/test_pack*.py",
         ),
     ),
     Area(

@@ -273,9 +273,9 @@ def _kind(process: psutil.Process, home: Path) -> str | None:
         return None if "torch.distributed.run" in words else "trainer"
     if "resources.launcher.watch" in words:
         return "watcher"
-    if "sensors.nudge" in words:
+    if "sensors.queue_listener" in words:
         return "nudge"
-    if "resources.run_server" in words:
+    if "resources.dagster.run_server" in words:
         followers = {json.loads(p.read_text()).get("pid") for p in (home / "runs").glob("*.json")}
         return "follower" if process.pid in followers else "run server"
     return "daemon" if "dagster._daemon" in words else None

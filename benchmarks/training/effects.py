@@ -38,7 +38,7 @@ from ft_assets.base_models import BaseModel, Catalogue
 from ft_assets.training import methods
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, plan, resolve
 from ft_assets.training.recipes import AdapterKind
-from ft_assets.training.reference import ReferenceManifest
+from ft_assets.training.reference_logps import ReferenceManifest
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,9 +6,9 @@ import json
 import sys
 
 from ft_assets.training import methods
-from ft_assets.training.runtime import data, imports
-from ft_assets.training.runtime.reporting import Heartbeat, Progress
-from ft_assets.training.runtime.stopping import StopRequest
+from ft_assets.training.runtime import imports, pack_loader
+from ft_assets.training.runtime.status_files import Heartbeat, Progress
+from ft_assets.training.runtime.stop_request import StopRequest
 from ft_assets.training.spec import RunFile
 
 
@@ -17,7 +17,7 @@ def train(run: RunFile, progress: Progress | None = None) -> None:
     progress = progress or Progress()
     run.work_dir.mkdir(parents=True)
     vocab_size = int(json.loads((run.base_model_dir / "config.json").read_text())["vocab_size"])
-    rows = data.load(run.pack_dir, run.spec, vocab_size=vocab_size)
+    rows = pack_loader.load(run.pack_dir, run.spec, vocab_size=vocab_size)
     imports.import_stack(methods.get(run.spec.method), quantized=run.spec.quantization is not None, deepspeed=False)
     from ft_assets.training.runtime import train
 

@@ -23,7 +23,8 @@ import sqlalchemy as sa
 from control_plane.attempts import follow
 from control_plane.attempts import service as attempts
 from control_plane.billing.tables import ledger_entries
-from control_plane.datasets.uploads import files
+from control_plane.composition import open_platform
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import mark_packed
 from control_plane.jobs.submission import JobRequest
@@ -42,8 +43,7 @@ from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.training.spec import CheckpointPolicy, Optimization
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
-from resources.launcher.identity import identity
-from resources.platform import open_platform
+from resources.launcher.process_identity import identity
 from tests.ft_assets.training.attempts import SPEC, write_pack
 from tests.support.models.tiny_model import build_tiny_model
 
@@ -98,7 +98,7 @@ class Bench:
         rows = self.home / "rows.jsonl"
         rows.write_text("".join(f"{json.dumps({'messages': _turns(i)})}\n" for i in range(120)))
         with rows.open("rb") as stream:
-            file = files.create(self.platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")
+            file = uploaded_files.create(self.platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")
         job = jobs.submit(self.platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
         spec = replace(
             SPEC,

@@ -11,9 +11,9 @@ import sys
 
 from control_plane.attempts import follow
 from control_plane.attempts import service as attempts
+from control_plane.composition import open_platform
 from control_plane.platform import settings
 from resources.launcher import LocalLauncher
-from resources.platform import open_platform
 
 
 def main(tenant: str, job_id: str) -> None:

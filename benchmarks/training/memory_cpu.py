@@ -31,7 +31,7 @@ from benchmarks.datasets.measure import machine, versions
 from ft_assets.training.memory import Case, estimate
 from ft_assets.training.memory.activations import saved
 from ft_assets.training.memory.estimates import compute_copies
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape
 
 RESULTS = Path(__file__).parents[1] / f"training_memory_cpu_{time.strftime('%Y%m')}.json"
 SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

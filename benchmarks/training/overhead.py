@@ -168,7 +168,7 @@ def _way(way: str, pack: Path, steps: int) -> dict[str, Any]:
 def _ours(pack: Path, steps: int, directory: Path) -> dict[str, Any]:
     """As the training process runs it."""
     from benchmarks.training import in_process
-    from ft_assets.training.runtime.reporting import Progress
+    from ft_assets.training.runtime.status_files import Progress
     from ft_assets.training.spec import RunFile
 
     clock = Clock()
@@ -193,7 +193,7 @@ def _model() -> Any:
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM, set_seed
 
-    from ft_assets.training.runtime.modeling import lora_config
+    from ft_assets.training.runtime.model.weights import lora_config
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, InvalidRequest
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 
 NONE, PENDING, APPROVED, REJECTED = "none", "pending", "approved", "rejected"
 MAX_NOTE_CHARS = 2000

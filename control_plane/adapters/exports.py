@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import exports
 from control_plane.jobs.tables import jobs
-from control_plane.models import base_models
+from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.host_memory import host_bytes
@@ -32,12 +32,12 @@ from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, carry_out
 from control_plane.serving import rollout
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
-from ft_assets.adapters.exports.build import Order
+from ft_assets.adapters.exports.archive import Order
 from ft_assets.adapters.record import AdapterRecord
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 
 QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
 MAKER = "control_plane.sandbox.task_export"
@@ -234,7 +234,7 @@ def _beating(platform: Platform, export_id: str, claim: str, *, every_s: float) 
 
 def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     record = AdapterRecord.from_row(adapters.get_adapter(platform, row["tenant_id"], row["adapter_id"]))
-    model, base_dir = base_models.for_job(platform, record.base_model, record.base_digest, fresh=True)
+    model, base_dir = catalogue.for_job(platform, record.base_model, record.base_digest, fresh=True)
     kind, precision = Format(row["format"]), Precision(row["precision"]) if row["precision"] else None
     check_memory(model.id, base_dir, kind, host=host_bytes())
     order = Order(

@@ -18,7 +18,7 @@ from control_plane.sandbox import scratch
 from control_plane.tenant_data.deletion import digest_of
 from ft_assets import layout
 from ft_assets.adapters.package import MANIFEST
-from ft_assets.datasets.stored import content_digest
+from ft_assets.datasets.stored_rows import content_digest
 from ft_assets.errors import FtError, NotFound, QuotaExceeded, Unavailable
 from ft_assets.training.spec import canonical_json
 

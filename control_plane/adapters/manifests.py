@@ -16,8 +16,8 @@ from ft_assets.adapters.cluster import ClusterSettings
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
-from ft_assets.training import shapes
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training import model_shapes
+from ft_assets.training.model_shapes import ModelShape
 
 FIELDS = frozenset(f.name for f in fields(ClusterSettings))
 
@@ -81,7 +81,7 @@ def _pool(base: BaseModel) -> Pool:
 
 
 def _shape(base: BaseModel) -> ModelShape:
-    return shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
+    return model_shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
 
 
 def _settings(platform: Platform) -> ClusterSettings:

@@ -18,7 +18,7 @@ from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
 from control_plane.serving.rollout import LOADED, UNLOADED
-from ft_assets.adapters import promotion, whole_model
+from ft_assets.adapters import promotion_rules, whole_model
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
@@ -52,11 +52,11 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
     current = find_record(platform, tenant, reference)
     asked = rollout.ask(platform)
     candidate = _candidate(platform, current, asked)
-    if found := promotion.refusals(candidate):
+    if found := promotion_rules.refusals(candidate):
         raise _refused(current, found)
     with platform.engine.begin() as conn:
         row = locked_row(conn, tenant, current.id)
-        if (mismatch := promotion.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
+        if (mismatch := promotion_rules.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
             raise _refused(current, [mismatch])
         if row["stage"] != Stage.PRODUCTION:
             check_transition(current.id, Stage(row["stage"]), Stage.PRODUCTION)
@@ -99,7 +99,7 @@ def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
     return Conflict(f"{what} {record.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
 
 
-def _on_present_base(platform: Platform, conn: Connection, candidate: promotion.Candidate) -> promotion.Candidate:
+def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_rules.Candidate) -> promotion_rules.Candidate:
     """`candidate` by the catalogue and the verdicts of now: an update of its base waits for the adapter's locked row, or is seen."""
     present, accepted = platform.models.card(candidate.record.base_model).digest, _accepted(conn, candidate.record)
     served = candidate.served_digests if candidate.told else (present,)
@@ -110,7 +110,7 @@ def _accepted(conn: Connection, record: AdapterRecord) -> frozenset[str]:
     return accepted_bases.accepted_digests(conn, record.id, record.base_digest)
 
 
-def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked) -> promotion.Candidate:
+def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked) -> promotion_rules.Candidate:
     told = {r.base_digest for r in asked.pool(current.base_model) if r.base_digest}
     in_catalogue = platform.models.get(current.base_model).digest
     served = told or {in_catalogue}
@@ -120,7 +120,7 @@ def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked)
         looked = _look(platform, current)
         with platform.engine.connect() as conn:
             accepted = _accepted(conn, current)
-    return promotion.Candidate(
+    return promotion_rules.Candidate(
         record=current, served_digests=sorted(served), told=bool(told), accepted_digests=accepted, catalogue_digest=in_catalogue,
         file_refusals=looked[0], package_refusals=looked[1],
     )  # fmt: skip

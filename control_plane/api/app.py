@@ -31,7 +31,7 @@ from control_plane.datasets.uploads import routes_files, routes_uploads
 from control_plane.evaluations import routes as evaluations
 from control_plane.evaluations import routes_adapters, routes_capabilities
 from control_plane.graders import routes as graders
-from control_plane.http import authentication, errors
+from control_plane.http import authentication, error_responses
 from control_plane.http.rate_limits import RateLimitHeaders, RateLimits
 from control_plane.http.streams import OpenStreams
 from control_plane.jobs import routes as jobs
@@ -96,7 +96,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.gauges = RecentGauges(platform=platform)
     app.state.meter = RequestMeter()
     app.state.exposed = exposition.registry(app.state.gauges, app.state.meter)
-    errors.install(app)
+    error_responses.install(app)
     app.add_middleware(RateLimitHeaders)
     app.add_middleware(UnreadBodies)
     app.add_middleware(RequestIds, meter=app.state.meter)

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.datasets.suites import MAX_FILE_BYTES
-from control_plane.http import errors
+from control_plane.http import error_responses
 from control_plane.http.authentication import missing_key
 from ft_assets.errors import BodyTooLarge, FtError
 
@@ -75,7 +75,7 @@ class UnreadBodies:
             refusal = missing_key("ft-op-..." if scope["path"].startswith("/v1/admin/") else "ft-sk-...")
         elif limit is not None and length > limit:
             refusal = too_large(scope["path"], limit)
-        app = self.app if refusal is None else errors.response(refusal)
+        app = self.app if refusal is None else error_responses.response(refusal)
         await app(scope, watched, closing)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from control_plane.api.app import create_app
+from control_plane.composition import open_platform
 from control_plane.platform.settings import load
-from ft_assets import logs, tracing
+from ft_assets.telemetry import logs, spans
 from resources import http_server
-from resources.platform import open_platform
 
 SERVICE = "ft-api"
 GRACEFUL_SHUTDOWN_S = 5
@@ -17,7 +17,7 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = load()
     logs.configure(SERVICE)
-    tracing.configure(SERVICE)
+    spans.configure(SERVICE)
     http_server.run(
         create_app(open_platform(settings)),
         host=settings.api_host,

@@ -14,8 +14,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.metrics.request_metrics import RequestMeter
-from ft_assets import context, tracing
-from ft_assets.tracing import Span
+from ft_assets.telemetry import correlation, spans
+from ft_assets.telemetry.spans import Span
 
 HEADER = b"x-request-id"
 PROBES = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})
@@ -64,12 +64,12 @@ class RequestIds:
             answer.saw(message)
             await send(message)
 
-        with context.scope(request_id=request_id), self._watched(scope, answer):
+        with correlation.scope(request_id=request_id), self._watched(scope, answer):
             try:
                 await self.app(scope, receive, send_with_id)
             except Exception as error:
                 log.exception("%s %s failed", scope["method"], route_of(scope))
-                context.bind(code="server_error")
+                correlation.bind(code="server_error")
                 if answer.first_byte_s is not None:
                     raise  # half an answer is out: only cutting the connection tells the caller
                 del error
@@ -86,7 +86,7 @@ class RequestIds:
             return
         self.meter.began()
         try:
-            with tracing.span(scope["method"], parent=_header(scope, b"traceparent"), kind="server") as span:
+            with spans.span(scope["method"], parent=_header(scope, b"traceparent"), kind="server") as span:
                 try:
                     yield
                 finally:
@@ -113,7 +113,7 @@ def route_of(scope: Scope) -> str:
 
 
 def _code() -> str | None:
-    code = context.fields().get("code")
+    code = correlation.fields().get("code")
     return None if code is None else str(code)
 
 

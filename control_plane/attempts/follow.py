@@ -26,18 +26,19 @@ from control_plane.attempts.service import Claim, Ending, Reported
 from control_plane.attempts.stop import Stopping
 from control_plane.attempts.watcher import Watch
 from control_plane.jobs import warm_starts
-from control_plane.models import base_models
+from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import PROVISIONING, Event
 from control_plane.platform.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
 from control_plane.platform.transfer import Patience, download
-from ft_assets import context, layout, logs, tracing
+from ft_assets import layout
 from ft_assets.base_models import CHANGED
 from ft_assets.datasets.packs.build import verify as verify_pack
 from ft_assets.errors import IntegrityError, NotAdmitted
+from ft_assets.telemetry import correlation, logs, spans
 from ft_assets.training import checkpoints
 from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
-from ft_assets.training.reference import verify as verify_reference
+from ft_assets.training.reference_logps import verify as verify_reference
 from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ def follow(
     `patience` and `final_patience` are had with an object store that takes no checkpoints, and no finished model. After the
     latter ``Unavailable`` is raised: the step is replaced, and the next one adopts the workload and commits what it left.
     """
-    context.bind(attempt=held.attempt)
+    correlation.bind(attempt=held.attempt)
     work_dir = job_dir(platform, held.job_id)
     restored = attempts.from_step(platform, held)
     if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:  # what runs has its checkpoint already, and writes new ones
@@ -167,7 +168,7 @@ def follow(
         if error.code != CHANGED:
             raise
         say(error.message)
-        return base_models.changed_ending(held, error, last_step=restored)
+        return catalogue.changed_ending(held, error, last_step=restored)
     followed = attempts.mark_started(platform, held, from_step=restored, started_at=status.started_at)
     before = attempts.reported(platform, held, from_step=restored)
     tail = Tail(
@@ -274,7 +275,7 @@ def fetch_reference(platform: Platform, tenant: str, key: str) -> Path:
 def _workload(platform: Platform, launcher: Launcher, held: Claim, work_dir: Path) -> Workload:
     """What is to run; before it begins, every byte of the base model is read and held against the digest that the spec is made for."""
     begins = launcher.status(held.workload).phase is WorkloadPhase.ABSENT  # one that runs has loaded its model
-    _, model_dir = base_models.for_job(platform, held.model, held.spec.base_digest, fresh=begins)
+    _, model_dir = catalogue.for_job(platform, held.model, held.spec.base_digest, fresh=begins)
     run_file = work_dir / f"run-a{held.attempt}.json"
     RunFile(
         spec=held.spec,
@@ -294,14 +295,14 @@ def _workload(platform: Platform, launcher: Launcher, held: Claim, work_dir: Pat
         torchrun=True,
         devices=held.devices,
         env=_watched_as(held),
-        secrets=(tracing.HEADERS,),
+        secrets=(spans.HEADERS,),
         labels={"tenant": held.tenant, "job": held.job_id, "pool": held.pool},
     )
 
 
 def _watched_as(held: Claim) -> dict[str, str]:
     """The workload's logs and spans are of this attempt, and of the trace in which it is started."""
-    with context.scope(tenant=held.tenant, job=held.job_id, attempt=held.attempt):
+    with correlation.scope(tenant=held.tenant, job=held.job_id, attempt=held.attempt):
         return logs.environment()
 
 

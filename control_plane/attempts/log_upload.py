@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.platform.protocols import Launcher, ObjectStore
 from control_plane.platform.transfer import FAILURES, Patience, patiently
 from ft_assets.errors import FtError, Unavailable
-from ft_assets.redaction import without_secrets
+from ft_assets.telemetry.redaction import without_secrets
 
 log = logging.getLogger(__name__)
 

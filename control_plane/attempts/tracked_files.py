@@ -10,7 +10,7 @@ from typing import Any
 from control_plane.attempts.claims import Claim
 from control_plane.jobs import results
 from control_plane.platform.context import Platform
-from ft_assets.training.curves import loss_curve_svg
+from ft_assets.training.loss_curve_svg import loss_curve_svg
 from ft_assets.training.spec import TrainingSpec
 
 SPEC = "spec.json"

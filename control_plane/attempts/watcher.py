@@ -27,7 +27,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import FOR_OPERATORS, Event, as_reported
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import RunLog, TrackedRun
-from ft_assets.redaction import without_credentials
+from ft_assets.telemetry.redaction import without_credentials
 
 KEPT_STEPS = 2000
 """Newest steps that verdicts look at."""

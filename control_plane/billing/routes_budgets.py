@@ -8,7 +8,7 @@ from control_plane.billing import billing_responses as render
 from control_plane.billing import budgets, schemas
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/budgets", tags=["billing"])
 

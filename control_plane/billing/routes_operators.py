@@ -14,7 +14,7 @@ from control_plane.billing.usage.rules import OF_OPERATORS
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Operator, OperatorPlatform
 from control_plane.tenants import service as tenants
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/admin", tags=["operators"])
 

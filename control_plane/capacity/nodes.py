@@ -16,7 +16,7 @@ from control_plane.capacity.pools import Node, Pool
 from control_plane.jobs.tables import node_drains, reservations
 from control_plane.platform.context import Platform
 from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 MAX_REASON_CHARS = 1000
 """As of the reason why a tenant is suspended."""

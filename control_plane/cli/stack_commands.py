@@ -26,8 +26,8 @@ def up(
 ) -> None:
     """Start PostgreSQL, Dagster, the API and the inference server, and watch over them."""
     from control_plane.cli.stack_view import StackView
-    from resources.stack import commands
-    from resources.stack.report import Phase, StackReport
+    from deploy.local import lifecycle as commands
+    from deploy.local.supervisor.stack_report import Phase, StackReport
 
     settings = commands.load_settings()
     was_ready = False
@@ -58,7 +58,8 @@ def up(
 
 def down(as_json: Json = False) -> None:
     """End the running stack; training that runs writes a checkpoint first. Fine when nothing runs."""
-    from resources.stack import commands, workloads
+    from deploy.local import lifecycle as commands
+    from deploy.local import workloads
 
     settings = commands.load_settings()
     ended = commands.down(settings)
@@ -76,8 +77,8 @@ def down(as_json: Json = False) -> None:
 
 def status(as_json: Json = False) -> None:
     """Show each service: state, pid, address, log. Exit code 4 when the stack is not up."""
-    from resources.stack import commands
-    from resources.stack.report import Phase
+    from deploy.local import lifecycle as commands
+    from deploy.local.supervisor.stack_report import Phase
 
     report = commands.status(commands.load_settings())
     if as_json:
@@ -97,7 +98,7 @@ def status(as_json: Json = False) -> None:
 
 def env(as_json: Json = False) -> None:
     """Print export lines, so that `eval "$(ft env)"; dagster asset materialize ...` works on the running stack."""
-    from resources.stack import commands
+    from deploy.local import lifecycle as commands
 
     variables = commands.shell_env(commands.load_settings())
     if as_json:

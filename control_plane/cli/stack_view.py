@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from control_plane.cli.output import console, escape, say
-from resources.stack.report import Phase, ServiceReport, ServiceState, StackReport
+from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
 
 if TYPE_CHECKING:
     from rich.live import Live

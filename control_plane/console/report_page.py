@@ -9,9 +9,9 @@ from typing import Any
 
 import jinja2
 
-from ft_assets.datasets.causes import problems_of
-from ft_assets.datasets.histogram import histogram_svg
-from ft_assets.datasets.report import contamination_line
+from ft_assets.datasets.report.causes import problems_of
+from ft_assets.datasets.report.histogram import histogram_svg
+from ft_assets.datasets.report.validation_report import contamination_line
 
 TEMPLATES = Path(__file__).parent
 LENGTHS = ("min", "p50", "mean", "p95", "p99", "max", "total")
@@ -25,7 +25,7 @@ LEAST_SHARE = 0.01
 
 
 def report_page(report: Mapping[str, Any], *, name: str) -> str:
-    """`report` (see ``ft_assets.datasets.report``) as HTML; everything that came from a file is escaped."""
+    """`report` (see ``ft_assets.datasets.report.validation_report``) as HTML; everything that came from a file is escaped."""
     stats = report.get("stats") or {}
     graph = stats.get("histogram") or {}
     return _template().render(

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 
 WRITE_EVERY_S = 1.0
 CLAIM_LOST_AFTER_S = 30.0

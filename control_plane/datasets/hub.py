@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
 from control_plane.datasets.tables import files as files_table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
 from ft_assets.datasets.readers.containers import MAX_BYTES
 from ft_assets.errors import InvalidRequest, QuotaExceeded
 
 if TYPE_CHECKING:
-    from ft_assets.datasets.readers.hub import HubFile, HubId
+    from ft_assets.datasets.readers.hub.hub_dataset import HubFile, HubId
 
 MAX_PENDING = 10
 """Imports of a tenant that wait for their bytes: one downloads at once, and nobody needs a day's worth in line."""
@@ -41,31 +41,31 @@ def import_dataset(
 
     `hub_token` is the tenant's own, for a dataset that is not public: the operator's is not for tenants. It is not stored.
     """
-    files.check_request(platform, policies=policies, model=model)
+    uploaded_files.check_request(platform, policies=policies, model=model)
     if not platform.settings.hub_endpoint:
         raise InvalidRequest(
             f"{hub_id[:200]} cannot be read: no Hub is set up for this platform; upload the file instead", code="hub_disabled"
         )
     pinned = _pinned(platform.settings, hub_id, hub_token)
     _check_pending(platform, tenant)
-    return files.insert(
-        platform, tenant, files.new_id(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1], column_map=column_map,
+    return uploaded_files.insert(
+        platform, tenant, uploaded_files.new_id(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1], column_map=column_map,
         policies=policies, model=model, source=str(pinned), hub_token_given=bool(hub_token),
     )  # fmt: skip
 
 
 def fetched(settings: Settings, hub_id: str, directory: Path, *, max_bytes: int = MAX_BYTES) -> HubFile:
     """The rows of `hub_id` as one file in `directory`, for whoever runs `ft` on this machine, with this machine's token."""
-    from ft_assets.datasets.readers import hub
+    from ft_assets.datasets.readers.hub import hub_dataset
 
     endpoint, token = settings.hub_endpoint, settings.hub_token or None
-    pinned = hub.parse_hub_id(hub_id, endpoint=endpoint, token=token, scratch=directory)
-    return hub.fetch(pinned, directory, endpoint=endpoint, token=token, max_bytes=max_bytes)
+    pinned = hub_dataset.parse_hub_id(hub_id, endpoint=endpoint, token=token, scratch=directory)
+    return hub_dataset.fetch(pinned, directory, endpoint=endpoint, token=token, max_bytes=max_bytes)
 
 
 def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:
     """The id that `hub_id` spells; one that pins no commit is refused with the one of today, if the Hub can be asked now."""
-    from ft_assets.datasets.readers.hub import parse_hub_id
+    from ft_assets.datasets.readers.hub.hub_dataset import parse_hub_id
 
     if not ASKING.acquire(blocking=False):
         return parse_hub_id(hub_id)

@@ -6,10 +6,10 @@ from typing import Any
 
 from control_plane.datasets import service as datasets
 from control_plane.datasets.local_rows import rows_file
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from ft_assets.datasets.preview import preview
-from ft_assets.datasets.stored import load_rows
+from ft_assets.datasets.stored_rows import load_rows
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 
@@ -45,7 +45,7 @@ def preview_dataset(
 def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:
     if not subject.startswith("file-"):
         return str(datasets.get(platform, tenant, subject)["id"])
-    file = files.get(platform, tenant, subject)
+    file = uploaded_files.get(platform, tenant, subject)
     if file["dataset_id"] is None:
         raise Conflict(f"file {subject} is {file['status']} and has no dataset to show; see its report", code="file_not_validated")
     return str(file["dataset_id"])

@@ -12,7 +12,7 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from ft_assets.datasets.policies import too_few_to_train
-from ft_assets.datasets.report import in_order
+from ft_assets.datasets.report.validation_report import in_order
 from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
 from ft_assets.training import methods
 

@@ -23,10 +23,10 @@ from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, carry_out_apart
 from control_plane.tenants.tables import tenants
 from ft_assets import layout
-from ft_assets.datasets.checks.benchmarks import field_of, field_text
-from ft_assets.datasets.checks.shipped_suites import shipped_index, shipped_suites
-from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers.opening import open_rows
+from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
+from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_suites
+from ft_assets.datasets.readers.row_stream import open_rows
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 MAX_FILE_BYTES = 256 << 20

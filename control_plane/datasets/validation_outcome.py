@@ -16,9 +16,9 @@ from control_plane.datasets.tables import files
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Fault, FtError, IntegrityError, Unavailable
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 
 HUB_AWAY = "hub_unavailable"
 PLATFORM_FAILURES = (CRASHED, "server_error", HUB_AWAY, IntegrityError.default_code)

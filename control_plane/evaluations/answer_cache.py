@@ -21,9 +21,9 @@ from control_plane.serving import node_files
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import FtError, InvalidRequest
-from ft_assets.evals import run_file
-from ft_assets.evals.run_file import EvalRun
-from ft_assets.storable import check_storable
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.storable_text import check_storable
 
 KINDS_OF_ALL = ("golden", "safety", "capability")
 """Suites of the platform: answers to them are nobody's data."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from control_plane.platform.context import Platform
-from ft_assets.evals import task_files
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.task_files import Listed
+from ft_assets.evals.suites import task_files
+from ft_assets.evals.suites.task_files import Listed
 
 
 def listing(platform: Platform) -> list[Listed]:

@@ -18,11 +18,11 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.serving import accepted_bases
-from ft_assets import tracing
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
 from ft_assets.evals.config import EvalConfig
+from ft_assets.telemetry import spans
 
 Adapter = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
     rules = evaluations.rules_of(job.request, None)
-    with tracing.span("register") as registering:
+    with spans.span("register") as registering:
         made = adapters.register(
             platform,
             tenant=tenant,
@@ -103,7 +103,7 @@ def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: Eval
 def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, str]:
     """The adapter after its promotion and what to say of it; one that may not be served now stays where it is, with the reason."""
     try:
-        with tracing.span("promote", ft__adapter=made["id"]):
+        with spans.span("promote", ft__adapter=made["id"]):
             made = promotions.promote(platform, made["tenant_id"], made["id"])
     except Conflict as refused:
         if refused.code != "promotion_refused":

@@ -17,12 +17,12 @@ from control_plane.platform import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
-from ft_assets import logs, tracing
 from ft_assets.errors import Conflict, FtError, InvalidRequest, Unavailable
-from ft_assets.evals import run_file
-from ft_assets.evals.endpoint import JUDGE_KEY, SAFETY_KEY
-from ft_assets.evals.progress import read_heartbeat, read_milestones
-from ft_assets.evals.run_file import EvalRun
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.heartbeat import read_heartbeat, read_milestones
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
+from ft_assets.telemetry import logs, spans
 
 POLL_S = 0.25
 GRACE_S = 10.0
@@ -53,7 +53,7 @@ class Watch(Protocol):
         False: nobody wants the result any more."""
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
-        """Something is done, told once: see :class:`ft_assets.evals.progress.Milestones`."""
+        """Something is done, told once: see :class:`ft_assets.evals.run.heartbeat.Milestones`."""
 
 
 class JobWatch:
@@ -110,12 +110,12 @@ def follow(
             watch.progress(_planned(run))
         workload = Workload(
             name=f"{name}-{number}",
-            module="ft_assets.evals.runner",
+            module="ft_assets.evals.run.runner",
             run_file=run.out_dir / run_file.RUN_NAME,
             work_dir=run.out_dir,
             held=held,
             env=logs.environment(),
-            secrets=(JUDGE_KEY, SAFETY_KEY, tracing.HEADERS),
+            secrets=(JUDGE_KEY, SAFETY_KEY, spans.HEADERS),
         )
         status, wanted = _follow(launcher, workload, run, watch, clock)
         if status.exit_code == run_file.EXIT_OK and (found := _result(run)) is not None:

@@ -29,7 +29,7 @@ from control_plane.evaluations.run import Evaluated, Judged
 from control_plane.jobs.preparation.pin import job_row
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import record as write_event
-from control_plane.models import base_models
+from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event, Level
 from control_plane.platform.job_states import JobState
@@ -40,8 +40,8 @@ from ft_assets.adapters import package
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
-from ft_assets.evals import gates
 from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.gate import gates
 
 BEAT_EVERY_S = 5.0
 PASSED_EVENT = "reevaluation_passed"
@@ -101,7 +101,7 @@ def _subject(platform: Platform, held: RowMapping) -> Subject:
     if record.stage == Stage.ARCHIVED:
         raise Conflict(f"adapter {record.id} was archived meanwhile: its files are gone", code="not_reevaluated")
     _check_reads_alike(platform, record, held["base_digest"])
-    _, base_dir = base_models.for_job(platform, record.base_model, held["base_digest"], fresh=True)
+    _, base_dir = catalogue.for_job(platform, record.base_model, held["base_digest"], fresh=True)
     with platform.engine.connect() as conn:
         job = job_row(conn, record.tenant_id, record.job_id)
     return Subject(record=record, job=job, base_dir=base_dir, rules=evaluations.rules_of(job.request, held["eval_config"]))

@@ -18,9 +18,9 @@ from control_plane.jobs.results import metric_lines
 from control_plane.platform.context import Platform
 from ft_assets import layout
 from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.evals.advice import Advice, combined
-from ft_assets.evals.gates import Verdict
-from ft_assets.evals.report import EvalReport
+from ft_assets.evals.gate.advice import Advice, combined
+from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.scoring.report import EvalReport
 
 MAX_PAGE = 200
 Only = Literal["changed", "worse", "better"]

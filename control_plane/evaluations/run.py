@@ -23,11 +23,11 @@ from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache, follow_evaluation
 from control_plane.evaluations.follow_evaluation import Watch
-from control_plane.jobs.preparation.packing import validation_rows
+from control_plane.jobs.preparation.pack_build import validation_rows
 from control_plane.jobs.preparation.pin import job_row
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.tables import checkpoints, jobs
-from control_plane.models import base_models
+from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher, TrackedRun
@@ -36,11 +36,15 @@ from control_plane.platform.transfer import download
 from ft_assets import layout
 from ft_assets.adapters import whole_model
 from ft_assets.errors import Conflict
-from ft_assets.evals import config, gates, metrics, report, run_file, suites
-from ft_assets.evals.advice import Advice, LastRun, advise
-from ft_assets.evals.gates import Verdict
-from ft_assets.evals.report import EvalReport
-from ft_assets.evals.run_file import EvalRun
+from ft_assets.evals import config
+from ft_assets.evals.gate import gates
+from ft_assets.evals.gate.advice import Advice, LastRun, advise
+from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.scoring import report
+from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.evals.suites import answer_metrics, suite_items
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
 
@@ -145,7 +149,7 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
     directory = fetch_final(platform, job_id)
-    _, base_dir = base_models.for_job(platform, job.model, job.base_digest, fresh=True)
+    _, base_dir = catalogue.for_job(platform, job.model, job.base_digest, fresh=True)
     judged = Judged(
         tenant=tenant,
         job=job,
@@ -174,7 +178,7 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
     """
     out_dir = job_dir(platform, judged.job.id) / "evals" / judged.name
     asked = judged.eval_config
-    items = suites.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=asked.max_items)
+    items = suite_items.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=asked.max_items)
     run = _run(platform, judged, out_dir, items)
     result = _stored_result(platform, judged, run)
     if result is None:
@@ -182,7 +186,7 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
             launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch, held=reserved_devices.held(platform)
         )
     answer_cache.remember(platform, judged.tenant, result)
-    metric = asked.task_metric if asked.task_metric in metrics.METRICS else None
+    metric = asked.task_metric if asked.task_metric in answer_metrics.METRICS else None
     built = report.build(
         result,
         items,
@@ -216,10 +220,10 @@ def _stored_result(platform: Platform, judged: Judged, run: EvalRun) -> Mapping[
     return found if not found.get("error") and follow_evaluation.answers(found, run) else None
 
 
-def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suites.Item]) -> EvalRun:
+def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_items.Item]) -> EvalRun:
     """The run file's content: the same for the same question, but for what is known by now."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    suites.write_items(items, out_dir / "holdout.jsonl")
+    suite_items.write_items(items, out_dir / "holdout.jsonl")
     asked = judged.eval_config
     previous = answer_cache.previous(platform, judged.tenant, judged.job, judged.base_digest) if judged.compare else None
     run = EvalRun(
@@ -243,7 +247,9 @@ def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
     return judged.base_model, platform.models.card(judged.base_model).repo, (judged.job.metadata or {}).get(GENERATED_BY)
 
 
-def _stages(settings: Settings, asked: config.EvalConfig, items: Sequence[suites.Item], compared: Sequence[str | None]) -> dict[str, Any]:
+def _stages(
+    settings: Settings, asked: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
+) -> dict[str, Any]:
     """What is asked beside the job's own items, by the operator's settings and the job's wishes.
 
     1. Capability suites that the job names, else the operator's.
@@ -260,7 +266,7 @@ def _stages(settings: Settings, asked: config.EvalConfig, items: Sequence[suites
         "safety": bool(classifier) and "safety" not in asked.skip,
         "classifier": {"spec": classifier} if classifier not in ("", "builtin") else None,
     }
-    free_text = bool(items) and not suites.is_literal(items)
+    free_text = bool(items) and not suite_items.is_literal(items)
     if settings.judge_url and "judge" not in asked.skip and (free_text if asked.judge is None else asked.judge):
         found["judge"] = {
             "url": settings.judge_url,

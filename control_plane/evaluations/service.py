@@ -33,7 +33,7 @@ from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gates import Finding, Verdict
+from ft_assets.evals.gate.gates import Finding, Verdict
 
 GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"

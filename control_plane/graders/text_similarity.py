@@ -1,7 +1,7 @@
 """How alike two texts are: the metrics of OpenAI's ``text_similarity`` grader that need neither a model nor a dictionary.
 
-Each is a number from 0 to 1. Words are those of :mod:`ft_assets.evals.metrics`: letters of every alphabet, and every Chinese or
-Japanese character is one. Tests hold each metric against the library that defines it.
+Each is a number from 0 to 1. Words are those of :mod:`ft_assets.evals.suites.answer_metrics`: letters of every alphabet, and every Chinese
+or Japanese character is one. Tests hold each metric against the library that defines it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ft_assets.evals.metrics import bleu, common_subsequence, rouge_l, words
+from ft_assets.evals.suites.answer_metrics import bleu, common_subsequence, rouge_l, words
 
 GLEU_ORDER = 4
 

@@ -18,8 +18,8 @@ from control_plane.tenants import rules as kinds
 from control_plane.tenants import service as tenants
 from control_plane.tenants.keys import operators
 from control_plane.tenants.rules import Principal, Scope
-from ft_assets import context
 from ft_assets.errors import InvalidRequest, Unauthenticated
+from ft_assets.telemetry import correlation
 
 MAX_USER_AGENT = 200
 
@@ -50,7 +50,7 @@ def caller(
     limits: RateLimits = request.app.state.rate_limits
     with limits.watching_unknown_keys(request, secret):
         found = tenants.authenticate(platform, secret)
-    context.bind(tenant=found.tenant.id, key=found.key_id)
+    correlation.bind(tenant=found.tenant.id, key=found.key_id)
     limits.count(request, found.key_id, found.requests_per_minute)
     tenants.refuse_suspended(platform, found.tenant)
     return found
@@ -128,7 +128,7 @@ def operator(
     limits: RateLimits = request.app.state.rate_limits
     with limits.watching_unknown_keys(request, secret):
         found = operators.authenticate(platform, secret)
-    context.bind(operator=found.id)
+    correlation.bind(operator=found.id)
     limits.count(request, found.id, limits.of_operators)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ft_assets.datasets.policies import READING
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 SPREAD = re.compile(r"([a-z_]+)\[([^\[\]]+)\]")
 ANCHOR = "created_at"

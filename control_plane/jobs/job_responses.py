@@ -26,8 +26,8 @@ from control_plane.quotas import schemas as quotas_schemas
 from control_plane.quotas.service import JobQuota
 from control_plane.serving import model_routes
 from control_plane.serving import schemas as serving_schemas
-from ft_assets.datasets.report import contamination
-from ft_assets.training.frozen import openai_hyperparameters
+from ft_assets.datasets.report.validation_report import contamination
+from ft_assets.training.stored_specs import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
 EXPLAINED = WAITING | {JobState.PAUSING, JobState.PAUSED}

@@ -21,10 +21,10 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.warm_starts import Source
 from control_plane.platform.job_states import JobState
-from ft_assets import provenance
 from ft_assets.adapters.stages import Stage
 from ft_assets.base_models import BaseModel
 from ft_assets.evals import config as eval_config
+from ft_assets.telemetry import provenance
 from ft_assets.training.spec import TrainingSpec
 
 DIRTY = "-dirty"

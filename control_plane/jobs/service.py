@@ -37,10 +37,10 @@ from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.service import refuse_suspended, tenant_of
 from control_plane.tenants.tables import tenants
-from ft_assets import tracing
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
+from ft_assets.telemetry import spans
 
 
 class Submitted(NamedTuple):
@@ -415,7 +415,7 @@ def _insert(conn: Connection, tenant: str, asked: _Resolved, *, tier: str, datas
         "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL's null, not JSON's
         "dataset_id": dataset_id,
         "warm_start": sa.null() if warm_start is None else warm_start.to_row(),
-        "trace_parent": tracing.current(),
+        "trace_parent": spans.current(),
         "created_at": now,
     }
     conn.execute(sa.insert(jobs).values(**values))

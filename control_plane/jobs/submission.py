@@ -16,10 +16,10 @@ from typing import Any, Self
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config as eval_config
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 from ft_assets.training.methods import registered
 from ft_assets.training.recipes import ADAPTERS, AdapterKind
-from ft_assets.training.requested import checked, checked_hardware
+from ft_assets.training.requested_hyperparameters import checked, checked_hardware
 from ft_assets.training.spec import canonical_json
 
 ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTERS, "sft")

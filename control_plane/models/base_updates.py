@@ -27,7 +27,9 @@ from control_plane.adapters.tables import adapters
 from control_plane.adapters.tables import evaluations as evaluations_table
 from control_plane.evaluations import service as evaluations
 from control_plane.jobs.tables import jobs
-from control_plane.models import base_models
+from control_plane.models import catalogue
+from control_plane.models.model_fetch import fetch_model
+from control_plane.models.operator_catalogue import catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.serving import accepted_bases
@@ -36,8 +38,6 @@ from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
 from ft_assets.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_config
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
-from ft_assets.model_fetch import fetch_model
-from ft_assets.operator_catalogue import catalogue_file, edited
 
 KEPT_FOR = timedelta(hours=1)
 """From the switch on; a submission takes seconds between its look at the catalogue and its row."""
@@ -158,7 +158,7 @@ def abandon(platform: Platform, model_id: str) -> Path | None:
         dropped = entry["next"]
         kept = {k: v for k, v in entry.items() if k != "next"}
         entries[model_id] = kept | {"history": _told(platform, entry, "abandoned", dropped["digest"])}
-        orphan = base_models.unnamed(platform.settings.models_dir, dropped, entries)
+        orphan = catalogue.unnamed(platform.settings.models_dir, dropped, entries)
     if orphan is not None:
         shutil.rmtree(orphan, ignore_errors=True)
     return orphan
@@ -182,7 +182,7 @@ def prune(platform: Platform, model_id: str) -> list[str]:
             doomed = [v for v in entry["previous"] if v["digest"] in gone]
             kept = [v for v in entry["previous"] if v["digest"] not in gone]
             entries[model_id] = {**entry, "previous": kept, "history": _told(platform, entry, "pruned", *gone)}
-            orphans = [base_models.unnamed(platform.settings.models_dir, v, entries) for v in doomed]
+            orphans = [catalogue.unnamed(platform.settings.models_dir, v, entries) for v in doomed]
     for orphan in filter(None, orphans):
         shutil.rmtree(orphan, ignore_errors=True)
     return gone
@@ -210,11 +210,11 @@ def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str,
     with platform.engine.connect() as conn:
         in_production = len(_production(conn, model_id))
     _check_fits(current, found, in_production=in_production)
-    version = base_models.pinned(source, found, platform.settings.models_dir)
+    version = catalogue.pinned(source, found, platform.settings.models_dir)
     version = {k: v for k, v in {**version, "license": source.get("license") or current.license}.items() if k in VERSION_FIELDS}
     version["context_length"] = min(found.context_length, current.context_length)
     with edited(catalogue_file(platform.settings.models_dir)) as entries:
-        kept = entries.get(model_id) or base_models.pinned({**entry, "id": model_id}, current, platform.settings.models_dir)
+        kept = entries.get(model_id) or catalogue.pinned({**entry, "id": model_id}, current, platform.settings.models_dir)
         staged = kept.get("next")
         if staged and staged["digest"] != found.digest:
             raise _staged(kept, f"other bytes are staged for {model_id} already")

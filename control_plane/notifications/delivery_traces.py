@@ -10,8 +10,8 @@ from sqlalchemy.engine import RowMapping
 
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
-from ft_assets import context, tracing
-from ft_assets.tracing import Span
+from ft_assets.telemetry import correlation, spans
+from ft_assets.telemetry.spans import Span
 
 JOB_PREFIX = "ftjob-"
 
@@ -22,10 +22,10 @@ def delivery(platform: Platform, row: RowMapping) -> Iterator[Span]:
     subject = str(row["subject"])
     job_id = subject if subject.startswith(JOB_PREFIX) else None
     about = {"ft__event": row["event_id"], "ft__event_type": row["type"], "ft__delivery_attempt": row["attempts"]}
-    parent = of_job(platform, job_id) if job_id and tracing.is_on() else None
+    parent = of_job(platform, job_id) if job_id and spans.is_on() else None
     with (
-        context.scope(tenant=row["tenant_id"], job=job_id),
-        tracing.span(f"deliver {row['channel']}", parent=parent, kind="client") as span,
+        correlation.scope(tenant=row["tenant_id"], job=job_id),
+        spans.span(f"deliver {row['channel']}", parent=parent, kind="client") as span,
     ):
         span.set(**about)
         yield span

@@ -31,7 +31,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WebhookAnswer
 from control_plane.tenants.tables import members
 from ft_assets.errors import Conflict, FtError, Unavailable
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 
 LEASE = timedelta(seconds=60)
 """Of a claim: several times what a delivery may take. After a kill it is sent again that much later."""

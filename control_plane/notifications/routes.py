@@ -13,7 +13,7 @@ from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep, Reader
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
 from control_plane.notifications.rules import EVENT_TYPES
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
 

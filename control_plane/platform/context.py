@@ -70,7 +70,7 @@ class Logins:
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Composed once a process by ``resources.platform.open_platform``; tests compose their own."""
+    """Composed once a process by ``control_plane.composition.open_platform``; tests compose their own."""
 
     logins: Logins
     objects: ObjectStore

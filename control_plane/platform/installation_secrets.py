@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from control_plane.platform.settings import Settings
-from ft_assets.datasets.durable import sync_directory
+from ft_assets.datasets.fsync import sync_directory
 from ft_assets.errors import IntegrityError
 
 TOKEN_BYTES = 32

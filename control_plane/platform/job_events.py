@@ -83,7 +83,7 @@ def provisioning_event(phase: str, *, attempt: int) -> Event:
 
 
 def evaluation_event(milestone: Mapping[str, Any]) -> Event:
-    """The event of an evaluation that has begun, or of a suite that was answered: a milestone of ``ft_assets.evals.progress``."""
+    """The event of an evaluation that has begun, or of a suite that was answered: a milestone of ``ft_assets.evals.run.heartbeat``."""
     kind = milestone["kind"]
     if kind == "planned":
         suites = ", ".join(f"{suite} ({num})" for suite, num in milestone["suites"].items())

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import FtError
 
 ORDER, RESULT, FAILURE, PROGRESS = "order.json", "result.json", "failure.json", "progress.json"

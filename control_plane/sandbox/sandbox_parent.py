@@ -21,7 +21,7 @@ from typing import Any
 from control_plane.sandbox.group_memory import used_bytes
 from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT, write_whole
 from control_plane.sandbox.task_validate import Order, Validated
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import FtError, Unavailable, family
 
 CRASHED = "validation_crashed"

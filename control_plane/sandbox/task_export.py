@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.adapters.exports.build import Order, build
-from ft_assets.datasets.progress import Progress
+from ft_assets.adapters.exports.archive import Order, build
+from ft_assets.datasets.pass_progress import Progress
 
 BEAT_S = 1.0
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.progress import Progress
-from ft_assets.datasets.readers.hub import fetch, parse_hub_id
+from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.readers.hub.hub_dataset import fetch, parse_hub_id
 
 STAGE = "fetching"
 LOOK_EVERY_S = 1.0

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 
 
 def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> dict[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
-    from ft_assets.datasets.checks.contamination import SuiteGrams, SuiteIndex
-    from ft_assets.datasets.checks.shipped_suites import shipped_suites
+    from ft_assets.datasets.checks.contamination.overlap import SuiteGrams, SuiteIndex
+    from ft_assets.datasets.checks.contamination.shipped_suites import shipped_suites
 
     shipped = {suite.name: suite.grams() for suite in shipped_suites() if suite.name in order["shipped"]}
     registered = {label: SuiteGrams.of(_items(Path(path))) for label, path in order["suites"].items()}

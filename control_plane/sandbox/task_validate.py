@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from control_plane.sandbox.sandbox_child import main
 from ft_assets.datasets.ingest import Policies, validate_file
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
-from ft_assets.datasets.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

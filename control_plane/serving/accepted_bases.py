@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters, evaluations
-from ft_assets.evals import gates
+from ft_assets.evals.gate import gates
 
 SUCCEEDED = "succeeded"
 """State of an evaluation that has a verdict."""

@@ -29,8 +29,8 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ft_assets import tracing
 from ft_assets.errors import Unavailable
+from ft_assets.telemetry import spans
 
 TIMEOUT = httpx.Timeout(600.0, connect=2.0)
 """OpenAI's client waits 600 s for an answer; a replica that does not accept in 2 s is down."""
@@ -125,7 +125,7 @@ class Gateway:
 
     async def _attempt(self, url: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
         server = self._server(url)
-        traced = {"traceparent": parent} if (parent := tracing.current()) else {}
+        traced = {"traceparent": parent} if (parent := spans.current()) else {}
         request = self._client.build_request("POST", f"{url}{path}", json=body, headers={"accept-encoding": "identity", **traced})
         server.under_way += 1
         streams, trial = False, server.failed_at is not None and not server.trial_under_way

@@ -13,9 +13,9 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane.adapters.tables import adapters, deployments, replica_adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
-from ft_assets.adapters import rollout
-from ft_assets.adapters.rollout import FAILED, LOADED, UNLOADED, Seen
-from ft_assets.storable import printable
+from ft_assets.adapters import rollout_plan
+from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Seen
+from ft_assets.storable_text import printable
 
 Key = tuple[str, str]
 """URL of a server, id of an adapter."""
@@ -97,7 +97,7 @@ def _together(row: RowMapping, replicas: Sequence[Replica], seen: Mapping[Key, R
     wanted = row["desired"] == LOADED
     if not pool and wanted:
         return UNLOADED, f"no inference server serves base model {row['base_model']}; start one"
-    observed, detail = rollout.together([_seen(r, seen.get((r.url, row["adapter_id"]))) for r in pool], loaded=wanted)
+    observed, detail = rollout_plan.together([_seen(r, seen.get((r.url, row["adapter_id"]))) for r in pool], loaded=wanted)
     if observed == LOADED and wanted and detail is None and any(r.base_digest is None for r in pool):
         detail = NOT_TOLD
     return observed, detail

@@ -30,9 +30,9 @@ from control_plane.platform.protocols import Replica
 from control_plane.serving import accepted_bases, observations, served_index
 from control_plane.serving.node_files import directory, materialise
 from control_plane.serving.observations import Key
-from ft_assets.adapters import rollout
+from ft_assets.adapters import rollout_plan
 from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.rollout import FAILED, LOADED, UNLOADED, Action
+from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Action
 from ft_assets.errors import FtError, Unavailable
 
 __all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise"]
@@ -168,17 +168,17 @@ def _plan(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapsho
             served[want.name] = want.directory
     if only:
         served = {want.name: served[want.name] for want in desired if want.name in served}
-    return rollout.plan(desired, served, now=asked.at.timestamp())
+    return rollout_plan.plan(desired, served, now=asked.at.timestamp())
 
 
-def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping, snapshot: _Snapshot) -> rollout.Desired:
+def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping, snapshot: _Snapshot) -> rollout_plan.Desired:
     record, seen = AdapterRecord.from_row(row), snapshot.seen.get((replica.url, row["id"]))
     where = str(directory(platform, record, replica.base_digest))
     listed = replica.adapters.get(record.name) == where
     loaded = seen is not None and seen["observed"] == LOADED
     fresh = seen is not None and seen["updated_at"] >= asked.at
     refused = seen is not None and seen["observed"] == FAILED and not str(seen["detail"]).startswith(OTHER_BASE)
-    return rollout.Desired(
+    return rollout_plan.Desired(
         name=record.name,
         loaded=row["desired"] == LOADED,
         directory=where,
@@ -194,7 +194,7 @@ def _not_before(platform: Platform, row: RowMapping, seen: RowMapping | None) ->
         since: datetime | None = row["desired_at"]
         return since.timestamp() + platform.settings.drain_s if since else 0.0
     failures = seen["failures"] if seen else 0
-    return seen["updated_at"].timestamp() + rollout.wait_s(failures) if seen and failures else 0.0
+    return seen["updated_at"].timestamp() + rollout_plan.wait_s(failures) if seen and failures else 0.0
 
 
 def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot) -> None:
@@ -210,7 +210,7 @@ def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snap
         if replica.adapters.get(row["name"]) != str(directory(platform, AdapterRecord.from_row(row), replica.base_digest)):
             detail = replica.error or f"{replica.url} has lost it"
         elif row["desired"] == LOADED and not snapshot.accepts(row, replica.base_digest):
-            detail = f"{replica.url}: {rollout.NOT_ACCEPTED}"
+            detail = f"{replica.url}: {rollout_plan.NOT_ACCEPTED}"
         else:
             continue
         observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=asked.at)
@@ -255,7 +255,7 @@ def _tried(platform: Platform, replica: Replica, action: Action, row: RowMapping
         record = AdapterRecord.from_row(row)
         if action.kind != "unload":
             _load(platform, replica, record, accepted=accepted)
-        elif action.reason == rollout.WITHDRAWN:
+        elif action.reason == rollout_plan.WITHDRAWN:
             _unload_withdrawn(platform, replica, record)
         else:
             _fleet(platform).unload(replica.url, record.name)
@@ -272,7 +272,7 @@ def _record(platform: Platform, replica: Replica, action: Action, adapter_id: st
     if action.kind == "unload":
         if error is None:
             return  # a load follows, or it was written with it
-        if action.reason == rollout.WITHDRAWN:
+        if action.reason == rollout_plan.WITHDRAWN:
             observed, again = LOADED, 0
     elif error is None:
         observed, again = LOADED, 0

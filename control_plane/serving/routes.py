@@ -13,7 +13,7 @@ from control_plane.http.authentication import PlatformDep, Reader
 from control_plane.platform.context import Platform
 from control_plane.serving.gateway import Gateway, Target
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 SESSION = "x-session-id"

@@ -17,7 +17,7 @@ from control_plane.serving import accepted_bases
 from control_plane.serving.node_files import directory
 from ft_assets.adapters import package, serving_index
 from ft_assets.adapters.record import LORA, AdapterRecord
-from ft_assets.adapters.rollout import LOADED
+from ft_assets.adapters.rollout_plan import LOADED
 from ft_assets.adapters.serving_index import Entry
 
 log = logging.getLogger(__name__)

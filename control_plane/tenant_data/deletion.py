@@ -41,7 +41,7 @@ from control_plane.platform.transfer import FAILURES
 from control_plane.tenant_data import erasure
 from control_plane.tenant_data.tables import deletion_objects, deletion_requests, deletions
 from ft_assets.errors import Conflict, FtError, NotFound
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 from ft_assets.training.spec import canonical_json
 
 ADAPTER, TENANT = "adapter", "tenant"

@@ -9,7 +9,7 @@ from typing import Any
 
 from control_plane.tenants.rules import Role
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 MAX_NAME_CHARS = 100
 MAX_EMAIL_CHARS = 254

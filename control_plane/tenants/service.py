@@ -21,7 +21,7 @@ from control_plane.tenants.people import person_of
 from control_plane.tenants.rules import Principal, Role, Scope, Tenant, tier_named, within
 from control_plane.tenants.tables import api_keys, members, tenants
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 """Part of served model names, which are lower case and at most 64 characters."""

@@ -13,7 +13,7 @@ from control_plane.tenants.rules import Tenant, tier_named
 from control_plane.tenants.service import row_of, tenant_of
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 1000

@@ -14,7 +14,7 @@ import threading
 from sqlalchemy.engine import RowMapping
 
 from control_plane.datasets.hub_fetch import is_fetched
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.worker.fair_queue import Lane
@@ -65,27 +65,27 @@ class ValidationWorker:
                 done.wait(self._wait_s)
             finally:
                 self._waiting.release()
-        return files.find(self._platform, file["id"])
+        return uploaded_files.find(self._platform, file["id"])
 
     def enqueue(self, file_id: str, *, hub_token: str = "") -> threading.Event:
         """Have a file done behind the answer; the token is kept in memory until its import is fetched."""
         if hub_token:
             self._tokens[file_id] = hub_token
-        file = files.find(self._platform, file_id)
+        file = uploaded_files.find(self._platform, file_id)
         return self._lane(file).put(file_id, file["tenant_id"])
 
     def _lane(self, file: RowMapping) -> Lane:
         if not is_fetched(file):
             return self._fetches
         try:
-            return self._long if files.is_large(self._platform, file) else self._short
+            return self._long if uploaded_files.is_large(self._platform, file) else self._short
         except Unavailable:
             return self._long
 
     def _look(self) -> None:
         while True:
             try:
-                for file_id in files.unvalidated(self._platform):
+                for file_id in uploaded_files.unvalidated(self._platform):
                     self.enqueue(file_id)
                 scratch.remove_leftovers(self._platform.settings.work_dir)
             except Exception:
@@ -94,10 +94,10 @@ class ValidationWorker:
                 return
 
     def _validate(self, file_id: str) -> None:
-        files.validate(self._platform, file_id, wait=False)
+        uploaded_files.validate(self._platform, file_id, wait=False)
 
     def _fetch(self, file_id: str) -> None:
-        file = files.validate(self._platform, file_id, wait=False, hub_token=self._tokens.get(file_id, ""), only_fetch=True)
+        file = uploaded_files.validate(self._platform, file_id, wait=False, hub_token=self._tokens.get(file_id, ""), only_fetch=True)
         if is_fetched(file) or file["status"] != "uploaded":
             self._tokens.pop(file_id, None)
         if is_fetched(file) and file["status"] == "uploaded" and file["deleted_at"] is None:

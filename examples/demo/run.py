@@ -25,13 +25,14 @@ from control_plane.cli.stack_view import StackView
 from control_plane.cli.tenant.job_progress import follow
 from control_plane.cli.tenant.remote import connect
 from control_plane.client import FtClient
+from control_plane.composition import open_platform
 from control_plane.platform.settings import Settings
 from control_plane.tenants import service as tenants
+from deploy.local import lifecycle
+from deploy.local.supervisor.stack_report import Phase
 from ft_assets.demo import tickets
 from ft_assets.errors import FtError, Unavailable
-from resources.platform import open_platform
-from resources.stack import commands
-from resources.stack.report import Phase, write_atomically
+from resources.atomic_write import write_atomically
 
 MODEL = "demo-llama-3m"
 SUFFIX = "tickets"
@@ -50,7 +51,7 @@ class Answers:
 
 def main() -> int:
     began = time.monotonic()
-    settings = commands.load_settings()
+    settings = lifecycle.load_settings()
     try:
         _ensure_up(settings)
         credentials = _credentials(settings)
@@ -74,12 +75,12 @@ def _headline(text: str) -> None:
 
 
 def _ensure_up(settings: Settings) -> None:
-    if commands.status(settings).phase is Phase.READY:
+    if lifecycle.status(settings).phase is Phase.READY:
         _say("the stack is up already")
         return
     _headline("starting PostgreSQL, Dagster, the API and the inference server")
     with StackView() as view:
-        final = commands.up_detached(settings, view)
+        final = lifecycle.up_detached(settings, view)
     if final.phase is not Phase.READY:
         raise Unavailable(f"the stack did not start: {final.error or final.message or final.phase}", code="stack_down")
 

@@ -6,8 +6,8 @@ from control_plane.adapters import lineage
 from control_plane.attempts import watcher
 from control_plane.evaluations import conclusion, reevaluation, run
 from ft_assets.partitions import JOBS, parse
-from resources.dagster_platform import PlatformResource, owned_by, watched
-from resources.run_tags import page_of_asset, runs_of_job
+from ft_assets.platform_resource import PlatformResource, owned_by, watched
+from resources.dagster.run_tags import page_of_asset, runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="adapters", code_version="1", deps=["eval_report", "checkpoint"])

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ft_assets.training.memory.gpus import CONTEXT_BYTES, GIB, GPUS
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape
 
 Manifest = dict[str, Any]
 """One object, as it is written in YAML."""

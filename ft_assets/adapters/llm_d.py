@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ft_assets.adapters import cluster, serving_index
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.servability import MAX_RANK, RANKS
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape
 
 COMPONENT = "adapter-pool"
 BASE, ADAPTERS = "/base-model", "/adapters"

@@ -12,11 +12,11 @@ from ft_assets.adapters import cluster
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.errors import Conflict
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape
 
 COMPONENT = "model-server"
 MODEL, BASES = "/model", "/base-models"
-FETCHES = "resources.fetch_package"
+FETCHES = "resources.inference.fetch_package"
 """Module of the init container."""
 ROOM = 4
 """Bytes for a parameter on the node: models trained in float32 are stored so."""

@@ -4,13 +4,13 @@ from typing import Any
 
 import dagster as dg
 
-from control_plane.jobs.preparation import packing, pin
-from ft_assets.datasets.histogram import histogram_svg
-from ft_assets.datasets.report import DatasetReport
+from control_plane.jobs.preparation import pack_build, pin
+from ft_assets.datasets.report.histogram import histogram_svg
+from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.partitions import JOBS, parse
-from resources.dagster_platform import PlatformResource, owned_by, watched
-from resources.pictures import picture
-from resources.run_tags import runs_of_job
+from ft_assets.platform_resource import PlatformResource, owned_by, watched
+from resources.dagster.pictures import picture
+from resources.dagster.run_tags import runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"})
@@ -46,7 +46,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
         told = pin.announcer(opened, job_id, say=context.log.info)
-        packed = packing.pack(opened, tenant, job_id, progress=told, say=context.log.info)
+        packed = pack_build.pack(opened, tenant, job_id, progress=told, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),
@@ -69,7 +69,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     )
 
 
-def _reference_metadata(compared: packing.Reference) -> dict[str, Any]:
+def _reference_metadata(compared: pack_build.Reference) -> dict[str, Any]:
     """What the answers are compared with, and where it lies."""
     return {
         "reference": compared.manifest.key,

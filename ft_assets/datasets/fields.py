@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.json_rows import parse_json
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, ToolCall
 
 ROLE_OF: Mapping[str, Role] = {

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ft_assets.datasets.checks.contamination import SuiteIndex
+from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.checks.toxicity import load_classifier
 from ft_assets.datasets.identity import dataset_id
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.decision import Decision, decide
 from ft_assets.datasets.pipeline.findings import Findings
@@ -27,12 +28,11 @@ from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pass_one import Reading, read_file
 from ft_assets.datasets.pipeline.texts import StoredTexts
 from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.progress import Progress
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
-from ft_assets.datasets.readers.opening import Opened, open_rows
-from ft_assets.datasets.report import DatasetReport
-from ft_assets.datasets.stored import RowsBlock, RowsWriter, StoredRow, load_rows, load_stored
+from ft_assets.datasets.readers.row_stream import Opened, open_rows
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.report.validation_report import DatasetReport
+from ft_assets.datasets.stored_rows import RowsBlock, RowsWriter, StoredRow, load_rows, load_stored
 from ft_assets.errors import InvalidDataset
 
 PROGRESS_EVERY_S = 0.5

@@ -18,7 +18,7 @@ import numpy as np
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample, TrainOnInputs
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import num_characters
+from ft_assets.storable_text import num_characters
 
 Side = Literal["chosen", "rejected", "good", "bad"]
 MAX_CHARS = 1_000_000

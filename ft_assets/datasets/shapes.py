@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 
 from ft_assets.datasets.fields import MAX_MESSAGES, MESSAGE_FIELDS, SHAREGPT_FIELDS, Reading, TooManyProblemsError
-from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.column_map import Mapped
 from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
 
 TOOLS = ("tools", "functions", "parallel_tool_calls")

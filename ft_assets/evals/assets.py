@@ -5,9 +5,9 @@ import warnings
 import dagster as dg
 
 from control_plane.evaluations import run
-from ft_assets.evals.report import markdown_table
+from ft_assets.evals.scoring.report import markdown_table
 from ft_assets.partitions import JOBS, parse
-from resources.dagster_platform import PlatformResource, owned_by, watched
+from ft_assets.platform_resource import PlatformResource, owned_by, watched
 
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 # A partitioned check is a preview in Dagster 1.13; without it there is one status over all tenants.

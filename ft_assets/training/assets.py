@@ -9,10 +9,10 @@ from control_plane.evaluations import run
 from control_plane.jobs import results
 from control_plane.platform.job_states import JobState
 from ft_assets.partitions import JOBS, parse
-from ft_assets.training.curves import loss_curve_svg
-from resources.dagster_platform import PlatformResource, owned_by, watched
-from resources.pictures import picture
-from resources.run_tags import runs_of_job
+from ft_assets.platform_resource import PlatformResource, owned_by, watched
+from ft_assets.training.loss_curve_svg import loss_curve_svg
+from resources.dagster.pictures import picture
+from resources.dagster.run_tags import runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="training", code_version="1", kinds={"pytorch"}, deps=["tokenized_pack"])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.requested import PACK_SETTINGS, refusal
+from ft_assets.training.requested_hyperparameters import PACK_SETTINGS, refusal
 
 OF_LORA = ("rank", "alpha", "dropout", "target_modules")
 OF_QUANTIZATION = ("quantization", "double_quantization")

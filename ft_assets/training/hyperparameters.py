@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import combinations, methods
 from ft_assets.training.recipes import AdapterKind, Recipe, select
-from ft_assets.training.requested import (
+from ft_assets.training.requested_hyperparameters import (
     ENGINE_RANKS,
     LIMITS,
     MAX_RANK,

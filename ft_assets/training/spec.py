@@ -90,7 +90,7 @@ class CheckpointPolicy:
 
 
 Attention = Literal["sdpa", "flash_attention_2", "flex_attention"]
-"""Kernels of attention (``ft_assets.training.runtime.attention``); their results agree to rounding."""
+"""Kernels of attention (``ft_assets.training.runtime.model.attention``); their results agree to rounding."""
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 """How ranks share a model: not at all, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
 

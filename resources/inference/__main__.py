@@ -9,9 +9,9 @@ from pathlib import Path
 
 from control_plane.platform import settings
 from control_plane.platform.installation_secrets import inference_token
-from ft_assets import logs
 from ft_assets.adapters import package, tensors
 from ft_assets.base_models import model_digest
+from ft_assets.telemetry import logs
 from resources import http_server
 
 UNUSED = ("scipy", "boto3")
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     import torch
 
-    from resources.inference.app import Server, create_app
-    from resources.inference.engine.loop import Engine
+    from resources.inference.engine.engine_thread import Engine
+    from resources.inference.server import Server, create_app
 
     torch.set_num_threads(args.threads)
     digest = model_digest(args.model_dir)  # before the weights are read: an adapter is only served on the bytes that it was made for

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from resources.inference.adapters import AdapterStore
+from resources.inference.engine.engine_thread import Engine, Piece
 from resources.inference.engine.grammar import Constraint
-from resources.inference.engine.loop import Engine, Piece
-from resources.inference.engine.sampling import Sampling
+from resources.inference.engine.sampler import Sampling
+from resources.inference.loaded_adapters import AdapterStore
 
 TOO_COMPLEX = "response_format: following the schema takes more work for one token than is allowed; simplify its patterns and alternatives"
 

@@ -1,5 +1,5 @@
 """Starting training, evaluation and other workloads so that they outlive whoever asked for them."""
 
-from resources.launcher.local import LocalLauncher
+from resources.launcher.local_processes import LocalLauncher
 
 __all__ = ["LocalLauncher"]

@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from resources.launcher.identity import identity
+from resources.launcher.process_identity import identity
 
 
 def main(directory: Path, *held: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from control_plane.platform.protocols import ObjectInfo
-from resources.object_store.keys import checked_key, missing
+from resources.object_store.object_keys import checked_key, missing
 
 CHUNK_BYTES = 1 << 20
 STAGING = ".staging"

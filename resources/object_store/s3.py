@@ -18,7 +18,7 @@ from s3transfer.exceptions import RetriesExceededError
 
 from control_plane.platform.protocols import ObjectInfo
 from ft_assets.errors import FtError, IntegrityError, Unavailable
-from resources.object_store.keys import checked_key, missing
+from resources.object_store.object_keys import checked_key, missing
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from control_plane.adapters.tables import deployments, replica_adapters
 from control_plane.attempts import follow
 from control_plane.client import FtClient
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import mark_packed
 from control_plane.jobs.submission import JobRequest
@@ -49,7 +49,7 @@ def ft(api_url: str, api_key: str) -> Iterator[FtClient]:
 def training_file(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> str:
     """Id of a validated file of `tenant`."""
     with write_chat_rows().open("rb") as stream:
-        file = files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
     assert file["status"] == "processed", file["status_details"]
     return str(file["id"])
 
@@ -75,7 +75,7 @@ def new_job(
             platform = replace(platform, objects=objects)
         owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
         with write_chat_rows().open("rb") as rows:
-            file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+            file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
         job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
         spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
         store_pack(platform, owner.id, spec.pack_fingerprint)
@@ -106,5 +106,5 @@ def account(new_platform: Callable[..., Platform], write_chat_rows: Callable[...
     platform = replace(new_platform(local_gpus="8"), clock=lambda: now[0])
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
     with write_chat_rows().open("rb") as rows:
-        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     return Account(platform, now, owner.id, str(file["id"]))

@@ -16,7 +16,7 @@ from control_plane.api.metrics import exposition
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.platform.context import Platform
-from ft_assets import logs
+from ft_assets.telemetry import logs
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS, DASHBOARD = ROOT / "deploy/observability/alerts.yaml", ROOT / "deploy/observability/dashboard.json"

@@ -15,7 +15,7 @@ from control_plane.jobs.submission import HYPERPARAMETER_ALIASES, JobRequest
 from ft_assets.datasets import shapes
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.requested import LIMITS, SERVABLE_RANKS, checked
+from ft_assets.training.requested_hyperparameters import LIMITS, SERVABLE_RANKS, checked
 from tests.docs.moving_rows import PAGE, ROWS, many
 
 RUNNER, APP = CliRunner(), build()

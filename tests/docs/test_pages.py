@@ -15,7 +15,7 @@ from control_plane.billing import prices
 from control_plane.capacity import pools_file
 from control_plane.cli.command_tree import build
 from control_plane.http.error_body import Error
-from ft_assets.evals import task_files
+from ft_assets.evals.suites import task_files
 from ft_assets.training.memory.gpus import GPUS
 from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, Block, blocks, commands, of_language
 from tests.docs.reader import reader

@@ -16,12 +16,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.training.checkpoints import RESUMABLE, committed, verify  # noqa: E402
-from ft_assets.training.runtime import data, parallel  # noqa: E402
-from ft_assets.training.runtime.endings import Preempted  # noqa: E402
+from ft_assets.training.runtime import (  # noqa: E402
+    pack_loader,
+    parallel,
+)
+from ft_assets.training.runtime.checkpoint_writer import Saver  # noqa: E402
 from ft_assets.training.runtime.loop import Loop  # noqa: E402
-from ft_assets.training.runtime.reporting import Heartbeat, MetricsLog, Progress  # noqa: E402
-from ft_assets.training.runtime.saving import Saver  # noqa: E402
-from ft_assets.training.runtime.stopping import PATIENCE_S, StopRequest  # noqa: E402
+from ft_assets.training.runtime.run_errors import Preempted  # noqa: E402
+from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress  # noqa: E402
+from ft_assets.training.runtime.stop_request import PATIENCE_S, StopRequest  # noqa: E402
 from ft_assets.training.runtime.train import build_objective, deterministic  # noqa: E402
 from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
@@ -70,7 +73,7 @@ def test_a_stop_in_a_long_step_commits_the_step_before_and_the_resume_is_exact(t
     stop = StopRequest(left.append, clock=lambda: now[0])
     stop.install()
     deterministic(SPEC.seed)
-    pack = data.load(pack_dir, SPEC, vocab_size=VOCAB)
+    pack = pack_loader.load(pack_dir, SPEC, vocab_size=VOCAB)
     strategy = parallel.build(SPEC)
     strategy.start()
     objective = Slow(build_objective(run, pack, strategy), at_micro_batch=(LONG_STEP - 1) * SPEC.optimization.accumulation_steps + 1)

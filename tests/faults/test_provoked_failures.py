@@ -18,8 +18,8 @@ from ft_assets.errors import Fault
 from ft_assets.training.checkpoints import committed
 from ft_assets.training.failures import Evidence, ExitEvidence, FailureClass, PastAttempt, Retry, classify, with_half_batch
 from tests.ft_assets.training.attempts import SPEC, Job, job, write_pack
+from tests.ft_assets.training.runtime.parallel.test_torchrun import torchrun
 from tests.ft_assets.training.runtime.test_endings import _rewrite
-from tests.ft_assets.training.runtime.test_torchrun import torchrun
 
 UNUSED_TOKEN = 258
 """No window of the tests' packs holds it."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from control_plane.models.operator_catalogue import edited
 from ft_assets.base_models import BaseModel, Catalogue, file_sha256, model_digest, template_digest, tokenizer_digest
 from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
-from ft_assets.operator_catalogue import edited
 from tests.support.models.tiny_model import CONTEXT, build_tiny_model
 
 TODAY = dt.date(2026, 11, 21)

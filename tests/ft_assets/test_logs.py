@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ft_assets import context, logs, tracing
-from ft_assets.redaction import without_data, without_secrets
+from ft_assets.telemetry import correlation, logs, spans
+from ft_assets.telemetry.redaction import without_data, without_secrets
 
 CALLER = f"00-{'a' * 32}-{'b' * 16}-01"
 SECRETS = ("ft-sk-Zm9vYmFyYmF6cXV4MTIz", "ft-op-Zm9vYmFyYmF6cXV4MTIz", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "hf_abcdefghijklmnop")
@@ -24,7 +24,7 @@ def record(message: str, *args: Any, **extra: Any) -> logging.LogRecord:
 
 
 def test_a_json_line_says_when_what_and_of_what() -> None:
-    with context.scope(tenant="t-1", job="ftjob-1", attempt=2, request_id="req_1"), tracing.span("x", parent=CALLER):
+    with correlation.scope(tenant="t-1", job="ftjob-1", attempt=2, request_id="req_1"), spans.span("x", parent=CALLER):
         line = json.loads(logs.JsonLines("ft-api").format(record("%d things", 3, fields={"status": 200})))
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -44,7 +44,7 @@ def test_a_json_line_says_when_what_and_of_what() -> None:
 
 
 def test_a_line_for_people_names_what_it_is_of_behind_its_message() -> None:
-    with context.scope(tenant="t-1", job="ftjob-1"):
+    with correlation.scope(tenant="t-1", job="ftjob-1"):
         text = logs.TextLines(plain=False).format(record("done"))
         plain = logs.TextLines(plain=True).format(record("done"))
     assert text.endswith(" WARNING control_plane.x: done tenant=t-1 job=ftjob-1")
@@ -86,17 +86,17 @@ def test_an_exception_in_a_line_is_cleaned() -> None:
 
 def test_threads_of_a_process_that_does_one_thing_speak_of_it_too() -> None:
     seen: list[Any] = []
-    with context.scope(whole_process=True, tenant="t", job="j"):
-        context.bind(attempt=3)
-        thread = threading.Thread(target=lambda: seen.append(dict(context.fields())))
+    with correlation.scope(whole_process=True, tenant="t", job="j"):
+        correlation.bind(attempt=3)
+        thread = threading.Thread(target=lambda: seen.append(dict(correlation.fields())))
         thread.start()
         thread.join()
     assert seen == [{"tenant": "t", "job": "j", "attempt": 3}]
-    assert context.fields() == {}
+    assert correlation.fields() == {}
 
 
 def test_a_tenant_reads_json_lines_as_text_and_other_lines_as_they_are() -> None:
-    with context.scope(tenant="t"):
+    with correlation.scope(tenant="t"):
         line = logs.JsonLines("ft-training").format(record("step 1/2 loss 3.1"))
     assert logs.readable(line).endswith(" step 1/2 loss 3.1")
     assert "tenant" not in logs.readable(line)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.models.model_fetch import Fetched, fetch_model
 from ft_assets.base_models import model_digest
 from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound
-from ft_assets.model_fetch import Fetched, fetch_model
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.model_hub import SHA, TOKEN, ModelHub, running_model_hub
 

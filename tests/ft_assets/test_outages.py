@@ -11,12 +11,12 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from ft_assets import logs, outages
+from ft_assets.telemetry import logs, outages
 from tests.support.servers.inference_server import free_port
 
 LOOPS = """
 import logging, sys, time
-from ft_assets import logs, outages
+from ft_assets.telemetry import logs; from ft_assets.telemetry import outages
 outages.OVER_S = 3.0
 if sys.argv[1] == "dagster":
     logging.setLoggerClass(outages.Logger)
@@ -59,7 +59,7 @@ def test_an_outage_is_two_lines_however_many_loops_meet_it_and_however_long_it_l
 PEERS = """
 import logging, sys, time, urllib.request
 import httpx, psycopg2
-from ft_assets import logs, outages
+from ft_assets.telemetry import logs; from ft_assets.telemetry import outages
 outages.OVER_S = 1.0
 logs.configure("test")
 ports = sys.argv[1:]
@@ -83,7 +83,7 @@ time.sleep(3)
 def test_each_peer_that_is_away_has_a_line_that_names_it() -> None:
     ports = [str(free_port()), str(free_port())]
     done = subprocess.run([sys.executable, "-c", PEERS, *ports], capture_output=True, text=True, timeout=60, check=True)
-    lines = [line.partition(" a: ")[2] or line.partition("ft_assets.outages: ")[2] for line in done.stderr.splitlines()]
+    lines = [line.partition(" a: ")[2] or line.partition("ft_assets.telemetry.outages: ")[2] for line in done.stderr.splitlines()]
     began = [line.partition(" does not answer: ")[0] for line in lines if "does not answer: turn 0 has failed" in line]
     # the first database that is named takes over the outage that an error without a name began
     assert sorted(began) == sorted([*(f"127.0.0.1:{port}" for port in ports), "the database", f"the database at 127.0.0.1:{ports[1]}"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_assets.redaction import SECRET, without_credentials, without_secrets
+from ft_assets.telemetry.redaction import SECRET, without_credentials, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable import check_storable, num_characters, printable
+from ft_assets.storable_text import check_storable, num_characters, printable
 
 
 def nested(depth: int) -> Any:

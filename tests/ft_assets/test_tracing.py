@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_assets import context, tracing
+from ft_assets.telemetry import correlation, spans
 from tests.support.servers.span_collector import collecting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def run(code: str, **env: str) -> str:
 
 SPANS = """
 import random, sys
-from ft_assets import context, logs, tracing
+from ft_assets.telemetry import correlation as context, logs, spans as tracing
 logs.configure("a-service")
 tracing.configure("a-service")
 random.seed(1); before = random.getstate()
@@ -46,17 +46,17 @@ print("opentelemetry.sdk" in sys.modules, tracing.flush())
 
 def test_without_a_collector_nothing_is_imported_and_a_callers_trace_is_carried_on() -> None:
     assert run(SPANS) == "False True"
-    with tracing.span("x", parent=CALLER) as span:
-        assert (tracing.current(), span.recorded) == (CALLER, False)
-        assert tracing.environment() == {"TRACEPARENT": CALLER}
-    assert tracing.current() is None
+    with spans.span("x", parent=CALLER) as span:
+        assert (spans.current(), span.recorded) == (CALLER, False)
+        assert spans.environment() == {"TRACEPARENT": CALLER}
+    assert spans.current() is None
 
 
 @pytest.mark.parametrize("header", ["", "x", CALLER[:-1], CALLER.upper(), f"00-{'0' * 32}-{'b' * 16}-01", "ff" + CALLER[2:], CALLER + "\n"])
 def test_what_is_no_trace_parent_is_not_taken_for_one(header: str) -> None:
-    assert tracing.valid(header) is None
-    with tracing.span("x", parent=header):
-        assert tracing.current() is None
+    assert spans.valid(header) is None
+    with spans.span("x", parent=header):
+        assert spans.current() is None
 
 
 def test_spans_of_a_process_arrive_with_whose_they_are_below_the_span_that_started_it() -> None:
@@ -80,7 +80,7 @@ def test_a_caller_that_does_not_sample_is_not_sampled() -> None:
 
 ENDS_AT_ONCE = """
 import os, threading
-from ft_assets import tracing
+from ft_assets.telemetry import spans as tracing
 tracing.configure("training")
 with tracing.span("training"), tracing.span("train"):
     leaving = threading.Thread(target=lambda: (tracing.close(failure="oom", ft__outcome="oom"), os._exit(3 - 3)))
@@ -97,7 +97,7 @@ def test_a_process_that_ends_at_once_ends_its_open_spans_first() -> None:
 
 
 MANY = """
-from ft_assets import logs, tracing
+from ft_assets.telemetry import logs; from ft_assets.telemetry import spans as tracing
 logs.configure("x")
 tracing.configure("x")
 for number in range(10_000):
@@ -117,7 +117,7 @@ def test_a_collector_that_hangs_or_is_not_there_is_waited_for_no_longer_than_sai
 
 def test_a_workload_is_told_what_it_is_of_and_within_which_span() -> None:
     env = run(
-        "import json\nfrom ft_assets import context, logs, tracing\ntracing.configure('x')\n"
+        "import json\nfrom ft_assets.telemetry import correlation as context, logs, spans as tracing\ntracing.configure('x')\n"
         "with context.scope(tenant='t', job='j', attempt=1), tracing.span('step'):\n print(json.dumps(logs.environment()))",
         FT_OTLP_ENDPOINT="http://127.0.0.1:9/",
         FT_LOG_FORMAT="json",
@@ -127,10 +127,10 @@ def test_a_workload_is_told_what_it_is_of_and_within_which_span() -> None:
 
 
 def test_a_scope_ends_and_what_is_bound_in_it_ends_with_it() -> None:
-    with context.scope(tenant="t"):
-        with context.scope(job="j"):
-            context.bind(attempt=1)
-            assert context.fields() == {"tenant": "t", "job": "j", "attempt": 1}
-        assert context.fields() == {"tenant": "t"}
-    context.bind(tenant="nobody's")
-    assert context.fields() == {}
+    with correlation.scope(tenant="t"):
+        with correlation.scope(job="j"):
+            correlation.bind(attempt=1)
+            assert correlation.fields() == {"tenant": "t", "job": "j", "attempt": 1}
+        assert correlation.fields() == {"tenant": "t"}
+    correlation.bind(tenant="nobody's")
+    assert correlation.fields() == {}

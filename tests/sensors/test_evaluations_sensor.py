@@ -17,8 +17,8 @@ from control_plane.evaluations import service
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.assets import adapter_evaluation
-from resources.dagster_platform import PlatformResource
-from sensors.evaluations import evaluations
+from ft_assets.platform_resource import PlatformResource
+from sensors.evaluation_runs import evaluations
 from tests.support.jobs.registered_adapter import add_adapter
 
 

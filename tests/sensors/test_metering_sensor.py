@@ -13,8 +13,8 @@ from sqlalchemy.engine import RowMapping
 from control_plane.billing import budgets, ledger
 from control_plane.billing.invoices import service as invoices
 from control_plane.platform.context import Platform
-from resources.dagster_platform import PlatformResource
-from sensors.metering import metering, one_round
+from ft_assets.platform_resource import PlatformResource
+from sensors.periodic.billing_cycle import metering, one_round
 from tests.support.jobs.metered_job import AT, at_time, metered_job
 
 

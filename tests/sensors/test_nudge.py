@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -22,9 +22,9 @@ from control_plane.queue.launches import launch_claims
 from control_plane.queue.launches.pending_runs import due_runs, replace_run
 from control_plane.tenants import service as tenants
 from ft_assets.errors import FtError, Unavailable
-from resources.dagster_launches import DagsterLaunches
+from resources.dagster.graphql_client import DagsterLaunches
 from resources.database.engine import make_engine
-from sensors.nudge import LAUNCHES_AT_ONCE, Nudge, listen, run
+from sensors.queue_listener import LAUNCHES_AT_ONCE, Nudge, listen, run
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing
 
 
@@ -53,7 +53,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def submit(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Callable[[], tuple[str, str]]:
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="premium")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
 
     def make() -> tuple[str, str]:
         body = {"model": "tiny-base", "training_file": file["id"], "seed": uuid.uuid4().int % 1000}

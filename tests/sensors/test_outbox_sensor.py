@@ -11,8 +11,8 @@ from control_plane.notifications import deliveries, webhook_endpoints
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from resources.dagster_platform import PlatformResource
-from sensors.outbox import outbox
+from ft_assets.platform_resource import PlatformResource
+from sensors.periodic.outbox_relay import outbox
 from tests.support.servers.webhook_receiver import receiver
 
 

@@ -12,15 +12,15 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.queue.launches import partition_keys
 from control_plane.tenants import service as tenants
-from resources.dagster_platform import PlatformResource
-from sensors.partitions import partitions as sensor
+from ft_assets.platform_resource import PlatformResource
+from sensors.periodic.partition_cleanup import partitions as sensor
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def ended(fresh_platform: Platform, write_chat_rows: Callable[..., Path], monkey
     monkeypatch.setenv("FT_HOME", str(fresh_platform.settings.home))
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     body = {"model": "tiny-base", "training_file": file["id"]}
     made = [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job["id"] for n in range(3)]
     for job_id in made[:2]:

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from control_plane.jobs import service as jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants.tables import tenants
-from resources.dagster_platform import PlatformResource
-from sensors.quotas import quotas
+from ft_assets.platform_resource import PlatformResource
+from sensors.periodic.quotas import quotas
 from tests.support.jobs.started_job import start_job
 
 

@@ -13,17 +13,17 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue.launches import launch_claims
 from control_plane.queue.launches.pending_runs import due_runs
 from control_plane.tenants import service as tenants
-from resources.run_coordinator import slots_of
 from sensors.admission import admission
+from sensors.run_coordinator import slots_of
 from sensors.run_requests import KEYS_PER_QUERY, MAX_REQUESTS_PER_TICK, missing, run_request
-from sensors.scheduling import scheduling
+from sensors.scheduling_cycle import scheduling
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> list[str]:
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     body = {"model": "tiny-base", "training_file": file["id"]}
     return [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job["id"] for n in range(3)]
 

@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test, instance_for_test
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import service as sweeps
@@ -24,14 +24,14 @@ from control_plane.platform.context import Platform
 from control_plane.queue.launches import pending_runs
 from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants import service as tenants
-from resources.dagster_platform import PlatformResource
-from resources.launcher.identity import identity
-from resources.run_records import record_path, runs_dir
+from ft_assets.platform_resource import PlatformResource
+from resources.dagster.run_records import record_path, runs_dir
+from resources.launcher.process_identity import identity
 from sensors.admission import admission
-from sensors.failures import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
-from sensors.retention import retention as retention_sensor
-from sensors.scheduling import scheduling as scheduling_sensor
-from sensors.sweeps import sweeps as sweeps_sensor
+from sensors.periodic.data_expiry import retention as retention_sensor
+from sensors.periodic.sweep_trials import sweeps as sweeps_sensor
+from sensors.recovery import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
+from sensors.scheduling_cycle import scheduling as scheduling_sensor
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path], mo
     monkeypatch.setenv("FT_HOME", str(fresh_platform.settings.home))
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
     return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job["id"]
 
@@ -124,7 +124,7 @@ def test_a_run_that_never_entered_the_queue_is_lost_unless_another_of_its_key_di
 def test_a_worker_that_hangs_has_ended_before_its_run_is_replaced(submitted: tuple[Platform, str, str]) -> None:
     platform, _, _ = submitted
     (due,) = pending_runs.due_runs(platform, ("prepare",))
-    launcher = {"module": "resources.run_launcher", "class": "ForkingRunLauncher"}
+    launcher = {"module": "resources.dagster.run_launcher", "class": "ForkingRunLauncher"}
     tags = {"dagster/ft_run_key": due.run_key}
     with instance_for_test(overrides={"run_launcher": launcher}) as instance, subprocess.Popen(["sleep", "300"]) as worker:
         try:

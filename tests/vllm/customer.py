@@ -20,8 +20,8 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.serving.rollout import reconcile
 from ft_assets.adapters.package import WEIGHTS
-from ft_assets.evals.gates import Verdict
-from ft_assets.evals.report import EvalReport
+from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.scoring.report import EvalReport
 from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_adapter import Arrays, build_tiny_adapter
 from tests.vllm.vllm_server import SERVED

@@ -12,8 +12,8 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.adapters import cluster, servers
 from ft_assets.adapters.cluster import ClusterSettings
-from ft_assets.training import shapes
-from resources import fetch_package
+from ft_assets.training import model_shapes
+from resources.inference import fetch_package
 from tests.vllm.customer import Customer
 from tests.vllm.reference import expected_tokens
 from tests.vllm.vllm_server import SERVED, Server, build_servable_model
@@ -29,7 +29,7 @@ def test_the_rendered_commands_serve_the_registered_model(
     trained = build_servable_model(tmp_path / "trained", seed=5)
     customer = Customer(platform=unserved, id=made.id, base=base, scratch=tmp_path)
     model = customer.register(trained)
-    record, shape = find_record(unserved, made.id, model["id"]), shapes.of(SERVED, directory=base)
+    record, shape = find_record(unserved, made.id, model["id"]), model_shapes.of(SERVED, directory=base)
     rendered = yaml.safe_load_all(cluster.to_yaml(servers.render(record, shape, SETTINGS, context_length=512)))
     pod = next(o for o in rendered if o["kind"] == "Deployment")["spec"]["template"]["spec"]
 

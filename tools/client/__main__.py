@@ -23,7 +23,7 @@ def stale() -> list[Path]:
     """Generated files that are missing, out of date, or that nothing generates any more."""
     expected = generated()
     wrong = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
-    kept = {path for folder in ("types", "synchronous") for path in (CLIENT / folder).glob("*.py")}
+    kept = {path for folder in ("types", "synchronous") for path in (CLIENT / folder).rglob("*.py")}
     return sorted([*wrong, *(kept - set(expected))])
 
 
@@ -33,7 +33,7 @@ def write() -> None:
         if path not in expected:
             path.unlink()
             continue
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(expected[path])
 
 

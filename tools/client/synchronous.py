@@ -35,9 +35,9 @@ HEADER = "# Written by `python -m tools.client` from {source}: change that, and 
 
 def modules(source: Path) -> dict[str, str]:
     """The text of each module, by its path below the client's package."""
+    names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*.py"))]
     return {
-        f"synchronous/{path.name}": HEADER.format(source=f"../asynchronous/{path.name}") + synchronous(path.read_text())
-        for path in sorted(source.glob("*.py"))
+        f"synchronous/{name}": HEADER.format(source=f"asynchronous/{name}") + synchronous((source / name).read_text()) for name in names
     }
 
 

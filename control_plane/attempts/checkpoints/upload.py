@@ -25,7 +25,7 @@ from control_plane.platform.job_events import Event
 from control_plane.platform.transfer import FAILURES, Patience, Sending, patiently
 from ft_assets import layout
 from ft_assets.errors import IntegrityError, Unavailable
-from ft_assets.redaction import without_credentials
+from ft_assets.telemetry.redaction import without_credentials
 from ft_assets.training.checkpoints import Manifest, manifest_digest, read_manifest, step_name
 
 log = logging.getLogger(__name__)

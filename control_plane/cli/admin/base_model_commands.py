@@ -39,7 +39,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Add a base model: its weights, tokenizer, template and config are pinned by digest from now on."""
-    from control_plane.models import base_models
+    from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
 
     given = base_models.Given(license=license, context_length=context)
@@ -70,7 +70,7 @@ def show(model_id: ModelId, as_json: Json = False) -> None:
 
 def verify(model_id: ModelId, as_json: Json = False) -> None:
     """Read every file of a base model again and hold it against the pinned digest."""
-    from control_plane.models import base_models
+    from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
 
     found = base_models.verify(load(), model_id)
@@ -87,7 +87,7 @@ def deprecate(
     as_json: Json = False,
 ) -> None:
     """Refuse new jobs on a base model from a day on; jobs that were admitted finish, adapters stay."""
-    from control_plane.models import base_models
+    from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
 
     if (since is None) != undo:
@@ -99,7 +99,7 @@ def deprecate(
 def remove(model_id: ModelId, as_json: Json = False) -> None:
     """Take a base model out of the catalogue; refused while a job or an adapter needs it."""
     from control_plane.cli.admin.local_platform import open_local
-    from control_plane.models import base_models
+    from control_plane.models import catalogue as base_models
 
     with open_local() as platform:
         deleted = base_models.remove(platform, model_id)
@@ -110,7 +110,7 @@ def remove(model_id: ModelId, as_json: Json = False) -> None:
 
 
 def _catalogue() -> Any:
-    from control_plane.models.base_models import catalogue_of
+    from control_plane.models.catalogue import catalogue_of
     from control_plane.platform.settings import load
 
     return catalogue_of(load())

@@ -22,11 +22,11 @@ def open_local() -> Iterator[Platform]:
     """
     from sqlalchemy.exc import OperationalError
 
+    from control_plane.composition import open_platform
     from control_plane.platform.context import Actor
-    from resources.platform import open_platform
-    from resources.stack.commands import load_settings
-    from resources.stack.home import UMASK
-    from resources.stack.postgres import postmaster_pid
+    from deploy.local.home import UMASK
+    from deploy.local.lifecycle import load_settings
+    from deploy.local.postgres import postmaster_pid
 
     settings = load_settings()
     if settings.embedded_database and postmaster_pid(settings) is None:

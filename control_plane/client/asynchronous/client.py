@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import httpx
 
-from control_plane.client.asynchronous.account import (
+from control_plane.client.asynchronous.connection import AsyncConnection
+from control_plane.client.asynchronous.resources.account import (
     AsyncApiKeys,
     AsyncAuditLog,
     AsyncDataExport,
@@ -18,20 +19,19 @@ from control_plane.client.asynchronous.account import (
     AsyncQueues,
     AsyncQuotas,
 )
-from control_plane.client.asynchronous.adapters import AsyncAdapters
-from control_plane.client.asynchronous.admin import AsyncAdmin
-from control_plane.client.asynchronous.billing import AsyncBudgets, AsyncInvoices, AsyncLedger, AsyncUsageReports
-from control_plane.client.asynchronous.chat import AsyncChat, AsyncCompletions
-from control_plane.client.asynchronous.connection import AsyncConnection
-from control_plane.client.asynchronous.datasets import AsyncCapabilitySuites, AsyncDatasets, AsyncSuites
-from control_plane.client.asynchronous.exports import AsyncAdapterEvaluations, AsyncExports
-from control_plane.client.asynchronous.files import AsyncFiles
-from control_plane.client.asynchronous.grading import AsyncCheckpointPermissions, AsyncGraders
-from control_plane.client.asynchronous.jobs import AsyncJobs
-from control_plane.client.asynchronous.models import AsyncModelRoutes, AsyncModels, AsyncRecipes
-from control_plane.client.asynchronous.sweeps import AsyncSweeps
-from control_plane.client.asynchronous.uploads import AsyncUploads
-from control_plane.client.asynchronous.webhook_endpoints import AsyncWebhookEndpoints
+from control_plane.client.asynchronous.resources.adapters import AsyncAdapters
+from control_plane.client.asynchronous.resources.admin import AsyncAdmin
+from control_plane.client.asynchronous.resources.billing import AsyncBudgets, AsyncInvoices, AsyncLedger, AsyncUsageReports
+from control_plane.client.asynchronous.resources.chat import AsyncChat, AsyncCompletions
+from control_plane.client.asynchronous.resources.datasets import AsyncCapabilitySuites, AsyncDatasets, AsyncSuites
+from control_plane.client.asynchronous.resources.exports import AsyncAdapterEvaluations, AsyncExports
+from control_plane.client.asynchronous.resources.files import AsyncFiles
+from control_plane.client.asynchronous.resources.graders import AsyncCheckpointPermissions, AsyncGraders
+from control_plane.client.asynchronous.resources.jobs import AsyncJobs
+from control_plane.client.asynchronous.resources.models import AsyncModelRoutes, AsyncModels, AsyncRecipes
+from control_plane.client.asynchronous.resources.sweeps import AsyncSweeps
+from control_plane.client.asynchronous.resources.uploads import AsyncUploads
+from control_plane.client.asynchronous.resources.webhook_endpoints import AsyncWebhookEndpoints
 from control_plane.client.retries import BACKOFF_S, MAX_RETRIES
 from control_plane.client.types import Json
 from control_plane.client.wire import TIMEOUT

@@ -1,4 +1,4 @@
-# Written by `python -m tools.client` from ../asynchronous/client.py: change that, and run it again.
+# Written by `python -m tools.client` from asynchronous/client.py: change that, and run it again.
 """The client itself: its nouns over one connection pool."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any, Self
 import httpx
 
 from control_plane.client.retries import BACKOFF_S, MAX_RETRIES
-from control_plane.client.synchronous.account import (
+from control_plane.client.synchronous.connection import Connection
+from control_plane.client.synchronous.resources.account import (
     ApiKeys,
     AuditLog,
     DataExport,
@@ -20,20 +21,19 @@ from control_plane.client.synchronous.account import (
     Queues,
     Quotas,
 )
-from control_plane.client.synchronous.adapters import Adapters
-from control_plane.client.synchronous.admin import Admin
-from control_plane.client.synchronous.billing import Budgets, Invoices, Ledger, UsageReports
-from control_plane.client.synchronous.chat import Chat, Completions
-from control_plane.client.synchronous.connection import Connection
-from control_plane.client.synchronous.datasets import CapabilitySuites, Datasets, Suites
-from control_plane.client.synchronous.exports import AdapterEvaluations, Exports
-from control_plane.client.synchronous.files import Files
-from control_plane.client.synchronous.grading import CheckpointPermissions, Graders
-from control_plane.client.synchronous.jobs import Jobs
-from control_plane.client.synchronous.models import ModelRoutes, Models, Recipes
-from control_plane.client.synchronous.sweeps import Sweeps
-from control_plane.client.synchronous.uploads import Uploads
-from control_plane.client.synchronous.webhook_endpoints import WebhookEndpoints
+from control_plane.client.synchronous.resources.adapters import Adapters
+from control_plane.client.synchronous.resources.admin import Admin
+from control_plane.client.synchronous.resources.billing import Budgets, Invoices, Ledger, UsageReports
+from control_plane.client.synchronous.resources.chat import Chat, Completions
+from control_plane.client.synchronous.resources.datasets import CapabilitySuites, Datasets, Suites
+from control_plane.client.synchronous.resources.exports import AdapterEvaluations, Exports
+from control_plane.client.synchronous.resources.files import Files
+from control_plane.client.synchronous.resources.graders import CheckpointPermissions, Graders
+from control_plane.client.synchronous.resources.jobs import Jobs
+from control_plane.client.synchronous.resources.models import ModelRoutes, Models, Recipes
+from control_plane.client.synchronous.resources.sweeps import Sweeps
+from control_plane.client.synchronous.resources.uploads import Uploads
+from control_plane.client.synchronous.resources.webhook_endpoints import WebhookEndpoints
 from control_plane.client.types import Json
 from control_plane.client.wire import TIMEOUT
 

@@ -1,4 +1,4 @@
-# Written by `python -m tools.client` from ../asynchronous/connection.py: change that, and run it again.
+# Written by `python -m tools.client` from asynchronous/connection.py: change that, and run it again.
 """One connection pool to the API: calls repeated where that is harmless, errors raised as the family they came from."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Written by `python -m tools.client` from ../asynchronous/pages.py: change that, and run it again.
+# Written by `python -m tools.client` from asynchronous/pages.py: change that, and run it again.
 """Lists, page after page."""
 
 from __future__ import annotations

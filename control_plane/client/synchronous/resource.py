@@ -1,4 +1,4 @@
-# Written by `python -m tools.client` from ../asynchronous/resource.py: change that, and run it again.
+# Written by `python -m tools.client` from asynchronous/resource.py: change that, and run it again.
 """What the nouns share: the connection that their calls go over."""
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.datasets.tables import files as file_rows
 from control_plane.datasets.tables import upload_parts, uploads
-from control_plane.datasets.uploads import files, orphaned_objects
+from control_plane.datasets.uploads import orphaned_objects, uploaded_files
 from control_plane.datasets.uploads.part_join import Part, join
 from control_plane.datasets.uploads.receiver import receive_up_to, too_large
 from control_plane.jobs.preparation.build_lock import lock_number
@@ -72,7 +72,7 @@ def create(
 
     `expires_after_s` is the file's, as at OpenAI, and counts from its completion.
     """
-    files.check_request(platform, policies=policies, model=model, purpose=purpose)
+    uploaded_files.check_request(platform, policies=policies, model=model, purpose=purpose)
     tier = tier_named(get_tenant(platform, tenant).tier)
     if num_bytes < 1:
         raise InvalidRequest(f"bytes {num_bytes} is not the size of a file; announce what the parts add up to", param="bytes")
@@ -196,7 +196,7 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
                 raise
             return get(platform, tenant, upload_id)  # the turn was lost, and another call has finished
     orphaned_objects.try_to_remove(platform, left)
-    file = files.settled_if_tiny(platform, tenant, file, stored)
+    file = uploaded_files.settled_if_tiny(platform, tenant, file, stored)
     with platform.engine.connect() as conn:
         return _view(platform, conn, _row(conn, tenant, upload_id), file=file)
 
@@ -224,7 +224,7 @@ def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[
     return chosen
 
 
-def _joined(platform: Platform, upload: RowMapping, chosen: Sequence[RowMapping], md5: str | None) -> files.Stored:
+def _joined(platform: Platform, upload: RowMapping, chosen: Sequence[RowMapping], md5: str | None) -> uploaded_files.Stored:
     """The bytes of the file, stored. Their place follows from the parts: a join that died is written over by the next one."""
     key = _file_key(upload, chosen)
     parts = [Part(key=p["object_key"], num_bytes=p["bytes"], sha256=p["sha256"]) for p in chosen]
@@ -235,9 +235,11 @@ def _joined(platform: Platform, upload: RowMapping, chosen: Sequence[RowMapping]
             _pending(platform, _row(conn, upload["tenant_id"], upload["id"]))  # it was cancelled, and its parts went
         raise
     file_id = _file_id(upload["id"], chosen)
-    stored = files.Stored(file_id=file_id, filename=upload["filename"], num_bytes=joined.num_bytes, sha256=joined.sha256, head=joined.head)
+    stored = uploaded_files.Stored(
+        file_id=file_id, filename=upload["filename"], num_bytes=joined.num_bytes, sha256=joined.sha256, head=joined.head
+    )
     if md5 is not None and joined.md5 != md5.strip().lower():
-        files.discard(platform, upload["tenant_id"], stored)
+        uploaded_files.discard(platform, upload["tenant_id"], stored)
         raise InvalidRequest(
             f"the parts in this order have the md5 {joined.md5}, and {md5[:64]!r} was given; check the order, and hold the sha256 of each "
             f"part (GET /v1/uploads/{upload['id']}) against yours",
@@ -255,7 +257,7 @@ def _file_key(upload: RowMapping, chosen: Sequence[RowMapping]) -> str:
     return file_key(upload["tenant_id"], _file_id(upload["id"], chosen), upload["filename"])
 
 
-def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: files.Stored) -> tuple[RowMapping, list[str]]:
+def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploaded_files.Stored) -> tuple[RowMapping, list[str]]:
     """The file's row and the end of its upload, in one transaction, and the keys of its parts; if it fails the joined bytes are removed."""
     asked = dict(upload["settings"])
     seconds = asked.pop("expires_after_s", None)
@@ -263,7 +265,7 @@ def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: files
         with platform.engine.begin() as conn:
             _pending(platform, _row(conn, tenant, upload["id"], lock=True))
             now = platform.clock()
-            file = files.insert_with(
+            file = uploaded_files.insert_with(
                 conn, tenant, stored.file_id, now=now, filename=stored.filename, purpose=upload["purpose"], num_bytes=stored.num_bytes,
                 sha256=stored.sha256, expires_after=None if seconds is None else timedelta(seconds=seconds), **asked,
             )  # fmt: skip
@@ -271,7 +273,7 @@ def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: files
             conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(**ended))
             return file, _release_parts(conn, tenant, upload["id"], now=now)
     except Exception:
-        files.discard(platform, tenant, stored)
+        uploaded_files.discard(platform, tenant, stored)
         raise
 
 

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from control_plane.datasets import schemas as datasets_schemas
 from control_plane.datasets.schemas import ENCODING_HELP
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.http import forms, multipart_body
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
@@ -57,17 +57,17 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
     form = multipart_body.Form(request, file_field="file")
     await form.to_file()
     if form.fields.get("purpose"):
-        await run_in_threadpool(files.check_request, platform, **_checked(_asked(form.fields)))
+        await run_in_threadpool(uploaded_files.check_request, platform, **_checked(_asked(form.fields)))
     name = form.filename or "upload.jsonl"
-    stored = await form.store(lambda stream: files.store(platform, tenant, stream, filename=name), tenant=tenant)
+    stored = await form.store(lambda stream: uploaded_files.store(platform, tenant, stream, filename=name), tenant=tenant)
     try:
         await form.rest()
         asked = _asked(form.fields)
     except BaseException:
         with anyio.CancelScope(shield=True):
-            await run_in_threadpool(files.discard, platform, tenant, stored)
+            await run_in_threadpool(uploaded_files.discard, platform, tenant, stored)
         raise
-    row = await run_in_threadpool(lambda: files.register(platform, tenant, stored, **asked))
+    row = await run_in_threadpool(lambda: uploaded_files.register(platform, tenant, stored, **asked))
     return job_responses.file(row if row["status"] != "uploaded" else await run_in_threadpool(request.app.state.validation.take, row))
 
 
@@ -99,27 +99,27 @@ def list_files(
     purpose: str | None = None,
 ) -> http_schemas.ListOf[datasets_schemas.File]:
     """Files, newest first."""
-    found = files.list_files(platform, tenant, after=after, limit=limit, order=order, purpose=purpose)
+    found = uploaded_files.list_files(platform, tenant, after=after, limit=limit, order=order, purpose=purpose)
     return http_schemas.ListOf(data=[job_responses.file(r) for r in found.items], has_more=found.has_more)
 
 
 @router.get("/{file_id}")
 def retrieve(platform: PlatformDep, tenant: Reader, file_id: str) -> datasets_schemas.File:
     """One file."""
-    return job_responses.file(files.get(platform, tenant, file_id))
+    return job_responses.file(uploaded_files.get(platform, tenant, file_id))
 
 
 @router.get("/{file_id}/events", response_class=StreamingResponse)
 def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id: str) -> StreamingResponse:
     """Server-sent events of a validation: one for each change of its progress, at most one a second, until it has ended."""
-    files.get(platform, tenant, file_id)  # a stream that cannot begin is an error, not an empty stream
+    uploaded_files.get(platform, tenant, file_id)  # a stream that cannot begin is an error, not an empty stream
     return server_sent(_Changes(platform, tenant, file_id), follower)
 
 
 @router.post("/{file_id}/validate")
 def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: str) -> datasets_schemas.File:
     """Validate again what the platform failed on; a file that was validated is refused, for the same bytes give the same."""
-    row = files.validate_again(platform, tenant, file_id)
+    row = uploaded_files.validate_again(platform, tenant, file_id)
     request.app.state.validation.enqueue(file_id)
     return job_responses.file(row)
 
@@ -127,14 +127,14 @@ def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: s
 @router.delete("/{file_id}")
 def delete(platform: PlatformDep, tenant: Writer, file_id: str) -> http_schemas.Deleted:
     """Delete the bytes; refused while a job that has not ended names the file."""
-    files.delete(platform, tenant, file_id)
+    uploaded_files.delete(platform, tenant, file_id)
     return http_schemas.Deleted(id=file_id, object="file")
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
 def content(platform: PlatformDep, tenant: Reader, file_id: str) -> StreamingResponse:
     """The bytes as uploaded."""
-    row, stream = files.content(platform, tenant, file_id)
+    row, stream = uploaded_files.content(platform, tenant, file_id)
     headers = {"content-length": str(row["bytes"]), "content-disposition": f'attachment; filename="{row["filename"]}"'}
     return StreamingResponse(_chunks(stream), media_type="application/octet-stream", headers=headers)
 
@@ -147,7 +147,7 @@ class _Changes:
         self._said = ""
 
     def __call__(self, since: int) -> tuple[list[tuple[int, str]], bool]:
-        row = files.get(self._platform, self._tenant, self._file_id)
+        row = uploaded_files.get(self._platform, self._tenant, self._file_id)
         said, over = job_responses.file_event(row).model_dump_json(), row["status"] != "uploaded"
         if said == self._said:
             return [], over

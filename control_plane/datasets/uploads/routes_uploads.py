@@ -15,7 +15,7 @@ from control_plane.http import forms, multipart_body
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.concurrency_limits import Joins
 from control_plane.jobs import job_responses
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 MAX_JOINING = 16
 """Calls that join, or wait for the join that another makes, each in a thread that answers no requests."""

@@ -19,10 +19,10 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import combinations, hyperparameters, memory, shapes
+from ft_assets.training import combinations, hyperparameters, memory, model_shapes
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape
 
 CLASS_WORDS: Mapping[str, str] = {
     "lora": f"adapters on models below {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters",
@@ -119,7 +119,7 @@ def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
 def shape_of(model: BaseModel) -> ModelShape:
     """Its layers; ``InvalidRequest`` for a model that is not a dense decoder."""
     try:
-        return shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
+        return model_shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
     except ValueError as e:
         raise InvalidRequest(f"base model {model.id} cannot be trained here: {e}", code="unsupported_model", param="model") from e
 

@@ -15,9 +15,9 @@ from control_plane.tenants.rules import TIERS, Tenant
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import FtError
 from ft_assets.training import methods
-from ft_assets.training.limits import Limit
+from ft_assets.training.hyperparameter_limit import Limit
 from ft_assets.training.recipes import ADAPTERS
-from ft_assets.training.requested import HARDWARE, LIMITS, SERVABLE_RANKS
+from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS, SERVABLE_RANKS
 
 
 def model_limits(platform: Platform, *, model: str | None = None) -> list[dict[str, Any]]:

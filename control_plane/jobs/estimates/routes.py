@@ -12,7 +12,7 @@ from control_plane.http.authentication import PlatformDep, Reader
 from control_plane.jobs import routes as jobs
 from control_plane.jobs.estimates import model_limits
 from control_plane.jobs.estimates.schemas import ModelLimits, PreviewRequest
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine_tuning"])
 router.add_api_route("/estimate", jobs.estimate, methods=["POST"])

@@ -21,7 +21,7 @@ from control_plane.capacity.pools import Pool, job_class
 from control_plane.datasets.local_rows import rows_file
 from control_plane.datasets.service import check_enough_to_train, check_format
 from control_plane.datasets.tables import datasets
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import warm_starts
 from control_plane.jobs.estimates import expectation, job_history, job_plan
 from control_plane.jobs.submission import JobRequest
@@ -126,7 +126,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
 
 def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, RowMapping]:
     """The file and its dataset version, refused with the reason where it has none."""
-    file = files.get(platform, tenant, file_id)
+    file = uploaded_files.get(platform, tenant, file_id)
     if file["status"] == "uploaded":
         raise Conflict(
             f"file {file_id} is not validated yet; ask again when it is (GET /v1/files/{file_id}/events says when)",

@@ -20,7 +20,7 @@ from control_plane.capacity.pools import job_class
 from control_plane.datasets.service import check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.tables import files as files_table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.validation_outcome import PLATFORM_FAILURES
 from control_plane.jobs import reuse
 from control_plane.jobs.tables import jobs
@@ -32,7 +32,7 @@ from control_plane.quotas import service as quotas
 from control_plane.sandbox.sandbox_parent import CRASHED
 from control_plane.serving.rollout import FAILED
 from ft_assets.adapters.stages import Stage
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Conflict, FtError, InvalidDataset, NotFound, QuotaExceeded, Unavailable
 from ft_assets.training.cost_model import Cost
 from ft_assets.training.spec import TrainingSpec
@@ -100,10 +100,10 @@ def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | N
 
 
 def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
-    found = files.validate(platform, file_id, progress=progress)
+    found = uploaded_files.validate(platform, file_id, progress=progress)
     if found["status_code"] in PLATFORM_FAILURES:  # an earlier attempt died: this run is the next one
-        files.validate_again(platform, tenant, file_id)
-        files.validate(platform, file_id, progress=progress)
+        uploaded_files.validate_again(platform, tenant, file_id)
+        uploaded_files.validate(platform, file_id, progress=progress)
     with platform.engine.connect() as conn:
         file = conn.execute(sa.select(files_table).where(files_table.c.id == file_id, files_table.c.tenant_id == tenant)).one()
         if file.status_code in PLATFORM_FAILURES:

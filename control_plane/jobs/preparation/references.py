@@ -24,7 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.transfer import download, upload
 from ft_assets import layout
 from ft_assets.errors import IntegrityError, Unavailable
-from ft_assets.training.reference import MANIFEST, ReferenceManifest, reference_key, verify
+from ft_assets.training.reference_logps import MANIFEST, ReferenceManifest, reference_key, verify
 from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from control_plane.billing.tables import ledger_entries
 from control_plane.jobs.tables import HAS_VALIDATION, checkpoints, job_events, jobs
 from control_plane.platform.context import Platform
 from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.training.frozen import global_batch_size
+from ft_assets.training.stored_specs import global_batch_size
 
 MAX_JOBS = 100
 """As many as one sweep has."""

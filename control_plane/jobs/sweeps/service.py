@@ -34,7 +34,7 @@ from control_plane.quotas import service as quotas
 from control_plane.tenants.service import SUSPENDED
 from control_plane.tenants.tables import idempotency_keys, tenants
 from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 from ft_assets.training.spec import canonical_json
 
 MAX_OPEN = 10

@@ -14,7 +14,7 @@ from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_
 from control_plane.tenants.rules import Operator
 from control_plane.tenants.tables import operator_keys
 from ft_assets.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
-from ft_assets.storable import check_storable
+from ft_assets.storable_text import check_storable
 
 MAX_NAME_CHARS = 100
 MAX_EXPIRES_IN_S = 366 * 24 * 3600

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 
 SUSPECT = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.dedup.normal import CodePoints
+from ft_assets.datasets.dedup.normalization import CodePoints
 
 NUM_BANDS = 14
 """Keys of a text. 14 bands of 9: a pair at Jaccard 0.9 is missed by all of them with (1 - 0.9**9)**14 = 0.0011."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ft_assets.datasets.dedup.normal import CodePoints, read_only
+from ft_assets.datasets.dedup.normalization import CodePoints, read_only
 
 THRESHOLD = 0.9
 """Jaccard index of 5-gram sets from which two rows are near duplicates."""

@@ -18,13 +18,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ft_assets.datasets.packs.judged import write_judged_files
+from ft_assets.datasets.packs.judged_answers import write_judged_files
 from ft_assets.datasets.packs.manifest import MANIFEST, PackManifest, verify
-from ft_assets.datasets.packs.pairs import write_pair_files
-from ft_assets.datasets.packs.safety import safety_counts
-from ft_assets.datasets.packs.settings import PACK_FORMAT, PackKind, PackSettings, pack_fingerprint
+from ft_assets.datasets.packs.pack_settings import PACK_FORMAT, PackKind, PackSettings, pack_fingerprint
+from ft_assets.datasets.packs.preference_pairs import write_pair_files
+from ft_assets.datasets.packs.safety_mix import safety_counts
 from ft_assets.datasets.packs.source import Source
-from ft_assets.datasets.packs.tokenizing import PackProgress, ProgressCallback, Tokenized, tokenize
+from ft_assets.datasets.packs.tokenization import PackProgress, ProgressCallback, Tokenized, tokenize
 from ft_assets.datasets.packs.windows import PartManifest, write_windows
 from ft_assets.datasets.packs.workers import suitable_workers
 from ft_assets.datasets.split import Part

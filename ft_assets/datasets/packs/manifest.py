@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ft_assets.datasets.durable import sync_directory, write_durable
+from ft_assets.datasets.fsync import sync_directory, write_durable
 from ft_assets.errors import IntegrityError
 
 MANIFEST = "manifest.json"

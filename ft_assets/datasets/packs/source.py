@@ -9,11 +9,11 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 
 from ft_assets.datasets.identity import content_hash
-from ft_assets.datasets.packs.safety import safety_examples
-from ft_assets.datasets.packs.settings import PackSettings
+from ft_assets.datasets.packs.pack_settings import PackSettings
+from ft_assets.datasets.packs.safety_mix import safety_examples
 from ft_assets.datasets.schema import Example, canonical, parse_canonical
 from ft_assets.datasets.split import Part, part_of
-from ft_assets.datasets.stored import SCHEMA
+from ft_assets.datasets.stored_rows import SCHEMA
 
 READ_ROWS = 2048
 """Rows taken from a Parquet file at once."""

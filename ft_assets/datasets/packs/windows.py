@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ft_assets.datasets.durable import write_durable
-from ft_assets.datasets.histogram import histogram
+from ft_assets.datasets.fsync import write_durable
+from ft_assets.datasets.packs.best_fit import Windows, best_fit_decreasing, fill, one_each
 from ft_assets.datasets.packs.manifest import file_sha256
-from ft_assets.datasets.packs.packing import Windows, best_fit_decreasing, fill, one_each
-from ft_assets.datasets.packs.settings import PackSettings
+from ft_assets.datasets.packs.pack_settings import PackSettings
 from ft_assets.datasets.packs.source import MAX_SHARDS
+from ft_assets.datasets.report.histogram import histogram
 from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE
 from ft_assets.datasets.tokens.token_shards import TokenShard
@@ -114,7 +114,7 @@ class _Examples:
 
     def gather(self, members: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """(input_ids, labels) of `members` one after the other, and how many of the labels are no -100."""
-        from ft_assets.datasets.packs.kernels_packing import gather
+        from ft_assets.datasets.packs.kernels_windows import gather
 
         lengths = self.lengths[members]
         targets = np.cumsum(lengths, dtype=np.int64) - lengths

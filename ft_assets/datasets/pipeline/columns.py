@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.pipeline.results import FACTS, BlockResult
+from ft_assets.datasets.pipeline.block_result import FACTS, BlockResult
 
 
 class Columns:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.dedup import clusters, pairs, verify
-from ft_assets.datasets.dedup.normal import fold, near_text
+from ft_assets.datasets.dedup.normalization import fold, near_text
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.texts import StoredTexts
 

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ft_assets.datasets.causes import Causes
-from ft_assets.datasets.histogram import histogram, length_stats
 from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.pass_one import Reading
 from ft_assets.datasets.policies import FEW_EXAMPLES, Policies, too_few_to_train
-from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.encodings import MIXED_FIX, UTF8
-from ft_assets.datasets.readers.opening import Opened
-from ft_assets.datasets.report import MAX_STORED_ERRORS, DatasetReport
+from ft_assets.datasets.readers.row_stream import Opened
+from ft_assets.datasets.report.causes import Causes
+from ft_assets.datasets.report.histogram import histogram, length_stats
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS, DatasetReport
 from ft_assets.datasets.split import automatic_fraction, part_counts
-from ft_assets.storable import printable
+from ft_assets.storable_text import printable
 
 MAX_IGNORED_FIELDS = 20
 """Unread fields that warnings name one by one."""

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.causes import Causes
 from ft_assets.datasets.checks.quality import QualityTally
+from ft_assets.datasets.pipeline.block_reader import MAX_FIELD_NAMES, OTHER_FIELDS
+from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pool import run_blocks
-from ft_assets.datasets.pipeline.reading import MAX_FIELD_NAMES, OTHER_FIELDS
-from ft_assets.datasets.pipeline.results import BlockResult
 from ft_assets.datasets.pipeline.worker import Block
-from ft_assets.datasets.problems import Problem, RowError
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.column_map import apply_map
 from ft_assets.datasets.readers.json_rows import parse_json
-from ft_assets.datasets.readers.opening import Opened
-from ft_assets.datasets.readers.rows import Row
-from ft_assets.datasets.report import MAX_FIRST_ROWS, MAX_STORED_ERRORS
+from ft_assets.datasets.readers.raw_row import Row
+from ft_assets.datasets.readers.row_stream import Opened
+from ft_assets.datasets.report.causes import Causes
+from ft_assets.datasets.report.problems import Problem, RowError
+from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Format
 
 ROWS_PER_BLOCK = 4096

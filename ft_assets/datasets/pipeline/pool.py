@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.options import BlockOptions
-from ft_assets.datasets.pipeline.results import BlockResult
 from ft_assets.datasets.pipeline.worker import Block, BlockWorker
 from ft_assets.errors import Unavailable
 

@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets import identity
-from ft_assets.datasets.checks.contamination import SuiteIndex
+from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.dedup import minhash
-from ft_assets.datasets.dedup.normal import CodePoints, fold, near_text
+from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
+from ft_assets.datasets.pipeline.block_reader import BlockReader, ReadRow, report_bad
+from ft_assets.datasets.pipeline.block_result import FACTS, BlockResult
 from ft_assets.datasets.pipeline.options import BlockOptions
-from ft_assets.datasets.pipeline.reading import BlockReader, ReadRow, report_bad
-from ft_assets.datasets.pipeline.results import FACTS, BlockResult
-from ft_assets.datasets.pipeline.screening import Screen
-from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.pipeline.row_checks import Screen
 from ft_assets.datasets.readers.blocks import LineBlock
-from ft_assets.datasets.readers.rows import Row
-from ft_assets.datasets.report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row
+from ft_assets.datasets.readers.raw_row import Row
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row
 from ft_assets.datasets.schema import Example, canonical
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ft_assets.datasets.readers.rows import MAX_ROW_BYTES
+from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES
 
 BLOCK_BYTES = 4 << 20
 """Large enough that the cost of a block vanishes among its 4,000 rows of 1 KB, small enough that dozens of them fit in memory."""

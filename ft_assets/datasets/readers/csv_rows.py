@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import line_blocks
 from ft_assets.datasets.readers.containers import refuse
 from ft_assets.datasets.readers.encodings import not_utf8
 from ft_assets.datasets.readers.json_rows import parse_json, too_long
-from ft_assets.datasets.readers.rows import MAX_ROW_BYTES, Row, text_problems
+from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES, Row, text_problems
 from ft_assets.datasets.readers.transcripts import begins_as_llama
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import InvalidDataset
 
 STRUCTURED = frozenset(

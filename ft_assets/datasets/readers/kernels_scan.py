@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ft_assets.datasets.readers.json_rows import MAX_DEPTH
-from ft_assets.datasets.readers.rows import MAX_ROW_BYTES
+from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES
 
 BLANK = 1
 """Only white space: no row."""

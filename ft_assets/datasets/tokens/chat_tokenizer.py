@@ -32,13 +32,13 @@ from tokenizers import Tokenizer
 
 from ft_assets.base_models import read_template, template_digest, tokenizer_digest
 from ft_assets.datasets.checks.content import control_token_pattern, control_token_problems
-from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message
+from ft_assets.datasets.tokens.assistant_turns import Turns, without_thinking
 from ft_assets.datasets.tokens.encoders import UNCUT, Encoder, Job, Mark, Plan, Segments, encoder_for, is_byte_level
 from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_kept, spell_out
 from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
 from ft_assets.datasets.tokens.templates import ChatTemplate
-from ft_assets.datasets.tokens.turns import Turns, without_thinking
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
 
 IGNORE = -100

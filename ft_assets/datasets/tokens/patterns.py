@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ft_assets.datasets.schema import Example, Message, Role
+from ft_assets.datasets.tokens.assistant_turns import Turns
 from ft_assets.datasets.tokens.probes import OPEN, PROBE, Guard, Opaque, Slot, Watch, spell
 from ft_assets.datasets.tokens.templates import ChatTemplate, Span
-from ft_assets.datasets.tokens.turns import Turns
 from ft_assets.errors import InvalidRequest
 
 MAX_PATTERNS = 1024

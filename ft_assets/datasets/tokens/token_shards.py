@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.durable import sync_directory, write_durable
+from ft_assets.datasets.fsync import sync_directory, write_durable
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TrainOnInputs
 from ft_assets.datasets.tokens.encoders import UNCUT

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ft_assets.training import methods
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape
 from ft_assets.training.spec import Attention, Quantization, Strategy
 
 SIDES = {"windows": 1, "pairs": 2, "judged": 1}

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Literal
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.training.limits import Limit
+from ft_assets.training.hyperparameter_limit import Limit
 
 ENTRY_POINTS = "ft_platform.methods"
 

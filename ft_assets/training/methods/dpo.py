@@ -1,6 +1,6 @@
 """Direct preference optimization (Rafailov et al. 2023)."""
 
-from ft_assets.training.limits import Limit
+from ft_assets.training.hyperparameter_limit import Limit
 from ft_assets.training.methods import Method, Setting
 
 LOSSES = ("sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down", "sigmoid_norm")
@@ -12,7 +12,7 @@ METHOD = Method(
     row_help="rows of prompt, chosen and rejected",
     pack="pairs",
     trainer="trl.DPOTrainer",
-    objective="ft_assets.training.runtime.objectives.dpo:build",
+    objective="ft_assets.training.runtime.objectives.dpo_loss:build",
     needs_reference=True,
     learning_rate_factor=0.025,
     learning_rate_source="alignment-handbook, Zephyr 7B DPO: 5e-7 full, 5e-6 QLoRA; DPO at SFT rates collapses both log-probabilities",

@@ -1,6 +1,6 @@
 """Kahneman-Tversky optimization (Ethayarajh et al. 2024): single answers that somebody called good or bad."""
 
-from ft_assets.training.limits import Limit
+from ft_assets.training.hyperparameter_limit import Limit
 from ft_assets.training.methods import Method, Setting
 
 METHOD = Method(
@@ -10,7 +10,7 @@ METHOD = Method(
     row_help="rows of an answer with a label (true: good, false: bad)",
     pack="judged",
     trainer="trl.KTOTrainer",
-    objective="ft_assets.training.runtime.objectives.kto:build",
+    objective="ft_assets.training.runtime.objectives.kto_loss:build",
     needs_reference=True,
     learning_rate_factor=0.025,
     learning_rate_source="TRL's KTO guide (first version), 5e-7 to 5e-6 for both: the low end for full, the high end for LoRA",

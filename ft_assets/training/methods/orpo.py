@@ -1,6 +1,6 @@
 """Odds ratio preference optimization (Hong et al. 2024): no reference model."""
 
-from ft_assets.training.limits import Limit
+from ft_assets.training.hyperparameter_limit import Limit
 from ft_assets.training.methods import Method, Setting
 
 METHOD = Method(
@@ -10,7 +10,7 @@ METHOD = Method(
     row_help="rows of prompt, chosen and rejected",
     pack="pairs",
     trainer="trl.experimental.orpo.ORPOTrainer",
-    objective="ft_assets.training.runtime.objectives.orpo:build",
+    objective="ft_assets.training.runtime.objectives.orpo_loss:build",
     reward_per_token=True,
     learning_rate_factor=0.4,
     learning_rate_source="ORPO paper, appendix C: 8e-6 full; TRL, examples/scripts/orpo.py: 8e-6 full, 8e-5 LoRA",

@@ -1,6 +1,6 @@
 """Simple preference optimization (Meng et al. 2024): mean log-probability as reward, a target margin, no reference."""
 
-from ft_assets.training.limits import Limit
+from ft_assets.training.hyperparameter_limit import Limit
 from ft_assets.training.methods import Method, Setting
 
 METHOD = Method(
@@ -10,7 +10,7 @@ METHOD = Method(
     row_help="rows of prompt, chosen and rejected",
     pack="pairs",
     trainer="trl.experimental.cpo.CPOTrainer",
-    objective="ft_assets.training.runtime.objectives.simpo:build",
+    objective="ft_assets.training.runtime.objectives.simpo_loss:build",
     reward_per_token=True,
     learning_rate_factor=0.025,
     learning_rate_source="SimPO repository: 3e-7 to 1e-6 full; ten times that for LoRA, the ratio of TRL (examples/scripts/cpo.py)",

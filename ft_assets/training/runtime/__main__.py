@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ft_assets import logs, tracing
 from ft_assets.errors import InvalidRequest
 from ft_assets.parent_death import die_with
+from ft_assets.telemetry import logs, spans
 from ft_assets.training import methods
 from ft_assets.training.disk_space import free_bytes, is_disk_full
 from ft_assets.training.failures import EXIT_CODES, Outcome
 from ft_assets.training.methods import Method
-from ft_assets.training.runtime import data, imports
-from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
-from ft_assets.training.runtime.reporting import Heartbeat, Progress, reserve_space, write_exit
-from ft_assets.training.runtime.stopping import StopRequest
+from ft_assets.training.runtime import imports, pack_loader
+from ft_assets.training.runtime.run_errors import BadInput, BadSpec, RunEnded
+from ft_assets.training.runtime.status_files import Heartbeat, Progress, reserve_space, write_exit
+from ft_assets.training.runtime.stop_request import StopRequest
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Attempt:
             self.heartbeat.enter("done")
             log.info("%s: %s", outcome, message)
             failed = None if outcome in (Outcome.SUCCEEDED, Outcome.PREEMPTED) else str(outcome)
-            tracing.close(failure=failed, ft__outcome=str(outcome), ft__step=self.progress.step)
+            spans.close(failure=failed, ft__outcome=str(outcome), ft__step=self.progress.step)
         finally:
             os._exit(EXIT_CODES[outcome])
 
@@ -87,9 +87,9 @@ class Attempt:
                 os.environ.pop(name, None)
         method = _method(self.run.spec)
         vocab_size = _vocab_size(self.run)
-        pack = data.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
+        pack = pack_loader.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
         self.heartbeat.enter("import")
-        with tracing.span("import"):
+        with spans.span("import"):
             imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))
             from ft_assets.training.runtime import train
 
@@ -149,7 +149,7 @@ def _watch() -> None:
     for name in ("accelerate", "opentelemetry"):
         logging.getLogger(name).setLevel(logging.ERROR if name == "accelerate" else logging.CRITICAL)
     if os.environ.get("RANK", "0") == "0":
-        tracing.configure(SERVICE)
+        spans.configure(SERVICE)
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> NoReturn:
     attempt = Attempt(run)
     attempt.stop.install()
     attempt.heartbeat.start()
-    with tracing.span("training", ft__method=run.spec.method, ft__model=run.spec.base_model, ft__attempt=run.attempt):
+    with spans.span("training", ft__method=run.spec.method, ft__model=run.spec.base_model, ft__attempt=run.attempt):
         _carry_out(attempt)
 
 

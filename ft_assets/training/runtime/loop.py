@@ -22,16 +22,17 @@ from typing import Any
 
 import torch
 
-from ft_assets import tracing
-from ft_assets.training.runtime import precision, vitals
+from ft_assets.telemetry import spans
+from ft_assets.training.runtime import device_metrics
+from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.data_order import DataOrder
-from ft_assets.training.runtime.endings import Diverged, Preempted
+from ft_assets.training.runtime.model import precision
 from ft_assets.training.runtime.objectives import Batch, Objective
 from ft_assets.training.runtime.parallel import Strategy, reduce_sum
 from ft_assets.training.runtime.randomness import seed_micro_batch
-from ft_assets.training.runtime.reporting import Heartbeat, MetricsLog, Progress
-from ft_assets.training.runtime.saving import Saver
-from ft_assets.training.runtime.stopping import StopRequest
+from ft_assets.training.runtime.run_errors import Diverged, Preempted
+from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
+from ft_assets.training.runtime.stop_request import StopRequest
 from ft_assets.training.spec import TrainingSpec
 
 log = logging.getLogger(__name__)
@@ -106,8 +107,8 @@ class Loop:
         """A step is being applied: nothing may be saved."""
         self._applied: Any = None
         """On a GPU, the moment after the last step in its queue of work."""
-        self._flops = vitals.flops_per_token(objective.model)
-        self._peak = vitals.peak_flops(strategy.device)
+        self._flops = device_metrics.flops_per_token(objective.model)
+        self._peak = device_metrics.peak_flops(strategy.device)
         self._utilization: tuple[float, float | None] = (-math.inf, None)
         self._printed_at = 0.0
 
@@ -210,7 +211,7 @@ class Loop:
 
     def _checkpoint(self) -> bool:
         """Validate if due and commit the step just done; whether early stopping ends the run here."""
-        with tracing.span("checkpoint", ft__step=self.state.step, ft__validation=self.state.validation_due):
+        with spans.span("checkpoint", ft__step=self.state.step, ft__validation=self.state.validation_due):
             return self._validate_and_commit()
 
     def _validate_and_commit(self) -> bool:
@@ -319,7 +320,7 @@ class Loop:
             "step_s": round(seconds, 4),
             "data_s": round(waited, 4),
             "mfu": round(speed / self.strategy.world_size * self._flops / self._peak, 4) if self._peak else None,
-            "memory_bytes": vitals.peak_memory_bytes(device),
+            "memory_bytes": device_metrics.peak_memory_bytes(device),
             "gpu_utilization": self._utilized(now),
             "time": time.time(),
         }
@@ -333,7 +334,7 @@ class Loop:
 
     def _utilized(self, now: float) -> float | None:
         if now - self._utilization[0] > UTILIZATION_EVERY_S:
-            self._utilization = (now, vitals.gpu_utilization(self.strategy.device))
+            self._utilization = (now, device_metrics.gpu_utilization(self.strategy.device))
         return self._utilization[1]
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -358,7 +359,7 @@ class Loop:
         step = self.state.step
         if step > 0:
             self.heartbeat.enter("save")
-            with tracing.span("checkpoint", ft__step=step), self._between_steps:
+            with spans.span("checkpoint", ft__step=step), self._between_steps:
                 self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
             self.progress.committed_step = self.saver.committed_step
         raise Preempted(f"asked to stop; step {step} of {self.total_steps} is committed", committed_step=step)

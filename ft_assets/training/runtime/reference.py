@@ -33,7 +33,7 @@ from ft_assets.datasets.packs.manifest import verify as verify_pack
 from ft_assets.errors import FtError
 from ft_assets.parent_death import die_with
 from ft_assets.training.failures import EXIT_CODES
-from ft_assets.training.reference import (
+from ft_assets.training.reference_logps import (
     MANIFEST,
     PARTIAL,
     SIDES,
@@ -44,8 +44,8 @@ from ft_assets.training.reference import (
     usable_files,
     write_logps,
 )
-from ft_assets.training.runtime.endings import BadInput, BadSpec, RunEnded
 from ft_assets.training.runtime.imports import OFFLINE
+from ft_assets.training.runtime.run_errors import BadInput, BadSpec, RunEnded
 from ft_assets.training.spec import Quantization
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class Model:
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         options: dict[str, Any] = {}
         if quantization is not None:
-            from ft_assets.training.runtime.modeling import keep_layout, quantized
+            from ft_assets.training.runtime.model.weights import keep_layout, quantized
 
             options = quantized(quantization, dtype=dtype, device=self._device)
         import transformers

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ft_assets.training.runtime.endings import PackingRefused
+from ft_assets.training.runtime.run_errors import PackingRefused
 
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 """Largest difference of an example's mean loss, absolute; relative above a loss of 1. By the digits that each precision has."""

@@ -18,19 +18,20 @@ import torch
 import transformers
 from transformers import set_seed
 
-from ft_assets import tracing
 from ft_assets.errors import IntegrityError
+from ft_assets.telemetry import spans
 from ft_assets.training import checkpoints, methods
-from ft_assets.training.runtime import parallel, precision
-from ft_assets.training.runtime.data import Pack
-from ft_assets.training.runtime.endings import BadInput
+from ft_assets.training.runtime import parallel
+from ft_assets.training.runtime.checkpoint_writer import STATE, Saver
 from ft_assets.training.runtime.loop import Loop, RunState
-from ft_assets.training.runtime.modeling import load_base, require_finite, start_warm
+from ft_assets.training.runtime.model import precision
+from ft_assets.training.runtime.model.weights import load_base, require_finite, start_warm
 from ft_assets.training.runtime.objectives import Ingredients, Objective
+from ft_assets.training.runtime.pack_loader import Pack
 from ft_assets.training.runtime.parallel import Strategy
-from ft_assets.training.runtime.reporting import Heartbeat, MetricsLog, Progress
-from ft_assets.training.runtime.saving import STATE, Saver
-from ft_assets.training.runtime.stopping import StopRequest
+from ft_assets.training.runtime.run_errors import BadInput
+from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
+from ft_assets.training.runtime.stop_request import StopRequest
 from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
@@ -44,14 +45,14 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     heartbeat.enter("load")
     deterministic(spec.seed)
     strategy = parallel.build(spec)
-    with tracing.span("load"):
+    with spans.span("load"):
         strategy.start()
         objective = build_objective(run_file, pack, strategy)
     progress.total_steps = spec.optimization.total_steps(num_rows=objective.num_rows, world_size=spec.world_size)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
-    with tracing.span("self-test"), precision.evaluation(spec, strategy.device):
+    with spans.span("self-test"), precision.evaluation(spec, strategy.device):
         tested = objective.self_test(strategy.model)
     log.info("self-test: %s", ", ".join(f"{k} {v:.3g}" for k, v in tested.items()))
 
@@ -69,16 +70,16 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
         stop=stop,
         vocab_size=vocab_size,
     )
-    with tracing.span("restore") as restoring:
+    with spans.span("restore") as restoring:
         resumed = _resume(run_file, strategy, saver, loop)
         restoring.set(ft__step=loop.state.step)
     if strategy.rank == 0:
         metrics.keep_through(loop.state.step)
-    with tracing.span("train", ft__total_steps=progress.total_steps):
+    with spans.span("train", ft__total_steps=progress.total_steps):
         loop.run()
 
     heartbeat.enter("save")
-    with tracing.span("final"):
+    with spans.span("final"):
         kept = _return_to_best(run_file, strategy, saver, loop)
         require_finite(objective.model)
         _write_final(run_file, strategy, progress, kept)

@@ -15,9 +15,9 @@ from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import ON_CPU, ON_GPU, SHAPES, TINY, WARM_UP, Trial
 from benchmarks.gpu.report import table
 from ft_assets.training.memory import GPUS
-from ft_assets.training.runtime import data
+from ft_assets.training.model_shapes import ModelShape
+from ft_assets.training.runtime import pack_loader
 from ft_assets.training.runtime.__main__ import _check_adapter
-from ft_assets.training.shapes import ModelShape
 from ft_assets.training.spec import TrainingSpec
 
 CASES = [*ON_GPU, *ON_CPU]
@@ -59,7 +59,7 @@ def test_packed_and_padded_packs_hold_the_same_examples_and_are_read(tmp_path: P
     for packed in (True, False):
         directory = tmp_path / str(packed)
         found[packed] = models.write_pack(directory, vocab=TINY.vocab, max_seq_len=256, packed=packed, examples=60)
-        assert data.load(directory, trial.spec(), vocab_size=TINY.vocab).train.num_rows == found[packed]["windows"]
+        assert pack_loader.load(directory, trial.spec(), vocab_size=TINY.vocab).train.num_rows == found[packed]["windows"]
     assert found[True]["tokens"] == found[False]["tokens"] and found[False]["windows"] == 60
     assert found[True]["fill"] > 0.9
 

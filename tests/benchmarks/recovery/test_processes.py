@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks.recovery.__main__ import as_markdown
 from benchmarks.recovery.processes import Processes
-from resources.stack.readiness import file_touched
-from resources.stack.service import Service
-from resources.stack.supervisor import Supervisor
+from deploy.local.readiness import file_touched
+from deploy.local.supervisor.service_spec import Service
+from deploy.local.supervisor.stack_supervisor import Supervisor
 
 BEAT = "import sys, time\nwhile True: open(sys.argv[1], 'w').write('x'); time.sleep(0.2)"
 

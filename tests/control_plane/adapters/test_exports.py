@@ -26,14 +26,14 @@ from control_plane.cli.tenant.models.hub_upload import upload
 from control_plane.client import FtClient
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
-from control_plane.models.base_models import Given, add_local, catalogue_of
+from control_plane.models.catalogue import Given, add_local, catalogue_of
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals.gates import Verdict
-from ft_assets.evals.report import EvalReport
+from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.scoring.report import EvalReport
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_adapter import build_tiny_adapter

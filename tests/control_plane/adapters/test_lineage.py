@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters import lineage, lineage_checks
 from control_plane.adapters.tables import adapters, model_routes
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import attempts
@@ -33,7 +33,7 @@ def upload(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Pa
     """A file's id, and the sha256 of the bytes on its owner's disk."""
     path = write_chat_rows()
     with path.open("rb") as stream:
-        file = files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
     return str(file["id"]), hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -133,7 +133,7 @@ def test_verify_says_which_link_does_not_hold(
     (before,) = lineage.of_adapter(platform, tenant.id, id_, verify=True)["adapters"]
     prefix = layout.adapter_prefix(tenant.id, id_)
     where = {
-        "file": (files.get(platform, tenant.id, upload[0])["object_key"], f"training file {upload[0]}"),
+        "file": (uploaded_files.get(platform, tenant.id, upload[0])["object_key"], f"training file {upload[0]}"),
         "rows": (f"{layout.dataset_prefix(tenant.id, before['dataset']['id'])}/rows.parquet", "dataset rows"),
         "manifest": (f"{prefix}/manifest.json", "adapter manifest"),
         "weights": (f"{prefix}/adapter_model.safetensors", "adapter file adapter_model.safetensors"),
@@ -156,7 +156,7 @@ def test_a_file_that_its_tenant_deleted_breaks_nothing_and_is_named(
     platform: Platform, tenant: Tenant, train: Callable[..., str], upload: tuple[str, str]
 ) -> None:
     id_ = train()
-    files.delete(platform, tenant.id, upload[0])
+    uploaded_files.delete(platform, tenant.id, upload[0])
     found = lineage.of_adapter(platform, tenant.id, id_, verify=True)
     (one,) = found["adapters"]
     assert found["holds"]

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from control_plane.adapters import exports
 from control_plane.api.app import JOB_PATHS, create_app
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.notifications.endpoint_secrets import sealed_secrets, sealed_url
@@ -182,7 +182,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
     rows = "\n".join(
         json.dumps({"messages": [{"role": "user", "content": f"a{i}"}, {"role": "assistant", "content": "b"}]}) for i in range(120)
     )
-    upload = files.create(platform, tenant, io.BytesIO(rows.encode()), filename="a.jsonl", purpose="fine-tune")
+    upload = uploaded_files.create(platform, tenant, io.BytesIO(rows.encode()), filename="a.jsonl", purpose="fine-tune")
     job = jobs.submit(platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": upload["id"]})).job["id"]
     model = f"ft:tiny-base:{tenant}::m"
     adapter = add_adapter(platform, tenant, name=model, stage="production", loaded=True)

@@ -19,7 +19,7 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.checkpoints import retention
 from control_plane.attempts.service import Claim, Ending
 from control_plane.billing.tables import ledger_entries, meter_events
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import fail, mark_packed
 from control_plane.jobs.submission import JobRequest
@@ -47,7 +47,7 @@ def queued(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
         owner: Tenant
         owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier=tier)
         with write_chat_rows().open("rb") as rows:
-            file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+            file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
         request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
         job = jobs.submit(fresh_platform, owner.id, request).job
         mark_packed(fresh_platform, owner.id, job["id"], spec=SPEC, total_steps=10, expected_s=60.0)

@@ -12,7 +12,7 @@ import pytest
 
 from control_plane.attempts.liveness import LOADING_S, STUCK_AFTER_S, Liveness
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from ft_assets.training.runtime.reporting import Heartbeat, Progress
+from ft_assets.training.runtime.status_files import Heartbeat, Progress
 
 TIMEOUT_S = 40.0
 

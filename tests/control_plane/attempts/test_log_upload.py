@@ -18,7 +18,7 @@ from control_plane.platform.transfer import Patience
 from control_plane.tenants import service as tenants
 from ft_assets.errors import NotFound, Unavailable
 from ft_assets.layout import attempt_prefix
-from ft_assets.redaction import without_secrets
+from ft_assets.telemetry.redaction import without_secrets
 from resources.launcher import LocalLauncher
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.followed_jobs import Job, until

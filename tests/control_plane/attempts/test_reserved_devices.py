@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from control_plane.attempts import follow, reserved_devices
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import follow_evaluation
 from control_plane.evaluations import run as evaluation
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.packing import reference
+from control_plane.jobs.preparation.pack_build import reference
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Workload, WorkloadStatus
 from control_plane.queue import cycle
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import InvalidRequest, Unavailable
-from ft_assets.evals.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json
+from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json
 from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
 from tests.control_plane.jobs.preparation.test_packing_builders import model  # noqa: F401 - fixture
@@ -157,7 +157,7 @@ def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
         alone, pair, third = machine.train(gpus=1), machine.train(gpus=2), machine.train(gpus=1)
         assert [visible(job.work_dir) for job in (alone, pair, third)] == ["4", "4,5", "5"]
         with write_chat_rows().open("rb") as rows:
-            file = files.create(machine.platform, machine.tenant, rows, filename="rows.jsonl", purpose="fine-tune")
+            file = uploaded_files.create(machine.platform, machine.tenant, rows, filename="rows.jsonl", purpose="fine-tune")
         body = {"model": "tiny-base", "training_file": file["id"], "hardware": {"num_gpus": 4}}
         with pytest.raises(InvalidRequest, match="4 exceeds the 2 that pool local gives to a job") as refused:
             jobs.submit(machine.platform, machine.tenant, JobRequest.from_body(body))

@@ -34,7 +34,7 @@ from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, committe
 from ft_assets.training.failures import HEARTBEAT_LIMIT_S
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
 from resources.object_store import LocalObjectStore
-from resources.tracking import MlflowTracker
+from resources.tracking.mlflow_tracker import MlflowTracker
 from tests.support.jobs.followed_jobs import SHORT, Job, Scripted, plain_weights, until
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario

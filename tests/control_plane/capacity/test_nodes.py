@@ -12,7 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.capacity import active_pools, kueue_sync, nodes
-from control_plane.datasets.uploads import files
+from control_plane.composition import open_platform
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import model_limits
 from control_plane.jobs.estimates.service import estimate
@@ -21,7 +22,6 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.tables import audit_log
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from resources.platform import open_platform
 
 TWO_NODES = """
 pools:
@@ -47,7 +47,7 @@ def submit(desk: Platform, write_chat_rows: Callable[..., Path]) -> Callable[...
     uploaded = {}
     for tier, owner in owners.items():
         with write_chat_rows().open("rb") as rows:
-            uploaded[tier] = files.create(desk, owner, rows, filename="rows.jsonl", purpose="fine-tune")["id"]
+            uploaded[tier] = uploaded_files.create(desk, owner, rows, filename="rows.jsonl", purpose="fine-tune")["id"]
 
     def send(tier: str, use: Callable[..., Any] = jobs.submit, **asked: Any) -> Any:
         body = {"model": "tiny-base", "training_file": uploaded[tier], "hyperparameters": {"batch_size": 8}, **asked}

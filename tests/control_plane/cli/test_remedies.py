@@ -35,7 +35,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 def messages() -> Iterator[tuple[str, str]]:
     """Texts that name a route, with their file; descriptions of the API's document are for its readers."""
-    files = [p for root in ("control_plane", "ft_assets", "resources") for p in (ROOT / root).rglob("*.py")]
+    files = [p for root in ("control_plane", "ft_assets", "resources", "deploy") for p in (ROOT / root).rglob("*.py")]
     for path in files:
         relative = path.relative_to(ROOT).as_posix()
         for_readers_of_the_api = relative.startswith("control_plane/api/openapi") or path.name.startswith("schemas")
@@ -51,7 +51,9 @@ def messages() -> Iterator[tuple[str, str]]:
 
 def test_every_route_that_a_message_names_has_a_command() -> None:
     found = list(messages())
-    assert {path for path, _ in found} >= {"control_plane/jobs/service.py", "ft_assets/adapters/promotion.py"}, "the search finds nothing"
+    assert {path for path, _ in found} >= {"control_plane/jobs/service.py", "ft_assets/adapters/promotion_rules.py"}, (
+        "the search finds nothing"
+    )
     left = {f"{m['method']} {m['path']}" for _, text in found for m in ROUTE.finditer(in_commands(text))}
     assert left == set(WITHOUT_A_COMMAND)
 

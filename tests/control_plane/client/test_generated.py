@@ -56,7 +56,7 @@ class Call(NamedTuple):
 
 
 def calls() -> Iterator[Call]:
-    for file in sorted(SOURCE.glob("*.py")):
+    for file in sorted(SOURCE.rglob("*.py")):
         for cls in ast.walk(ast.parse(file.read_text())):
             if isinstance(cls, ast.ClassDef):
                 for function in cls.body:
@@ -209,6 +209,6 @@ reveal_type(ft.jobs.list())
 def test_the_client_loads_neither_the_server_nor_its_other_half() -> None:
     code = "import sys, control_plane.client; print(*sorted(m for m in sys.modules))"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.split())
-    assert "control_plane.client.synchronous.jobs" in loaded
+    assert "control_plane.client.synchronous.resources.jobs" in loaded
     kept_out = ("fastapi", "pydantic", "sqlalchemy", "control_plane.api", "control_plane.jobs", "control_plane.client.asynchronous")
     assert [m for m in loaded if m in kept_out] == []

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from control_plane.datasets import cold_storage
 from control_plane.datasets.tables import datasets as table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform, utc_now
@@ -28,7 +28,7 @@ def later(platform: Platform) -> Platform:
 
 @pytest.fixture
 def dataset_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
-    return str(files.get(platform, tenant.id, training_file)["dataset_id"])
+    return str(uploaded_files.get(platform, tenant.id, training_file)["dataset_id"])
 
 
 def cooled(platform: Platform, dataset_id: str, tenant: str) -> bool:
@@ -40,7 +40,7 @@ def cooled(platform: Platform, dataset_id: str, tenant: str) -> bool:
 def test_an_unused_dataset_is_moved_with_its_upload_and_is_read_as_before(
     platform: Platform, later: Platform, tenant: Tenant, training_file: str, dataset_id: str
 ) -> None:
-    file, before = files.content(platform, tenant.id, training_file)
+    file, before = uploaded_files.content(platform, tenant.id, training_file)
     with before:
         uploaded = before.read()
     assert cold_storage.cool_unused(platform) == 0, "not yet"
@@ -49,7 +49,7 @@ def test_an_unused_dataset_is_moved_with_its_upload_and_is_read_as_before(
     assert isinstance(later.objects, LocalObjectStore) and later.objects.cold is not None
     for key in (file["object_key"], f"{layout.dataset_prefix(tenant.id, dataset_id)}/rows.parquet"):
         assert not (later.objects.root / key).exists() and (later.objects.cold / key).exists()
-    _, stream = files.content(later, tenant.id, training_file)
+    _, stream = uploaded_files.content(later, tenant.id, training_file)
     with stream:
         assert stream.read() == uploaded
     assert {i.key.rsplit("/", 1)[-1] for i in later.objects.list(layout.dataset_prefix(tenant.id, dataset_id))} == {

@@ -16,14 +16,14 @@ from control_plane.api.app import create_app
 from control_plane.client import FtClient
 from control_plane.datasets import file_progress, hub, hub_fetch
 from control_plane.datasets.tables import files as files_table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.worker.validation_worker import ValidationWorker
 from ft_assets.errors import Conflict, InvalidRequest, QuotaExceeded
-from tests.ft_assets.datasets.test_hub import SHA, TOKEN, Hub
+from tests.ft_assets.datasets.readers.test_hub import SHA, TOKEN, Hub
 
 PUBLIC, PRIVATE = f"hf://acme/sums@{SHA}", f"hf://acme/secret@{SHA}"
 
@@ -53,16 +53,16 @@ def test_an_import_is_a_validated_file_that_says_where_it_is_from(near: Platform
     assert (made["status"], made["source"], made["bytes"]) == ("uploaded", f"hf://datasets/acme/sums@{SHA}:train", 0)
     assert server.asked == [], "nothing is fetched before the answer"
     with pytest.raises(Conflict) as early:
-        files.content(near, tenant.id, made["id"])
+        uploaded_files.content(near, tenant.id, made["id"])
     assert early.value.code == "file_not_fetched"
     seen: list[str] = []
-    file = files.validate(near, made["id"], progress=lambda p: seen.append(p.stage))
+    file = uploaded_files.validate(near, made["id"], progress=lambda p: seen.append(p.stage))
     assert (file["status"], file["filename"]) == ("processed", "train.jsonl")
     assert file["bytes"] == len(server.repos["acme/sums"]["train.jsonl"])
     assert seen[0] == file_progress.FETCHING
     assert file["report"]["examples"] > 100
     assert file["report"]["stats"]["personal_data"]["rows"] == 120
-    with files.content(near, tenant.id, made["id"])[1] as stream:
+    with uploaded_files.content(near, tenant.id, made["id"])[1] as stream:
         assert stream.read() == server.repos["acme/sums"]["train.jsonl"]
 
 
@@ -70,19 +70,19 @@ def test_an_import_that_cannot_be_is_refused_with_the_reason(near: Platform, ten
     with pytest.raises(InvalidRequest, match=SHA) as branch:
         hub.import_dataset(near, tenant.id, hub_id="hf://acme/sums@main")
     assert branch.value.code == "hub_revision_not_pinned"
-    assert files.list_files(near, tenant.id).items == []
-    absent = files.validate(near, hub.import_dataset(near, tenant.id, hub_id=f"hf://acme/nothing@{SHA}")["id"])
+    assert uploaded_files.list_files(near, tenant.id).items == []
+    absent = uploaded_files.validate(near, hub.import_dataset(near, tenant.id, hub_id=f"hf://acme/nothing@{SHA}")["id"])
     assert (absent["status"], absent["status_code"], absent["dataset_id"]) == ("error", "hub_dataset_not_found", None)
 
 
 def test_the_operators_token_is_not_for_tenants_and_their_own_is_stored_nowhere(near: Platform, tenant: Tenant, server: Hub) -> None:
     server.gated = {"acme/secret"}
-    closed = files.validate(near, hub.import_dataset(near, tenant.id, hub_id=PRIVATE)["id"])
+    closed = uploaded_files.validate(near, hub.import_dataset(near, tenant.id, hub_id=PRIVATE)["id"])
     assert (closed["status"], closed["status_code"]) == ("error", "hub_dataset_gated")
     assert "hf_theOperators" not in str(server.asked)
     mapping = {"q": "prompt", "a": "completion"}
     made = hub.import_dataset(near, tenant.id, hub_id=PRIVATE, column_map=mapping, hub_token=TOKEN)
-    assert files.validate(near, made["id"], hub_token=TOKEN)["status"] == "processed"
+    assert uploaded_files.validate(near, made["id"], hub_token=TOKEN)["status"] == "processed"
     assert f"Bearer {TOKEN}" in [authorization for *_, authorization in server.asked], "it was used"
     with near.engine.connect() as conn:
         stored = [str(row) for table in metadata.sorted_tables for row in conn.execute(sa.select(table))]
@@ -96,9 +96,9 @@ def test_the_operators_token_is_not_for_tenants_and_their_own_is_stored_nowhere(
 def test_an_import_whose_token_is_lost_waits_for_who_has_it_and_is_then_refused(near: Platform, tenant: Tenant, server: Hub) -> None:
     server.gated = {"acme/secret"}
     made = hub.import_dataset(near, tenant.id, hub_id=PRIVATE, hub_token=TOKEN)
-    assert files.validate(near, made["id"], wait=False)["status"] == "uploaded", "another process may have it"
+    assert uploaded_files.validate(near, made["id"], wait=False)["status"] == "uploaded", "another process may have it"
     later = replace(near, clock=lambda: near.clock() + hub_fetch.TOKEN_LOST_AFTER + timedelta(seconds=1))
-    refused = files.validate(later, made["id"], wait=False)
+    refused = uploaded_files.validate(later, made["id"], wait=False)
     assert (refused["status"], refused["status_code"]) == ("error", "hub_token_needed")
     assert "import it again with it" in refused["status_details"]
     assert server.asked == []
@@ -114,16 +114,16 @@ def test_what_was_not_fetched_when_a_process_ended_is_fetched_by_the_next(near: 
     assert worker.enqueue(made["id"]).wait(60)
     assert worker.enqueue(made["id"]).wait(60), "the validation of what was fetched"
     worker.stop()
-    assert files.get(near, tenant.id, made["id"])["status"] == "processed"
+    assert uploaded_files.get(near, tenant.id, made["id"])["status"] == "processed"
 
 
 def test_a_hub_that_does_not_answer_is_no_fault_of_the_file(near: Platform, tenant: Tenant) -> None:
     made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"})
     cut_off = replace(near, settings=replace(near.settings, hub_endpoint="http://127.0.0.1:9"))
-    refused = files.validate(cut_off, made["id"])
+    refused = uploaded_files.validate(cut_off, made["id"])
     assert (refused["status"], refused["status_code"]) == ("error", "hub_unavailable")
-    assert files.validate_again(near, tenant.id, made["id"])["status"] == "uploaded"
-    assert files.validate(near, made["id"])["status"] == "processed"
+    assert uploaded_files.validate_again(near, tenant.id, made["id"])["status"] == "uploaded"
+    assert uploaded_files.validate(near, made["id"])["status"] == "processed"
 
 
 def test_a_tenant_has_a_bounded_number_of_imports_in_line(near: Platform) -> None:
@@ -133,7 +133,7 @@ def test_a_tenant_has_a_bounded_number_of_imports_in_line(near: Platform) -> Non
         hub.import_dataset(near, busy, hub_id=PUBLIC)
     assert refused.value.code == "too_many_imports"
     hub.import_dataset(near, other, hub_id=PUBLIC)
-    files.delete(near, busy, made[0])
+    uploaded_files.delete(near, busy, made[0])
     hub.import_dataset(near, busy, hub_id=PUBLIC)
 
 

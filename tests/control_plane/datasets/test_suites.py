@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from control_plane.datasets import suites
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.datasets.checks.benchmarks import BENCHMARKS
-from ft_assets.datasets.checks.shipped_suites import shipped_suites
+from ft_assets.datasets.checks.contamination.benchmarks import BENCHMARKS
+from ft_assets.datasets.checks.contamination.shipped_suites import shipped_suites
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from resources.object_store import LocalObjectStore
 
@@ -40,8 +40,8 @@ def flagged(platform: Platform, tenant: str, path: Path, questions: Sequence[str
     rows = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "Nine."}]} for q in questions]
     path.write_text(path.read_text() + "".join(json.dumps(r) + "\n" for r in rows))
     with path.open("rb") as stream:
-        made = files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "warn"})
-    file = files.validate(platform, made["id"])
+        made = uploaded_files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "warn"})
+    file = uploaded_files.validate(platform, made["id"])
     assert file["status"] == "processed", file["status_details"]
     found: dict[str, int] = file["report"]["stats"]["contamination"]["suites"]
     return {name: count for name, count in found.items() if count}
@@ -92,8 +92,8 @@ def test_an_index_is_built_once_for_a_set_and_found_again_by_another_machine(pla
 def test_another_set_of_suites_makes_another_dataset(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
     def dataset() -> str:
         with write_chat_rows(120).open("rb") as stream:
-            made = files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
-        return str(files.validate(platform, made["id"])["dataset_id"])
+            made = uploaded_files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
+        return str(uploaded_files.validate(platform, made["id"])["dataset_id"])
 
     before = dataset()
     add(platform, tenant.id, "quiz", QUESTION.format("red"))
@@ -204,9 +204,9 @@ def test_no_index_is_built_by_the_process_that_took_an_upload(
     statuses = []
     for _ in range(2):
         with path.open("rb") as stream:
-            made = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
+            made = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
         statuses.append(made["status"])
-        assert files.validate(platform, made["id"])["status"] == "processed"
+        assert uploaded_files.validate(platform, made["id"])["status"] == "processed"
     assert statuses == ["uploaded", "processed"]
     tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1, home=path.parent))
     with pytest.raises(FtError, match="evaluation suites needed"):
@@ -244,13 +244,15 @@ def test_a_fresh_platform_finds_benchmark_questions_and_names_what_it_compared_w
     ]
     path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in [*planted, *trained]))
     with path.open("rb") as stream:
-        made = files.create(fresh_platform, tenant, stream, filename=path.name, purpose="fine-tune")
+        made = uploaded_files.create(fresh_platform, tenant, stream, filename=path.name, purpose="fine-tune")
     assert made["status"] == "processed", "no index has to be built for a tenant without suites"
-    report = files.get(fresh_platform, tenant, made["id"])["report"]
+    report = uploaded_files.get(fresh_platform, tenant, made["id"])["report"]
     assert report["stats"]["contamination"] == {"flagged": 3, "suites": {"gsm8k": 3}, "checked": ["gsm8k"]}
     assert [f["row"] for f in report["flagged"] if f["code"] == "contaminated"] == [121, 122, 123]
     with path.open("rb") as stream:
-        made = files.create(fresh_platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "off"})
+        made = uploaded_files.create(
+            fresh_platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "off"}
+        )
     assert made["report"]["stats"]["contamination"] == {"flagged": None, "suites": {}, "checked": []}
 
 

@@ -26,8 +26,8 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import checkpoints, job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
-from control_plane.models import base_models, base_updates
-from control_plane.models.base_models import Given, add_local
+from control_plane.models import base_updates, catalogue
+from control_plane.models.catalogue import Given, add_local
 from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.job_states import JobState
@@ -35,10 +35,10 @@ from control_plane.platform.transfer import upload
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import Conflict
-from ft_assets.evals.advice import Advice
-from ft_assets.evals.gates import Finding, Verdict
-from ft_assets.evals.report import EvalReport
-from ft_assets.evals.samples import Sample
+from ft_assets.evals.gate.advice import Advice
+from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.evals.scoring.samples import Sample
 from ft_assets.training.checkpoints import manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
@@ -62,7 +62,7 @@ def operated(platform: Platform, tmp_path: Path) -> Platform:
     """A platform with an operator's catalogue of its own, which holds one model, and no inference server."""
     settings = replace(platform.settings, home=tmp_path / "home")
     add_local(settings, MODEL, build_tiny_model(tmp_path / "base"), Given(license="MIT"))
-    return replace(platform, settings=settings, models=base_models.catalogue_of(settings))
+    return replace(platform, settings=settings, models=catalogue.catalogue_of(settings))
 
 
 Evaluate = Callable[..., str]

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from control_plane.adapters.tables import eval_scores
 from control_plane.attempts import follow
 from control_plane.evaluations import answer_cache, conclusion, run
-from control_plane.jobs.preparation import packing
+from control_plane.jobs.preparation import pack_build
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.context import Platform
@@ -31,7 +31,8 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
-from ft_assets.evals import run_file, suites
+from ft_assets.evals.run import run_file
+from ft_assets.evals.suites import suite_items
 from resources.launcher import LocalLauncher
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.models.tiny_model import build_tiny_model
@@ -217,7 +218,7 @@ def test_a_cancelled_job_ends_its_evaluation(
 
 def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform) -> None:
     from ft_assets.evals.config import parse
-    from ft_assets.evals.suites import Item
+    from ft_assets.evals.suites.suite_items import Item
 
     settings = replace(platform.settings, eval_suites=("a",), judge_url="http://j/v1", judge_model="m", safety_classifier="builtin")
     letter = [Item(id="1", messages=(), expected="yes")]
@@ -238,8 +239,8 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
 def test_a_row_that_offers_tools_is_asked_with_them() -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     turns = (Message(role="user", content="rain?"), Message(role="assistant", content="no"))
-    row = packing._as_row(Example(kind="chat", messages=turns, tools=(tool,)))
-    assert suites.holdout_items([row])[0].tools == (tool,)
+    row = pack_build._as_row(Example(kind="chat", messages=turns, tools=(tool,)))
+    assert suite_items.holdout_items([row])[0].tools == (tool,)
 
 
 def test_a_judge_is_held_against_where_the_base_comes_from(platform: Platform, real_base: Path) -> None:

@@ -24,9 +24,9 @@ from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals.advice import Advice
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gates import Finding, Verdict
+from ft_assets.evals.gate.advice import Advice
+from ft_assets.evals.gate.gates import Finding, Verdict
 from resources.launcher import LocalLauncher
 from tests.support.jobs.registered_adapter import add_adapter
 

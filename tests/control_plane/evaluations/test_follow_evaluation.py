@@ -18,8 +18,8 @@ from control_plane.evaluations import follow_evaluation
 from control_plane.evaluations.follow_evaluation import Limits
 from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Conflict, FtError, InvalidRequest
-from ft_assets.evals import run_file
-from ft_assets.evals.run_file import EvalRun
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.run_file import EvalRun
 from resources.launcher import LocalLauncher
 from tests.support.processes import scripted_evaluation
 from tests.support.processes.scripted_evaluation import GO, STARTS

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from control_plane.billing.invoices.rules import month_named
+from control_plane.models.model_fetch import fetch_model
 from control_plane.platform.secrets import hint_of
 from ft_assets.errors import InvalidRequest
-from ft_assets.model_fetch import fetch_model
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters.tables import adapters
 from control_plane.billing.tables import ledger_entries
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import results
 from control_plane.jobs import service as jobs
 from control_plane.jobs.idempotency import Attempt
@@ -21,7 +21,7 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets import provenance
+from ft_assets.telemetry import provenance
 from tests.support.jobs.finished_job import COMMIT, finish, prepare, rewrite
 from tests.support.platform.database_roles import as_owner
 
@@ -54,7 +54,7 @@ def row(platform: Platform, job_id: str) -> Any:
 
 def upload(platform: Platform, tenant: str, path: Path) -> str:
     with path.open("rb") as stream:
-        return str(files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune")["id"])
+        return str(uploaded_files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune")["id"])
 
 
 def test_the_same_request_is_answered_with_the_job_that_has_done_it(platform: Platform, tenant: Tenant, submit: Submit) -> None:

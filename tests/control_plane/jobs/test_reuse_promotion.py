@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.adapters import service as adapters
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -22,11 +22,11 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Replica
 from control_plane.serving import rollout
 from control_plane.tenants import service as tenants
-from ft_assets import provenance
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import FtError
-from ft_assets.evals.gates import Verdict
-from ft_assets.evals.report import EvalReport
+from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.telemetry import provenance
 from tests.support.jobs.finished_job import COMMIT, prepare
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
@@ -82,7 +82,7 @@ def twice(platform: Platform, base: Path, write_chat_rows: Callable[..., Path], 
     """A tenant, the adapter in draft of its finished job, and a second job that asks for the same, not prepared yet."""
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as stream:
-        file = files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")["id"]
+        file = uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")["id"]
 
     def submitted(number: str) -> str:
         body = {"model": "tiny", "training_file": file, "seed": 5, "metadata": {"n": number}}

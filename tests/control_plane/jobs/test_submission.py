@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import idempotency
 from control_plane.jobs import service as jobs
 from control_plane.jobs.idempotency import Attempt
@@ -223,7 +223,7 @@ def test_who_means_two_equal_jobs_names_them_or_says_so(platform: Platform, tena
 def test_a_key_is_known_for_thirty_days_and_then_forgotten(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
     tenant, _ = tenants.create(fresh_platform, "old-key")
     with write_chat_rows().open("rb") as stream:
-        file = files.create(fresh_platform, tenant.id, stream, filename="a.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(fresh_platform, tenant.id, stream, filename="a.jsonl", purpose="fine-tune")
     first = submit(fresh_platform, tenant, file["id"], key="k")
 
     def after(days: float) -> Platform:
@@ -243,7 +243,7 @@ def test_two_tenants_may_use_the_same_key(
 ) -> None:
     other, _ = tenants.create(platform, "same-key")
     with write_chat_rows().open("rb") as stream:
-        file = files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")
     mine = submit(platform, tenant, training_file, key="k")
     theirs = submit(platform, other, file["id"], key="k")
     assert mine.created
@@ -260,7 +260,7 @@ def test_a_job_may_name_a_file_that_is_not_validated_yet(platform: Platform, ten
     file = large_upload(platform, tenant, write_chat_rows(3))
     submitted = submit(platform, tenant, file)
     assert (submitted.job["state"], submitted.job["dataset_id"]) == ("validating", None)
-    files.validate(platform, file)
+    uploaded_files.validate(platform, file)
     with pytest.raises(InvalidDataset, match="3 good examples"):
         submit(platform, tenant, file, twin_meant=True)
 
@@ -272,7 +272,7 @@ def large_upload(platform: Platform, tenant: Tenant, path: Path) -> str:
     from control_plane.datasets.tables import files as table
 
     with path.open("rb") as stream:
-        file_id = str(files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
+        file_id = str(uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
     with as_owner(platform).begin() as conn:
         conn.execute(sa.text("SET LOCAL session_replication_role = replica"))  # a file keeps its dataset: nothing else can undo that
         fresh = {"status": "uploaded", "dataset_id": None, "report": sa.null(), "status_details": None}

@@ -103,11 +103,11 @@ def test_chosen_modules_stay_as_they_were(platform: Platform, tenant: Tenant, su
 
 
 def test_what_is_not_the_tenants_does_not_exist(platform: Platform, trained: dict[str, str], write_chat_rows: Callable[..., Any]) -> None:
-    from control_plane.datasets.uploads import files
+    from control_plane.datasets.uploads import uploaded_files
 
     other, _ = tenants.create(platform, f"o-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as stream:
-        file = files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")["id"]
+        file = uploaded_files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")["id"]
     for reference in trained.values():
         with pytest.raises(NotFound) as error:
             jobs.submit(

@@ -14,16 +14,16 @@ import sqlalchemy as sa
 from control_plane.adapters.tables import evaluations as table
 from control_plane.attempts import follow
 from control_plane.attempts.service import claim, finish
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import conclusion, reevaluation, run
 from control_plane.evaluations import service as evaluations
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import packing, pin
+from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import attempts, job_events, reservations
 from control_plane.jobs.transitions import transition
-from control_plane.models import base_models, base_updates
-from control_plane.models.base_models import Given, add_local
+from control_plane.models import base_updates, catalogue
+from control_plane.models.catalogue import Given, add_local
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.serving import accepted_bases
@@ -42,7 +42,7 @@ EVAL = {"task_metric": "perplexity", "max_items": 20, "max_new_tokens": 8, "capa
 def operated(platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = replace(platform.settings, home=tmp_path / "home")
-    return replace(platform, settings=settings, models=base_models.catalogue_of(settings))
+    return replace(platform, settings=settings, models=catalogue.catalogue_of(settings))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def train(platform: Platform, launcher: LocalLauncher, tenant: str, model: str, 
     body = {"model": model, "training_file": file_id, "hyperparameters": HYPERPARAMETERS, "eval_config": EVAL, "seed": 1}
     job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(body)).job["id"])
     pin.pin_dataset(platform, tenant, job_id)
-    packing.pack(platform, tenant, job_id)
+    pack_build.pack(platform, tenant, job_id)
     now = platform.clock()
     with platform.engine.begin() as conn:
         transition(conn, job_id, JobState.PROVISIONING, message="Granted.", now=now, attempt=1)
@@ -89,7 +89,7 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
     old = build_tiny_model(tmp_path / "old")
     first = add_local(operated.settings, model, old, Given(license="MIT"))
     with rows(tmp_path / "rows.jsonl").open("rb") as stream:
-        file = files.create(operated, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(operated, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
     job_id = train(operated, launcher, tenant.id, model, file["id"])
     own = run.evaluate(operated, launcher, tenant.id, job_id)
     assert own.verdict.passed, own.verdict

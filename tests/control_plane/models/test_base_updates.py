@@ -22,16 +22,16 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.references import reference
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.models import base_models, base_updates
-from control_plane.models.base_models import Given, add_local
+from control_plane.models import base_updates, catalogue
+from control_plane.models.catalogue import Given, add_local
+from control_plane.models.operator_catalogue import catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
+from deploy.local.stack_services import DEMO_MODEL, demo_model_dir
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gates import Finding, Verdict
-from ft_assets.operator_catalogue import catalogue_file, edited
-from resources.stack.embedded import DEMO_MODEL, demo_model_dir
+from ft_assets.evals.gate.gates import Finding, Verdict
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.model_hub import SHA, running_model_hub
@@ -80,7 +80,7 @@ class Base:
 @pytest.fixture
 def base(platform: Platform, tenant: Tenant, tmp_path: Path) -> Base:
     settings = replace(platform.settings, home=tmp_path / "home")
-    operated = replace(platform, settings=settings, models=base_models.catalogue_of(settings))
+    operated = replace(platform, settings=settings, models=catalogue.catalogue_of(settings))
     return Base(operated, tenant, build_tiny_model(tmp_path / "old"))
 
 
@@ -197,9 +197,9 @@ def test_jobs_under_way_keep_the_bytes_that_they_were_promised(base: Base, new: 
         query = sa.select(jobs_table.c.id, jobs_table.c.base_digest).where(jobs_table.c.id.in_([before, after]))
         digests = {row.id: row.base_digest for row in conn.execute(query)}
     assert digests[before] == base.old.digest
-    model, directory = base_models.for_job(platform, base.id, digests[before], fresh=True)
+    model, directory = catalogue.for_job(platform, base.id, digests[before], fresh=True)
     assert (model.digest, directory) == (base.old.digest, base.dir)
-    assert base_models.for_job(platform, base.id, digests[after])[1] == new
+    assert catalogue.for_job(platform, base.id, digests[after])[1] == new
     later = replace(platform, clock=lambda: platform.clock() + timedelta(days=1))
     assert base_updates.prune(later, base.id) == []
     jobs.cancel(platform, base.tenant.id, before)
@@ -207,7 +207,7 @@ def test_jobs_under_way_keep_the_bytes_that_they_were_promised(base: Base, new: 
     assert base_updates.prune(later, base.id) == [base.old.digest]
     assert base.dir.is_dir()
     with pytest.raises(IntegrityError):
-        base_models.for_job(platform, base.id, base.old.digest)
+        catalogue.for_job(platform, base.id, base.old.digest)
 
 
 def test_going_back_to_replaced_bytes_needs_no_verdict_of_what_was_trained_on_them(base: Base, new: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_kill_between_two_steps_leaves_what_the_next_call_goes_on_from(base: B
     staged = base_updates.stage_local(base.platform, base.id, new)
     if killed_after == 2:
         base_updates.evaluate(base.platform, base.id)
-    again = replace(base.platform, models=base_models.catalogue_of(base.platform.settings))
+    again = replace(base.platform, models=catalogue.catalogue_of(base.platform.settings))
     assert base_updates.stage_local(again, base.id, new).staged == staged.staged
     (standing,) = base_updates.evaluate(again, base.id).adapters
     assert standing.adapter_id == adapter

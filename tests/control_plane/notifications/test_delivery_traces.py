@@ -9,13 +9,13 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.notifications import delivery_traces
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets import tracing
+from ft_assets.telemetry import spans
 from tests.support.servers.span_collector import collecting
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,8 +25,8 @@ import sys
 import sqlalchemy as sa
 from control_plane.notifications import delivery_traces as traces
 from control_plane.platform.settings import load
-from ft_assets import tracing
-from resources.platform import open_platform
+from ft_assets.telemetry import spans as tracing
+from control_plane.composition import open_platform
 tracing.configure("ft-api")
 platform = open_platform(load())
 columns = ("subject", "tenant_id", "channel", "event_id", "type", "attempts")
@@ -42,8 +42,8 @@ tracing.flush()
 def test_it_is_found_by_the_id_of_the_job(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    with tracing.span("request", parent=CALLER):
+        file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+    with spans.span("request", parent=CALLER):
         job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
     assert delivery_traces.of_job(fresh_platform, job["id"]) == CALLER
     assert delivery_traces.of_job(fresh_platform, "ftjob-none") is None

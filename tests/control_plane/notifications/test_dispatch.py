@@ -308,8 +308,8 @@ def test_many_failing_endpoints_of_many_tenants_leave_room_for_a_good_one(world:
 
 KILLED = """
 import sys, time
+from control_plane.composition import open_platform
 from control_plane.platform import settings
-from resources.platform import open_platform
 from control_plane.notifications.dispatch import Dispatcher
 dispatcher = Dispatcher(open_platform(settings.load()))
 print("up", flush=True)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from control_plane.api.app import create_app
 from control_plane.attempts import service as attempts
 from control_plane.client import FtClient
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import quota_holds
 from control_plane.platform.context import Actor, Platform
@@ -209,7 +209,7 @@ def other(account: Account, write_chat_rows: Callable[..., Path]) -> Account:
     """Another tenant of the same platform, behind the first one in the order of ids."""
     owner, _ = tenants.create(account.platform, f"u-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
     with write_chat_rows().open("rb") as rows:
-        file = files.create(account.platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(account.platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     return Account(account.platform, account.now, owner.id, str(file["id"]))
 
 

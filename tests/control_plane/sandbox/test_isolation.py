@@ -23,13 +23,13 @@ import sqlalchemy as sa
 
 from control_plane.datasets import file_progress, validation, validation_outcome
 from control_plane.datasets.tables import files as files_table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.sandbox.group_memory import used_bytes
 from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, carry_out_apart, validate_apart, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Conflict, FtError, Unavailable
 
 LIMITS = Limits(wall_s=wall_s(1 << 30))
@@ -55,7 +55,7 @@ def order(path: Path, directory: Path) -> Order:
 
 def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
     with path.open("rb") as stream:
-        file = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
+        file = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
     assert file["status"] == "uploaded"
     return str(file["id"])
 
@@ -218,7 +218,7 @@ def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    refused = files.validate(platform, file_id)
+    refused = uploaded_files.validate(platform, file_id)
     killer.join()
     assert (refused["status"], refused["status_code"], refused["report"], refused["progress"]) == (
         "error",
@@ -227,10 +227,10 @@ def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(
         None,
     )
     assert f"POST /v1/files/{file_id}/validate" in refused["status_details"]
-    assert files.validate_again(platform, tenant.id, file_id)["status"] == "uploaded"
-    assert files.validate(platform, file_id)["status"] == "processed"
+    assert uploaded_files.validate_again(platform, tenant.id, file_id)["status"] == "uploaded"
+    assert uploaded_files.validate(platform, file_id)["status"] == "processed"
     with pytest.raises(Conflict, match="gives the same"):
-        files.validate_again(platform, tenant.id, file_id)
+        uploaded_files.validate_again(platform, tenant.id, file_id)
 
 
 def test_two_who_want_the_same_large_file_read_it_once(platform: Platform, tenant: Tenant, large: Path) -> None:
@@ -239,15 +239,15 @@ def test_two_who_want_the_same_large_file_read_it_once(platform: Platform, tenan
     with file_progress.claimed(platform, file_id) as sink:
         assert sink is not None
         sink(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
-        assert files.validate(platform, file_id, wait=False)["status"] == "uploaded", "it is somebody's work"
-        waiting = threading.Thread(target=lambda: files.validate(platform, file_id, progress=heard.append))
+        assert uploaded_files.validate(platform, file_id, wait=False)["status"] == "uploaded", "it is somebody's work"
+        waiting = threading.Thread(target=lambda: uploaded_files.validate(platform, file_id, progress=heard.append))
         waiting.start()
         deadline = time.monotonic() + 60
         while not heard and time.monotonic() < deadline:
             time.sleep(0.05)
     assert heard[0].rows in (0, 7), "who waits is told how far the other is"
     waiting.join()
-    assert files.get(platform, tenant.id, file_id)["status"] == "processed", "who waited took over once the claim was free"
+    assert uploaded_files.get(platform, tenant.id, file_id)["status"] == "processed", "who waited took over once the claim was free"
 
 
 def test_a_claim_that_nobody_renews_is_lost(platform: Platform, tenant: Tenant, large: Path) -> None:
@@ -269,14 +269,14 @@ def test_who_lost_a_claim_neither_writes_over_the_new_one_nor_clears_it(platform
     assert file_progress.take(platform, file_id, stalled)
     assert not file_progress.take(platform, file_id, new), "it is held"
     assert file_progress.take(later, file_id, new), "nobody renewed it"
-    held = files.find(platform, file_id)["progress"]
+    held = uploaded_files.find(platform, file_id)["progress"]
     assert held["token"] == new.token
     assert not file_progress.renew(platform, file_id, stalled)
     assert not file_progress.clear(platform, file_id, stalled)
-    assert files.find(platform, file_id)["progress"] == held
+    assert uploaded_files.find(platform, file_id)["progress"] == held
     assert file_progress.renew(later, file_id, new)
     assert file_progress.clear(later, file_id, new)
-    assert files.find(platform, file_id)["progress"] is None
+    assert uploaded_files.find(platform, file_id)["progress"] is None
 
 
 def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_ones_work(
@@ -288,8 +288,8 @@ def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_one
     assert file_progress.take(platform, file_id, stalled)
     assert file_progress.take(later, file_id, new)
     short = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1))
-    assert validation_outcome.settle(short, files.find(platform, file_id), stalled)["status"] == "uploaded", "its child was ended"
-    assert validation_outcome.settle(platform, files.find(platform, file_id), new)["status"] == "processed"
+    assert validation_outcome.settle(short, uploaded_files.find(platform, file_id), stalled)["status"] == "uploaded", "its child was ended"
+    assert validation_outcome.settle(platform, uploaded_files.find(platform, file_id), new)["status"] == "processed"
 
 
 def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:

@@ -23,7 +23,7 @@ from control_plane.cli.command_tree import build
 from control_plane.cli.tenant.models.export_commands import _verified
 from control_plane.client import FtClient
 from control_plane.datasets import suites
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import health_verdicts
@@ -47,7 +47,7 @@ def filled(platform: Platform, api_url: str, write_chat_rows: Callable[..., Path
 
     def fill(tenant: Tenant) -> dict[str, str]:
         with write_chat_rows(salt=tenant.id).open("rb") as stream:
-            file = files.create(platform, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
+            file = uploaded_files.create(platform, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
         body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": f"plan of {tenant.id}"}}
         job = jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job
         adapter = finish(platform, tenant.id, job["id"])

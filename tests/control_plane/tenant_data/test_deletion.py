@@ -21,7 +21,7 @@ from control_plane.billing.tables import ledger_entries
 from control_plane.datasets import file_progress
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.tables import files as files_table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import checkpoints, job_events
@@ -231,7 +231,7 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
     traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
     assert traced["holds"], "every digest stays; what is not there has its proof"
     with world.write(salt="again").open("rb") as stream:
-        again = files.create(world.platform, tenant, stream, filename="new.jsonl", purpose="fine-tune")
+        again = uploaded_files.create(world.platform, tenant, stream, filename="new.jsonl", purpose="fine-tune")
     assert again["status"] == "processed", "the tenant itself goes on"
 
 
@@ -476,7 +476,7 @@ def test_nothing_new_is_taken_while_everything_is_deleted_and_the_same_file_is_w
 
 def upload(world: World, tenant: str) -> Any:
     with world.write(salt=tenant).open("rb") as stream:
-        return files.create(world.platform, tenant, stream, filename="a.jsonl", purpose="fine-tune")
+        return uploaded_files.create(world.platform, tenant, stream, filename="a.jsonl", purpose="fine-tune")
 
 
 def test_servers_are_asked_once_a_round_however_many_adapters_there_are(world: World) -> None:

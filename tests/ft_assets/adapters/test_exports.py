@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ft_assets.adapters import package
 from ft_assets.adapters.exports import Format, Precision, checked, export_key, gguf_tokenizer, merge, proof
-from ft_assets.adapters.exports.build import Built, Order, build
+from ft_assets.adapters.exports.archive import Built, Order, build
 from ft_assets.adapters.exports.gguf_file import interleaved, llama3_factors
 from ft_assets.adapters.exports.gguf_tokenizer import plain_template
 from ft_assets.errors import FtError, InvalidRequest

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ft_assets.adapters import promotion, rollout
+from ft_assets.adapters import promotion_rules, rollout_plan
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
-from ft_assets.adapters.rollout import Action, Desired
+from ft_assets.adapters.rollout_plan import Action, Desired
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
 from ft_assets.errors import Conflict, LineageIncomplete
 
@@ -82,13 +82,13 @@ def test_a_production_adapter_never_becomes_a_draft_again() -> None:
     assert Stage.DRAFT not in reachable
 
 
-def candidate(**changes: object) -> promotion.Candidate:
+def candidate(**changes: object) -> promotion_rules.Candidate:
     files = changes.pop("files", ())
     package = changes.pop("package", ())
     served = changes.pop("served", RECORD.base_digest)
     catalogue = changes.pop("catalogue", RECORD.base_digest)
     record = replace(RECORD, **changes)  # type: ignore[arg-type]
-    return promotion.Candidate(
+    return promotion_rules.Candidate(
         record=record,
         served_digests=[served],
         told=True,
@@ -120,8 +120,8 @@ TORN, DORA = Refusal(code="manifest_mismatch", detail="x"), Refusal(code="unsupp
         ),
     ],
 )
-def test_promotion_names_every_refusal(made: promotion.Candidate, codes: list[str]) -> None:
-    assert [r.code for r in promotion.refusals(made)] == codes
+def test_promotion_names_every_refusal(made: promotion_rules.Candidate, codes: list[str]) -> None:
+    assert [r.code for r in promotion_rules.refusals(made)] == codes
 
 
 def want(name: str, *, loaded: bool = True, refused: bool = False, accepted: bool = True) -> Desired:
@@ -149,13 +149,13 @@ def want(name: str, *, loaded: bool = True, refused: bool = False, accepted: boo
     ],
 )
 def test_reconcile(desired: list[Desired], served: dict[str, str], actions: list[tuple[str, str]]) -> None:
-    assert [(a.kind, a.name) for a in rollout.plan(desired, served, now=0.0)] == actions
+    assert [(a.kind, a.name) for a in rollout_plan.plan(desired, served, now=0.0)] == actions
 
 
 def test_carrying_out_the_actions_leads_to_nothing_left_to_do() -> None:
     desired = [want("ft:a"), want("ft:b", loaded=False), want("ft:c")]
     served = {"ft:b": "/a/ft:b", "ft:c": "/old", "ft:x": "/x"}
-    actions: list[Action] = rollout.plan(desired, served, now=0.0)
+    actions: list[Action] = rollout_plan.plan(desired, served, now=0.0)
     assert len(actions) == 5
     for action in actions:
         if action.kind == "load":
@@ -163,4 +163,4 @@ def test_carrying_out_the_actions_leads_to_nothing_left_to_do() -> None:
             served[action.name] = f"/a/{action.name}"
         else:
             del served[action.name]
-    assert rollout.plan(desired, served, now=0.0) == []
+    assert rollout_plan.plan(desired, served, now=0.0) == []

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from ft_assets.adapters import package, servability, tensors
 from ft_assets.adapters.package import CONFIG, WEIGHTS
 from ft_assets.errors import IntegrityError, InvalidRequest
-from ft_assets.training import requested
+from ft_assets.training import requested_hyperparameters
 from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 
@@ -71,7 +71,7 @@ def codes(directory: Path, shapes: Shapes) -> set[str]:
         ({"target_modules": []}, "malformed_config"),
         ({"target_modules": {"q_proj": 1}}, "malformed_config"),
         ({"target_modules": ["q_proj"]}, "module_mismatch"),
-        ({"target_modules": [*requested.MODULES, "lm_head"]}, "module_mismatch"),
+        ({"target_modules": [*requested_hyperparameters.MODULES, "lm_head"]}, "module_mismatch"),
         ({"peft_type": None}, "not_lora"),
         ({"task_type": "SEQ_CLS"}, "unsupported_feature"),
         ({"bias": "all"}, "unsupported_feature"),
@@ -118,7 +118,9 @@ def test_what_peft_writes_of_a_plain_adapter_is_fine(shapes: Shapes, base: Path,
     from peft import LoraConfig
 
     build_tiny_adapter(tmp_path, base, base_name="tiny")
-    plain = LoraConfig(r=8, lora_alpha=16, target_modules=list(requested.MODULES), task_type="CAUSAL_LM", base_model_name_or_path="tiny")
+    plain = LoraConfig(
+        r=8, lora_alpha=16, target_modules=list(requested_hyperparameters.MODULES), task_type="CAUSAL_LM", base_model_name_or_path="tiny"
+    )
     fields = json.dumps(plain.to_dict(), default=lambda v: sorted(v) if isinstance(v, set) else str(v))
     (tmp_path / CONFIG).write_text(fields)
     assert refusals(tmp_path, shapes) == []
@@ -194,14 +196,14 @@ def test_only_the_plain_files_of_an_adapter_are_in_its_directory(shapes: Shapes,
 def test_every_library_option_that_cannot_be_served_is_refused_before_training() -> None:
     for name in ("modules_to_save", "bias", "lora_bias", "use_dora", "init_lora_weights", "trainable_token_indices"):
         with pytest.raises(InvalidRequest, match="is not offered"):
-            requested.checked({name: True})
+            requested_hyperparameters.checked({name: True})
     for modules in (["lm_head"], ["q_proj", "embed_tokens"], ["model.layers.0.mlp.gate_proj"]):
         with pytest.raises(InvalidRequest, match="the inference servers adapt no other layer"):
-            requested.checked({"target_modules": modules})
+            requested_hyperparameters.checked({"target_modules": modules})
     for rank in (4, 12, 256, 512):
         with pytest.raises(InvalidRequest, match="the inference servers load no other rank"):
-            requested.checked({"rank": rank})
-    assert not set(requested.MODULES) & servability.OUTSIDE_LAYERS
+            requested_hyperparameters.checked({"rank": rank})
+    assert not set(requested_hyperparameters.MODULES) & servability.OUTSIDE_LAYERS
 
 
 JSON = st.recursive(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ft_assets.datasets.identity import content_hash
 from ft_assets.datasets.schema import Example, canonical
 from ft_assets.datasets.split import Part
-from ft_assets.datasets.stored import SCHEMA
+from ft_assets.datasets.stored_rows import SCHEMA
 
 
 def write_rows(

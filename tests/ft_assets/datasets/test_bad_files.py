@@ -26,9 +26,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ft_assets.datasets.ingest import IngestResult, Policies, validate_file
-from ft_assets.datasets.problems import CODES
-from ft_assets.datasets.readers.opening import open_rows
 from ft_assets.datasets.readers.parquet_rows import parquet_rows
+from ft_assets.datasets.readers.row_stream import open_rows
+from ft_assets.datasets.report.problems import CODES
 from ft_assets.errors import Fault, InvalidDataset
 from tests.ft_assets.datasets.examples_of import chat
 
@@ -483,7 +483,7 @@ def test_every_code_of_a_report_has_a_test() -> None:
     assert seen <= set(CODES)
     assert set(CODES) == seen | set(ELSEWHERE), "a code without a test"
     for code, name in ELSEWHERE.items():
-        assert code in (Path(__file__).parent / name).read_text(), f"{name} does not speak of {code}"
+        assert code in next(Path(__file__).parent.rglob(name)).read_text(), f"{name} does not speak of {code}"
 
 
 NASTY = st.one_of(

@@ -10,10 +10,10 @@ import pytest
 
 from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.console.report_page import report_page
-from ft_assets.datasets.causes import MAX_CAUSES, Causes, problems_of
 from ft_assets.datasets.ingest import Policies, validate_file
-from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.report import in_order
+from ft_assets.datasets.report.causes import MAX_CAUSES, Causes, problems_of
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.report.validation_report import in_order
 from tests.ft_assets.datasets.examples_of import chat
 
 QUESTIONS = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days"} for i in range(1319)]

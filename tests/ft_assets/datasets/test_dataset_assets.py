@@ -12,14 +12,14 @@ import dagster as dg
 import pytest
 import yaml
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.assets import dataset, tokenized_pack
-from resources.dagster_platform import PlatformResource
+from ft_assets.platform_resource import PlatformResource
 from tests.support.models.tiny_model import build_tiny_model
 
 
@@ -57,7 +57,9 @@ def materialized(platform: Platform, file_id: str, **body: Any) -> tuple[str, dg
 
 def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
     with write_chat_rows(120).open("rb") as stream:
-        file = files.create(platform, "acme", stream, filename="support.jsonl", purpose="fine-tune", policies={"near_duplicates": "warn"})
+        file = uploaded_files.create(
+            platform, "acme", stream, filename="support.jsonl", purpose="fine-tune", policies={"near_duplicates": "warn"}
+        )
     job, result = materialized(platform, file["id"])
     seen = metadata_of(result, dataset)
     assert seen["dataset_id"] == file["dataset_id"]
@@ -76,7 +78,9 @@ def test_judged_answers_show_their_labels_and_what_they_are_compared_with(platfo
     made = [{"prompt": f"What is {i} and {i}?", "completion": f"It is {2 * i}.", "label": i % 3 > 0} for i in range(120)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in made))
     with rows.open("rb") as stream:
-        file = files.create(platform, "acme", stream, filename="judged.jsonl", purpose="fine-tune", policies={"near_duplicates": "off"})
+        file = uploaded_files.create(
+            platform, "acme", stream, filename="judged.jsonl", purpose="fine-tune", policies={"near_duplicates": "off"}
+        )
     _, result = materialized(platform, file["id"], method="kto")
     packed = metadata_of(result, tokenized_pack)
     assert packed["kind"] == "judged"

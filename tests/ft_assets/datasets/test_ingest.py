@@ -17,8 +17,8 @@ import pytest
 import zstandard
 
 from ft_assets.datasets.ingest import Policies, load_rows, load_stored, validate_file
-from ft_assets.datasets.readers.opening import parse_column_map
-from ft_assets.datasets.report import DatasetReport
+from ft_assets.datasets.readers.row_stream import parse_column_map
+from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.datasets.schema import Example, Message, ToolCall, canonical, parse_canonical
 from tests.ft_assets.datasets.examples_of import chat, shared_file
 

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ft_assets.evals import run_file, runner, suites
-from ft_assets.evals.run_file import EvalRun
+from ft_assets.evals.run import run_file, runner
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.suites import suite_items
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 
@@ -25,7 +26,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 def start(run: EvalRun) -> subprocess.Popen[bytes]:
     path = run.out_dir / run_file.RUN_NAME
     run.write(path)
-    return subprocess.Popen([sys.executable, "-m", "ft_assets.evals.runner", str(path)], cwd=ROOT, env=ENV, stderr=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-m", "ft_assets.evals.run.runner", str(path)], cwd=ROOT, env=ENV, stderr=subprocess.PIPE)
 
 
 def evaluate(run: EvalRun) -> tuple[int, dict[str, Any]]:
@@ -39,12 +40,12 @@ def evaluate(run: EvalRun) -> tuple[int, dict[str, Any]]:
     return code, run_file.read_result(run.out_dir)
 
 
-def holdout_items(num: int = 7) -> list[suites.Item]:
+def holdout_items(num: int = 7) -> list[suite_items.Item]:
     rows = [
         {"messages": [{"role": "user", "content": "hello " * (n % 9 + 1) + str(n)}, {"role": "assistant", "content": f"answer {n}"}]}
         for n in range(num)
     ]
-    return suites.holdout_items(rows, limit=num)
+    return suite_items.holdout_items(rows, limit=num)
 
 
 def build_place(root: Path) -> Path:
@@ -52,7 +53,7 @@ def build_place(root: Path) -> Path:
     base = build_tiny_model(root / "base")
     build_tiny_adapter(root / "adapter", base, base_name=str(base), seed=1)
     build_tiny_adapter(root / "idle", base, base_name=str(base), scale=0.0)
-    suites.write_items(holdout_items(), root / "holdout.jsonl")
+    suite_items.write_items(holdout_items(), root / "holdout.jsonl")
     (root / "pack").mkdir()
     rng = np.random.default_rng(0)
     windows = [[9, 20], [15], [6, 6, 6]]

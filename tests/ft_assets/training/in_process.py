@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ft_assets.training.runtime import data
-from ft_assets.training.runtime.endings import Preempted
-from ft_assets.training.runtime.reporting import Heartbeat, Progress
-from ft_assets.training.runtime.stopping import StopRequest
+from ft_assets.training.runtime import pack_loader
+from ft_assets.training.runtime.run_errors import Preempted
+from ft_assets.training.runtime.status_files import Heartbeat, Progress
+from ft_assets.training.runtime.stop_request import StopRequest
 from ft_assets.training.runtime.train import run
 from ft_assets.training.spec import RunFile
 from tests.support.models.tiny_model import VOCAB
@@ -47,7 +47,7 @@ class Training:
         progress = Progress()
         stop = StopAtPoll(stop_at_poll)
         heartbeat = Heartbeat(given.work_dir / "heartbeat.json", progress, attempt=self.attempts, on_beat=lambda: None)
-        pack = data.load(given.pack_dir, given.spec, vocab_size=VOCAB)
+        pack = pack_loader.load(given.pack_dir, given.spec, vocab_size=VOCAB)
         try:
             self.details.append(run(given, pack, vocab_size=VOCAB, progress=progress, heartbeat=heartbeat, stop=stop))
         except Preempted:

@@ -8,13 +8,13 @@ from typing import Literal
 
 import pytest
 
-from ft_assets.training import cost_model, shapes
+from ft_assets.training import cost_model, model_shapes
 from ft_assets.training.cost_model import cost, flops_per_token, tokens_per_second
 from ft_assets.training.memory import COUNTS, GPUS, Case
 from ft_assets.training.spec import Strategy
 
-EIGHT = shapes.NAMED["llama-3.1-8b"]
-SEVENTY = shapes.NAMED["llama-3.1-70b"]
+EIGHT = model_shapes.NAMED["llama-3.1-8b"]
+SEVENTY = model_shapes.NAMED["llama-3.1-70b"]
 CASE = Case(shape=EIGHT, adapter="lora", max_seq_len=4096, per_device_batch_size=2, attention="flex_attention")
 FULL = replace(CASE, adapter="full")
 
@@ -32,7 +32,7 @@ def hours(case: Case, gpu: str, tokens: float) -> float:
     list(itertools.product((EIGHT, SEVENTY), ("lora", "qlora", "full"), ("h100-80gb", "a100-80gb", "l4-24gb"), ("ddp", "fsdp2", "zero2"))),
 )
 def test_more_gpus_never_take_longer_and_never_cost_less(
-    shape: shapes.ModelShape, adapter: Literal["lora", "qlora", "full"], gpu: str, strategy: Strategy
+    shape: model_shapes.ModelShape, adapter: Literal["lora", "qlora", "full"], gpu: str, strategy: Strategy
 ) -> None:
     case = replace(CASE, shape=shape, adapter=adapter)
     times = [hours(on(case, n, strategy), gpu, 1e9) for n in COUNTS]

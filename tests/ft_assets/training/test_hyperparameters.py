@@ -9,9 +9,9 @@ import pytest
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
-from ft_assets.training.frozen import openai_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, plan, resolve
 from ft_assets.training.spec import EarlyStopping, Quantization, TrainingSpec, WarmStart
+from ft_assets.training.stored_specs import openai_hyperparameters
 
 DEMO = ModelFacts(id="demo-llama-3m", num_parameters=3_000_000, context_length=512, digest="d" * 64)
 SMALL = ModelFacts(id="llama-8b", num_parameters=8_030_000_000, context_length=131072, digest="e" * 64)

@@ -11,7 +11,7 @@ from benchmarks.training.memory_cpu import Trial
 from ft_assets.errors import InvalidRequest
 from ft_assets.training.memory import GPUS, Case, Fit, estimate, fit
 from ft_assets.training.memory.estimates import MEANINGS, quantized_bytes
-from ft_assets.training.shapes import NAMED, ModelShape
+from ft_assets.training.model_shapes import NAMED, ModelShape
 from ft_assets.training.spec import Quantization
 
 GIB = 2**30

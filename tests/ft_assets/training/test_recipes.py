@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
 from ft_assets.training.recipes.table import TABLES
-from ft_assets.training.requested import LIMITS, checked
+from ft_assets.training.requested_hyperparameters import LIMITS, checked
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/training.md"
 

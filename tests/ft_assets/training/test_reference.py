@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ft_assets.errors import IntegrityError
-from ft_assets.training.reference import PARTIAL, ReferenceManifest, load_logps, reference_key, usable_files, verify, write_logps
+from ft_assets.training.reference_logps import PARTIAL, ReferenceManifest, load_logps, reference_key, usable_files, verify, write_logps
 from ft_assets.training.spec import Quantization
 
 KEY = reference_key("pk_1", "d", "fp32", "sdpa")

@@ -12,9 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from ft_assets.training.runtime import data, parallel  # noqa: E402
-from ft_assets.training.runtime.endings import PackingRefused  # noqa: E402
+from ft_assets.training.runtime import (  # noqa: E402
+    pack_loader,
+    parallel,
+)
 from ft_assets.training.runtime.objectives.tokens import Tokens  # noqa: E402
+from ft_assets.training.runtime.run_errors import PackingRefused  # noqa: E402
 from ft_assets.training.runtime.self_test import TOLERANCE, Window  # noqa: E402
 from ft_assets.training.runtime.train import build_objective  # noqa: E402
 from ft_assets.training.spec import RunFile  # noqa: E402
@@ -36,7 +39,7 @@ def objective(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
         pack_dir=write_pack(root / "pack"),
         work_dir=root / "work",
     )
-    built = build_objective(run, data.load(run.pack_dir, SPEC, vocab_size=VOCAB), parallel.build(SPEC))
+    built = build_objective(run, pack_loader.load(run.pack_dir, SPEC, vocab_size=VOCAB), parallel.build(SPEC))
     assert isinstance(built, Tokens)
     return built
 

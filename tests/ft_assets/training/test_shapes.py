@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ft_assets.base_models import count_parameters
-from ft_assets.training import shapes
-from ft_assets.training.shapes import ModelShape
+from ft_assets.training import model_shapes
+from ft_assets.training.model_shapes import ModelShape
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo" / "base_model"
 
@@ -37,17 +37,17 @@ PUBLISHED = {
 """Parameters of the safetensors files of each hub repository, tied embeddings counted once."""
 
 
-@pytest.mark.parametrize("name", shapes.NAMED)
+@pytest.mark.parametrize("name", model_shapes.NAMED)
 def test_a_named_shape_counts_the_published_number_of_parameters(name: str) -> None:
-    assert shapes.NAMED[name].num_parameters == PUBLISHED[name]
+    assert model_shapes.NAMED[name].num_parameters == PUBLISHED[name]
 
 
 def test_the_demo_models_config_counts_the_parameters_of_its_weights() -> None:
-    assert shapes.of("demo-llama-3m", directory=DEMO).num_parameters == count_parameters(DEMO)
+    assert model_shapes.of("demo-llama-3m", directory=DEMO).num_parameters == count_parameters(DEMO)
 
 
 def test_a_lora_adapter_of_rank_16_on_llama_8b_has_the_41_943_040_parameters_that_peft_prints() -> None:
-    assert shapes.NAMED["llama-3.1-8b"].lora_parameters(16) == 41_943_040
+    assert model_shapes.NAMED["llama-3.1-8b"].lora_parameters(16) == 41_943_040
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_a_lora_adapter_of_rank_16_on_llama_8b_has_the_41_943_040_parameters_tha
     ],
 )
 def test_a_hub_name_finds_its_shape(name: str, found: str | None) -> None:
-    assert shapes.named(name) == (None if found is None else shapes.NAMED[found])
+    assert model_shapes.named(name) == (None if found is None else model_shapes.NAMED[found])
 
 
 def test_an_unknown_model_gets_the_shape_of_the_next_larger_one_and_says_so() -> None:
-    shape = shapes.of("somebody/else-7b", num_parameters=6_700_000_000)
+    shape = model_shapes.of("somebody/else-7b", num_parameters=6_700_000_000)
     assert shape.assumed and shape.num_parameters == PUBLISHED["mistral-7b"]
 
 
@@ -84,4 +84,4 @@ def test_a_mixture_of_experts_and_a_config_without_sizes_are_refused_by_name(tmp
         ModelShape.from_config({"model_type": "mixtral", "num_local_experts": 8})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 768}))
     with pytest.raises(ValueError, match="gpt2 has no 'num_attention_heads'"):
-        shapes.of("gpt2", directory=tmp_path)
+        model_shapes.of("gpt2", directory=tmp_path)

@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import packing, pin
+from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import checkpoints
 from control_plane.jobs.tables import jobs as jobs_table
@@ -38,14 +38,14 @@ def evaluating_job(
 ) -> str:
     """A job in state ``evaluating`` with an adapter of random numbers; returns its id."""
     with rows.open("rb") as stream:
-        file = files.create(platform, tenant, stream, filename=rows.name, purpose="fine-tune")
+        file = uploaded_files.create(platform, tenant, stream, filename=rows.name, purpose="fine-tune")
     asked = {
         "model": "tiny-base", "training_file": file["id"], "hyperparameters": {"n_epochs": 1, "rank": 8, "max_seq_len": 128},
         "eval_config": {**CHEAP, **(eval_config or {})}, "seed": seed, **body,
     }  # fmt: skip
     job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(asked)).job["id"])
     pin.pin_dataset(platform, tenant, job_id)
-    packing.pack(platform, tenant, job_id)
+    pack_build.pack(platform, tenant, job_id)
     for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
         with platform.engine.begin() as conn:
             transition(conn, job_id, state, message="")

@@ -9,12 +9,13 @@ from typing import Any
 
 from control_plane.platform.context import Platform
 from ft_assets import layout
-from ft_assets.evals import gates, golden, safety
-from ft_assets.evals import report as reports
-from ft_assets.evals.advice import LastRun, advise
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.report import EvalReport
-from ft_assets.evals.suites import Item
+from ft_assets.evals.gate import gates
+from ft_assets.evals.gate.advice import LastRun, advise
+from ft_assets.evals.scoring import report as reports
+from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.evals.suites import golden, safety
+from ft_assets.evals.suites.suite_items import Item
 from ft_assets.training import methods
 
 APPLIED = {"applied": True, "max_logit_difference": 1.25}

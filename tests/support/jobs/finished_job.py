@@ -18,7 +18,8 @@ from control_plane.jobs.tables import checkpoints, jobs
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from ft_assets import layout, provenance
+from ft_assets import layout
+from ft_assets.telemetry import provenance
 from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 
 COMMIT = "c" * 40

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files as files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import mark_packed
 from control_plane.jobs.submission import JobRequest

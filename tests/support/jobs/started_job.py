@@ -8,7 +8,7 @@ from typing import Any
 
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import mark_packed
 from control_plane.jobs.submission import JobRequest
@@ -22,7 +22,7 @@ def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
     """The first attempt of a new job of a new tenant."""
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
     mark_packed(platform, owner.id, job["id"], spec=SPEC, total_steps=1000, expected_s=60.0)
     cycle.place(platform)

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters import promotions
 from control_plane.adapters.tables import adapters as table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
@@ -119,7 +119,7 @@ class World:
     def trained(self, tenant: str, **fields: Any) -> str:
         """An adapter in production, from a file of the tenant, with an evaluation and what nodes keep of it."""
         with self.write(salt=tenant).open("rb") as stream:
-            file = files.create(self.platform, tenant, stream, filename="payroll of acme.jsonl", purpose="fine-tune")
+            file = uploaded_files.create(self.platform, tenant, stream, filename="payroll of acme.jsonl", purpose="fine-tune")
         body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": "secret plan"}, **fields}
         job = jobs.submit(self.platform, tenant, JobRequest.from_body(body)).job
         id_ = finish(self.platform, tenant, job["id"])

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ft_assets.evals import run_file
-from ft_assets.evals.progress import Milestones
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.heartbeat import Milestones
 
 GO, STARTS = "go", "starts"
 """The result is written once the file ``go`` is there; ``starts`` has a line for each process."""

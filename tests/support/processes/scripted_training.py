@@ -18,7 +18,7 @@ from typing import Any
 
 from ft_assets.training import checkpoints
 from ft_assets.training.failures import EXIT_CODES, Outcome
-from ft_assets.training.runtime.reporting import MetricsLog, write_json
+from ft_assets.training.runtime.status_files import MetricsLog, write_json
 from ft_assets.training.spec import RunFile
 
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from control_plane.composition import open_platform
 from control_plane.platform.settings import load
 from control_plane.queue.cycle import place
 from control_plane.queue.launches.pending_runs import due_runs
-from ft_assets import definitions, logs
-from resources.dagster_platform import PlatformResource
-from resources.platform import open_platform
+from ft_assets import definitions
+from ft_assets.platform_resource import PlatformResource
+from ft_assets.telemetry import logs
 from sensors.run_requests import run_request
 
 ASSETS = {"prepare": ("dataset", "tokenized_pack"), "train": ("checkpoint",), "evaluate": ("eval_report", "adapter")}

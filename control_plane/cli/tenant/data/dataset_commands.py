@@ -127,9 +127,9 @@ def _validate(
 ) -> dict[str, Any]:
     """The report that the platform makes of `file`, but for what only the platform knows: the limit of a tier, suites of its own."""
     from control_plane.platform.settings import load
-    from ft_assets.datasets.checks.shipped_suites import shipped_index
+    from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index
     from ft_assets.datasets.ingest import Policies, validate_file
-    from ft_assets.datasets.report import counted_by
+    from ft_assets.datasets.report.validation_report import counted_by
 
     base = None if model is None else local_model(model)
     with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
@@ -149,9 +149,9 @@ def _validate(
 
 def local_model(model: str) -> BaseModel:
     """A base model whose files are on this machine."""
+    from control_plane.models.operator_catalogue import catalogue_file
     from control_plane.platform.settings import load
     from ft_assets.base_models import Catalogue
-    from ft_assets.operator_catalogue import catalogue_file
 
     settings = load()
     base = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).get(model)

@@ -13,7 +13,7 @@ LENGTHS = {"min": "shortest", "p50": "median", "p95": "95 % up to", "max": "long
 
 def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
     """`report` on the file `name`, line by line."""
-    from ft_assets.datasets.report import DatasetReport, contamination_line
+    from ft_assets.datasets.report.validation_report import DatasetReport, contamination_line
 
     verdict = report.get("verdict") or DatasetReport.from_dict(dict(report)).verdict
     yield f"{name}: {'NOT ' + verdict.removeprefix('not ').replace('valid', 'VALID', 1) if not report['valid'] else verdict}"
@@ -48,7 +48,7 @@ def _container(report: Mapping[str, Any]) -> str:
 
 def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Of a file that was refused before a row was read: the verdict has said why, and what to do where no option helps."""
-    from ft_assets.datasets.causes import problems_of
+    from ft_assets.datasets.report.causes import problems_of
 
     for problem in problems_of(report):
         if problem.get("command"):
@@ -57,7 +57,7 @@ def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    from ft_assets.datasets.causes import problems_of
+    from ft_assets.datasets.report.causes import problems_of
 
     found = problems_of(report)
     for problem in found[:MAX_PROBLEMS]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ft_assets.training.runtime.data import Pack
+from ft_assets.training.runtime.pack_loader import Pack
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 Batch = dict[str, Any]

@@ -17,12 +17,12 @@ from datasets import Dataset
 from peft import get_peft_model
 
 from ft_assets.training import methods
-from ft_assets.training.runtime.endings import BadExample
-from ft_assets.training.runtime.modeling import hold_trained_in_fp32, lora_config
+from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients
 from ft_assets.training.runtime.objectives.batches import Pairs, Rows
-from ft_assets.training.runtime.objectives.proofs import check_padding, check_reference
+from ft_assets.training.runtime.objectives.preference_self_test import check_padding, check_reference
 from ft_assets.training.runtime.parallel import reduce_sum
+from ft_assets.training.runtime.run_errors import BadExample
 
 EVALUATED = ("loss", "rewards/accuracies", "rewards/margins")
 """What validation reports, where the method has it."""

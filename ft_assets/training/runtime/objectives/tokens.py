@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from ft_assets.training.runtime import attention, scoring
-from ft_assets.training.runtime.endings import BadExample
-from ft_assets.training.runtime.modeling import hold_trained_in_fp32, lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients
+from ft_assets.training.runtime.model import attention
+from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
+from ft_assets.training.runtime.objectives import Batch, Ingredients, token_logps
+from ft_assets.training.runtime.run_errors import BadExample
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows
 
 SELF_TEST_WINDOWS = 2
@@ -33,7 +33,7 @@ PREPARED = 8
 
 
 def build(given: Ingredients) -> Tokens:
-    scoring.install(given.base)
+    token_logps.install(given.base)
     trainer = SFTTrainer(
         given.base,
         args=SFTConfig(
@@ -149,10 +149,10 @@ class Tokens:
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
         return collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
 
-    def _scores(self, model: Any, batch: Batch) -> scoring.Scores:
+    def _scores(self, model: Any, batch: Batch) -> token_logps.Scores:
         inputs = {k: v for k, v in batch.items() if k in ("input_ids", "position_ids", "attention_mask")}
         target = self._to_device({"score": batch["labels"], "scored": batch["scored"]})
-        found: scoring.Scores = model(**self._to_device(inputs), **target, use_cache=False)
+        found: token_logps.Scores = model(**self._to_device(inputs), **target, use_cache=False)
         return found
 
     def _plain_loss(self, model: Any, ids: NDArray[np.int32]) -> float:
@@ -201,7 +201,7 @@ def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | N
         positions[i, :n] = np.arange(n) - np.repeat(starts, window.seq_lengths)
         positions[i, n:] = np.arange(width - n)
     batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels), "position_ids": torch.from_numpy(positions)}
-    batch["scored"] = scoring.scored_positions(batch["labels"])
+    batch["scored"] = token_logps.scored_positions(batch["labels"])
     batch["num_tokens"] = sum(len(w.input_ids) for w in windows)
     return batch
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ft_assets.training.runtime.endings import BadSpec
+from ft_assets.training.runtime.run_errors import BadSpec
 from ft_assets.training.spec import TrainingSpec
 
 

@@ -23,11 +23,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ft_assets.training.runtime.endings import BadInput, BadSpec
-from ft_assets.training.runtime.modeling import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.parallel import optimizer_state
 from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, groups, local_device, set_rates
+from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
 DISTRIBUTED = "distributed"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ft_assets.training.runtime.endings import BadInput
+from ft_assets.training.runtime.run_errors import BadInput
 
 Convert = Callable[[torch.Tensor, Any], torch.Tensor]
 

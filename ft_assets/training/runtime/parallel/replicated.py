@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ft_assets.training.runtime.modeling import WeightsCopy, load_weights
-from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.model.weights import WeightsCopy, load_weights
 from ft_assets.training.runtime.parallel import optimizer_state
 from ft_assets.training.spec import TrainingSpec
 

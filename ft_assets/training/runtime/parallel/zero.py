@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from ft_assets.training.checkpoints import read_manifest
-from ft_assets.training.runtime.endings import BadInput, BadSpec
-from ft_assets.training.runtime.modeling import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.parallel import optimizer_state
 from ft_assets.training.runtime.parallel.replicated import copied, local_device, set_rates
+from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
 TAG = "zero"

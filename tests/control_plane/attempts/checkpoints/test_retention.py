@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts.checkpoints import retention
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import checkpoints
@@ -41,7 +41,7 @@ def ended(fresh_platform: Platform, write_chat_rows: Callable[..., Any]) -> Ende
     """Jobs that ended long ago, the first one first, each with a checkpoint; and a job that waits."""
     owner, _ = tenants.create(fresh_platform, "owner", tier="premium")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
 
     def submit(seed: int) -> str:
         request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"], "seed": seed})

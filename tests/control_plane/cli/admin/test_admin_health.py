@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import health_verdicts
@@ -22,7 +22,7 @@ def test_verdicts_that_hold_are_listed_and_those_that_are_over_are_not(
     platform = fresh_platform
     owner, _ = tenants.create(platform, "acme")
     with write_chat_rows().open("rb") as rows:
-        file = files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
     now = platform.clock()
     shared = {"job_id": job["id"], "attempt": 1, "audience": "operator", "level": "warn", "message": "It is slow.", "raised_at": now}

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 
 from control_plane.adapters.tables import evaluations as table
 from control_plane.evaluations import service as evaluations
-from control_plane.models import base_models, base_updates
-from control_plane.models.base_models import Given, add_local
+from control_plane.models import base_updates
+from control_plane.models import catalogue as base_models
+from control_plane.models.catalogue import Given, add_local
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
 from control_plane.tenants.rules import Tenant

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from control_plane.datasets import validation
 from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files as files_table
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.tenants import rules as tiers
 from control_plane.tenants import service as tenants
@@ -32,7 +32,7 @@ from tests.support.platform.deletable_tenants import killed_while_working
 
 def upload(platform: Platform, tenant: Tenant, path: Path) -> Any:
     with path.open("rb") as stream:
-        return files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
+        return uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
 
 
 def left_unvalidated(platform: Platform, tenant: Tenant, path: Path, *, age: timedelta = timedelta()) -> str:
@@ -69,7 +69,7 @@ def test_another_content_under_the_same_name_is_its_next_version(
 def test_validating_at_once_registers_once(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
     file_id = left_unvalidated(platform, tenant, write_chat_rows())
     with ThreadPoolExecutor(4) as pool:
-        rows = list(pool.map(lambda _: files.validate(platform, file_id), range(4)))
+        rows = list(pool.map(lambda _: uploaded_files.validate(platform, file_id), range(4)))
     assert {(r["status"], r["dataset_id"]) for r in rows} == {("processed", rows[0]["dataset_id"])}
     assert versions(platform, tenant) == [("support", 1)]
 
@@ -79,16 +79,16 @@ def test_what_a_dead_process_left_unvalidated_is_found_and_validated(
 ) -> None:
     old = left_unvalidated(platform, tenant, write_chat_rows(name="old.jsonl"), age=timedelta(hours=1))
     new = left_unvalidated(platform, tenant, write_chat_rows(name="new.jsonl"))
-    assert files.unvalidated(platform) == [old], "a new one is somebody's work at this moment"
+    assert uploaded_files.unvalidated(platform) == [old], "a new one is somebody's work at this moment"
     worker = ValidationWorker(platform)
     worker.start()
     worker.enqueue(new)
     deadline = time.monotonic() + 20
-    while any(files.get(platform, tenant.id, f)["status"] == "uploaded" for f in (old, new)):
+    while any(uploaded_files.get(platform, tenant.id, f)["status"] == "uploaded" for f in (old, new)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     worker.stop()
-    assert files.unvalidated(platform, older_than=timedelta()) == []
+    assert uploaded_files.unvalidated(platform, older_than=timedelta()) == []
 
 
 def test_the_api_removes_what_a_killed_process_left(platform: Platform, tenant: Tenant) -> None:
@@ -112,8 +112,8 @@ def test_a_file_whose_bytes_cannot_be_reached_now_is_not_refused(
 
     file_id = left_unvalidated(platform, tenant, write_chat_rows())
     with pytest.raises(Unavailable):
-        files.validate(replace(platform, objects=Away(tmp_path / "away")), file_id)
-    assert files.validate(platform, file_id)["status"] == "processed"
+        uploaded_files.validate(replace(platform, objects=Away(tmp_path / "away")), file_id)
+    assert uploaded_files.validate(platform, file_id)["status"] == "processed"
 
 
 def test_only_a_tiny_uncompressed_upload_is_read_by_the_process_that_took_it(
@@ -135,11 +135,11 @@ def test_what_was_begun_before_is_read_apart_and_ended_at_its_limit(
     tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1 << 20))
     path = write_chat_rows()
     assert upload(tight, tenant, path)["status"] == "processed", "the limit is that of children"
-    refused = files.validate(tight, left_unvalidated(platform, tenant, path))
+    refused = uploaded_files.validate(tight, left_unvalidated(platform, tenant, path))
     assert (refused["status"], refused["status_code"]) == ("error", "validation_crashed")
     assert "more than the 0.000977 GiB of memory that one file may take" in refused["status_details"]
-    assert files.validate_again(platform, tenant.id, refused["id"])["status"] == "uploaded"
-    assert files.validate(platform, refused["id"])["status"] == "processed"
+    assert uploaded_files.validate_again(platform, tenant.id, refused["id"])["status"] == "uploaded"
+    assert uploaded_files.validate(platform, refused["id"])["status"] == "processed"
 
 
 def test_a_registered_dataset_is_not_written_again(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
@@ -160,7 +160,7 @@ def test_a_deleted_file_leaves_no_quotes_of_its_rows(platform: Platform, tenant:
     (tmp_path / "faq.jsonl").write_text('{"anfrage_text": "Kundin Ann", "erledigt": 1}\n' * 12)
     made = upload(platform, tenant, tmp_path / "faq.jsonl")
     assert made["status"] == "error" and "Kundin Ann" in str(made["report"]["problems"])
-    files.delete(platform, tenant.id, made["id"])
+    uploaded_files.delete(platform, tenant.id, made["id"])
     with platform.engine.connect() as conn:
         left = conn.execute(sa.select(files_table).where(files_table.c.id == made["id"])).mappings().one()
     assert left["deleted_at"] is not None
@@ -175,18 +175,18 @@ def test_a_file_deleted_under_its_validation_leaves_no_dataset(
 
         def get_file(self, key: str, path: Path) -> None:
             if early:
-                files.delete(platform, tenant.id, file_id)
+                uploaded_files.delete(platform, tenant.id, file_id)
             super().get_file(key, path)
             if not early:
-                files.delete(platform, tenant.id, file_id)
+                uploaded_files.delete(platform, tenant.id, file_id)
 
     hasty = replace(platform, objects=Deleting(platform.settings.home / "objects"))
     for early in (False, True):
         file_id = left_unvalidated(platform, tenant, write_chat_rows(name=f"{early}.jsonl"))
-        found = files.validate(hasty, file_id)
+        found = uploaded_files.validate(hasty, file_id)
         assert (found["status"], found["dataset_id"]) == ("uploaded", None)
         assert found["deleted_at"] is not None
-        assert file_id not in files.unvalidated(platform, older_than=timedelta())
+        assert file_id not in uploaded_files.unvalidated(platform, older_than=timedelta())
     assert versions(platform, tenant) == []
 
 
@@ -194,8 +194,8 @@ def test_a_file_deleted_under_its_validation_leaves_no_dataset(
     "data", [b"", b"\x00" * 500, b"\xff\xfe{\x00", b"PK\x03\x04zip", b"{" * 100_000, b"\x1f\x8b\x08broken gzip", b"PAR1junkPAR1"]
 )
 def test_a_hostile_upload_ends_as_a_refused_file(platform: Platform, tenant: Tenant, data: bytes) -> None:
-    made = files.create(platform, tenant.id, io.BytesIO(data), filename="x.jsonl", purpose="fine-tune")
-    file = files.validate(platform, made["id"])
+    made = uploaded_files.create(platform, tenant.id, io.BytesIO(data), filename="x.jsonl", purpose="fine-tune")
+    file = uploaded_files.validate(platform, made["id"])
     assert (file["status"], file["dataset_id"]) == ("error", None)
     assert file["status_details"]
     assert file["report"]["valid"] is False
@@ -205,7 +205,7 @@ def test_a_hostile_upload_ends_as_a_refused_file(platform: Platform, tenant: Ten
 @pytest.mark.parametrize("key", ["\\u0000", "\\ud800", "\\u001b[31m"])
 def test_a_key_that_no_database_takes_is_reported_written_out(platform: Platform, tenant: Tenant, key: str) -> None:
     row = f'{{"{key}": 1, "{key}": 2}}\n'.encode()
-    file = files.create(platform, tenant.id, io.BytesIO(row * 3), filename="x.jsonl", purpose="fine-tune")
+    file = uploaded_files.create(platform, tenant.id, io.BytesIO(row * 3), filename="x.jsonl", purpose="fine-tune")
     assert (file["status"], file["report"]["errors"][0]["code"]) == ("error", "duplicate_key")
     assert key in file["status_details"]
     assert file["status_details"].isprintable()
@@ -220,7 +220,7 @@ def test_a_file_whose_outcome_cannot_be_recorded_is_refused_and_not_left_waiting
     file = upload(fresh_platform, made, write_chat_rows())
     assert (file["status"], file["dataset_id"]) == ("error", None)
     assert "tell your operator" in file["status_details"]
-    assert files.unvalidated(fresh_platform, older_than=timedelta()) == []
+    assert uploaded_files.unvalidated(fresh_platform, older_than=timedelta()) == []
 
 
 def test_an_upload_beyond_the_tier_is_cut_off(platform: Platform, tmp_path: Path) -> None:
@@ -242,10 +242,12 @@ def test_an_upload_beyond_the_tier_is_cut_off(platform: Platform, tmp_path: Path
     made, _ = tenants.create(platform, "small-tier", tier="free")
     source = Endless()
     with pytest.raises(InvalidRequest, match="1 GiB") as refused:
-        files.create(replace(platform, objects=Sink(tmp_path)), made.id, cast(BinaryIO, source), filename="x.jsonl", purpose="fine-tune")
+        uploaded_files.create(
+            replace(platform, objects=Sink(tmp_path)), made.id, cast(BinaryIO, source), filename="x.jsonl", purpose="fine-tune"
+        )
     assert refused.value.code == "file_too_large"
     assert source.num_bytes == tiers.TIERS["free"].max_file_bytes + len(chunk)
-    assert files.list_files(platform, made.id).items == []
+    assert uploaded_files.list_files(platform, made.id).items == []
 
 
 def test_an_upload_that_breaks_off_leaves_no_file(platform: Platform, tenant: Tenant) -> None:
@@ -254,8 +256,8 @@ def test_an_upload_that_breaks_off_leaves_no_file(platform: Platform, tenant: Te
             raise ConnectionResetError("the sender went away")
 
     with pytest.raises(ConnectionResetError):
-        files.create(platform, tenant.id, cast(BinaryIO, Broken()), filename="x.jsonl", purpose="fine-tune")
-    assert files.list_files(platform, tenant.id).items == []
+        uploaded_files.create(platform, tenant.id, cast(BinaryIO, Broken()), filename="x.jsonl", purpose="fine-tune")
+    assert uploaded_files.list_files(platform, tenant.id).items == []
 
 
 def test_a_summary_names_the_first_causes_and_counts_the_others() -> None:

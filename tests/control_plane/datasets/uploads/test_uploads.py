@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from control_plane.datasets.tables import files as file_rows
 from control_plane.datasets.tables import loose_objects as loose_rows
-from control_plane.datasets.uploads import files, multipart_uploads, orphaned_objects
+from control_plane.datasets.uploads import multipart_uploads, orphaned_objects, uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.notifications.tables import outbox
@@ -30,7 +30,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant, tier_named
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, QuotaExceeded, Unavailable
 from resources.object_store import LocalObjectStore
-from sensors.uploads import one_round
+from sensors.periodic.upload_cleanup import one_round
 from tests.support.jobs.followed_jobs import until
 
 
@@ -157,19 +157,19 @@ def test_a_file_whose_time_is_over_is_deleted_once_no_job_needs_it(platform: Pla
     assert file is not None
     job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job["id"]
     over = later(platform, minutes=61)
-    files.delete_expired(over)
-    assert files.get(platform, tenant.id, file["id"])["deleted_at"] is None
+    uploaded_files.delete_expired(over)
+    assert uploaded_files.get(platform, tenant.id, file["id"])["deleted_at"] is None
     jobs.cancel(platform, tenant.id, job)
-    files.delete_expired(platform)
+    uploaded_files.delete_expired(platform)
     assert len(keys(platform, tenant.id, "files")) == 1
-    files.delete_expired(over)
+    uploaded_files.delete_expired(over)
     assert keys(platform, tenant.id, "files") == []
-    assert files.list_files(platform, tenant.id).items == []
+    assert uploaded_files.list_files(platform, tenant.id).items == []
 
 
 def test_what_became_of_a_file_is_told_with_its_row(platform: Platform, tenant: Tenant, rows: bytes) -> None:
-    good = files.create(platform, tenant.id, io.BytesIO(rows), filename="good.jsonl", purpose="fine-tune")
-    bad = files.create(platform, tenant.id, io.BytesIO(b"no json\n"), filename="bad.jsonl", purpose="fine-tune")
+    good = uploaded_files.create(platform, tenant.id, io.BytesIO(rows), filename="good.jsonl", purpose="fine-tune")
+    bad = uploaded_files.create(platform, tenant.id, io.BytesIO(b"no json\n"), filename="bad.jsonl", purpose="fine-tune")
     with platform.engine.connect() as conn:
         told = conn.execute(sa.select(outbox.c.type, outbox.c.data).where(outbox.c.tenant_id == tenant.id).order_by(outbox.c.seq)).all()
     assert [kind for kind, _ in told] == ["file.processed", "file.refused"]
@@ -265,11 +265,11 @@ def test_what_a_killed_process_stored_is_removed_when_nobody_can_claim_it_any_mo
     for killed in (
         lambda: multipart_uploads.add_part(dying, tenant.id, upload, io.BytesIO(rows[:5000])),
         lambda: multipart_uploads.complete(dying, tenant.id, upload, part_ids=parts),
-        lambda: files.create(dying, tenant.id, io.BytesIO(rows), filename="good.jsonl", purpose="fine-tune"),
+        lambda: uploaded_files.create(dying, tenant.id, io.BytesIO(rows), filename="good.jsonl", purpose="fine-tune"),
     ):
         with pytest.raises(Dying):
             killed()
-    kept = files.create(platform, tenant.id, io.BytesIO(rows), filename="kept.jsonl", purpose="fine-tune")
+    kept = uploaded_files.create(platform, tenant.id, io.BytesIO(rows), filename="kept.jsonl", purpose="fine-tune")
     lie = {*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")}
     assert (len(lie), len(loose(platform, tenant.id))) == (len(parts) + 1 + 3, 3)
     one_round(later(platform, hours=1.5))
@@ -280,11 +280,11 @@ def test_what_a_killed_process_stored_is_removed_when_nobody_can_claim_it_any_mo
 
 
 def test_bytes_that_nobody_claimed_in_time_become_no_file(platform: Platform, tenant: Tenant, rows: bytes) -> None:
-    stored = files.store(platform, tenant.id, io.BytesIO(rows), filename="late.jsonl")
+    stored = uploaded_files.store(platform, tenant.id, io.BytesIO(rows), filename="late.jsonl")
     one_round(later(platform, hours=49))
     with pytest.raises(Unavailable, match="send the call again"):
-        files.register(platform, tenant.id, stored, purpose="fine-tune")
-    assert files.list_files(platform, tenant.id).items == []
+        uploaded_files.register(platform, tenant.id, stored, purpose="fine-tune")
+    assert uploaded_files.list_files(platform, tenant.id).items == []
 
 
 class Sticky(LocalObjectStore):
@@ -304,11 +304,11 @@ def test_a_file_that_is_deleted_while_the_store_is_away_is_removed_later_and_hid
     assert isinstance(platform.objects, LocalObjectStore)
     store = Sticky(platform.objects.root)
     sticky = replace(platform, objects=store)
-    made = [files.create(platform, tenant.id, io.BytesIO(rows), filename="a.jsonl", purpose="fine-tune") for _ in range(2)]
+    made = [uploaded_files.create(platform, tenant.id, io.BytesIO(rows), filename="a.jsonl", purpose="fine-tune") for _ in range(2)]
     store.stuck = frozenset(file["object_key"] for file in made)
     for file in made:
-        files.delete(sticky, tenant.id, file["id"])
-    assert files.list_files(platform, tenant.id).items == []
+        uploaded_files.delete(sticky, tenant.id, file["id"])
+    assert uploaded_files.list_files(platform, tenant.id).items == []
     assert len(keys(platform, tenant.id, "files")) == 2
     one_round(sticky)
     store.stuck = frozenset([made[0]["object_key"]])
@@ -323,7 +323,7 @@ COMPLETER = """
     import hashlib, json, resource, sys
     from pathlib import Path
     from control_plane.datasets.uploads import multipart_uploads as uploads
-    from resources.platform import open_platform
+    from control_plane.composition import open_platform
     from control_plane.platform.settings import load
 
     class Rows:
@@ -370,7 +370,7 @@ KILLED = """
     import sys
     from control_plane.datasets.uploads import multipart_uploads as uploads
     from control_plane.platform.settings import load
-    from resources.platform import open_platform
+    from control_plane.composition import open_platform
 
     uploads.complete(open_platform(load()), sys.argv[1], sys.argv[2], part_ids=sys.argv[3:])
 """

@@ -9,7 +9,7 @@ import pytest
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.jobs.estimates.job_plan import Placed, fit_on
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import hyperparameters, methods, recipes, shapes
+from ft_assets.training import hyperparameters, methods, model_shapes, recipes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan
 from ft_assets.training.spec import TrainingSpec
 
@@ -19,14 +19,14 @@ MODELS = ("llama-3.2-1b", "llama-3.1-8b", "mistral-nemo", "qwen2.5-32b", "llama-
 
 
 def planned(model: str, requested: dict[str, Any] | None = None, **asked: Any) -> Plan:
-    shape = shapes.NAMED[model]
+    shape = model_shapes.NAMED[model]
     facts = ModelFacts(id=model, num_parameters=shape.num_parameters, context_length=shape.context_length, digest="d" * 64)
     return hyperparameters.plan(requested or {}, facts, **asked)
 
 
 def placed(model: str, requested: dict[str, Any] | None = None, *, pool: Pool = H100, **asked: Any) -> Placed:
     plan = planned(model, requested, **asked)
-    return Placed(plan=plan, fit=fit_on(pool, plan, shapes.NAMED[model]))
+    return Placed(plan=plan, fit=fit_on(pool, plan, model_shapes.NAMED[model]))
 
 
 def resolved(found: Placed, *, num_rows: int) -> TrainingSpec:
@@ -85,7 +85,7 @@ def test_an_optimizer_that_cannot_be_shared_out_is_refused_where_the_estimate_sh
 def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
     local = Pool(name="local", nodes=nodes(1), gpu_type="local", max_gpus_per_job=1)
     facts = ModelFacts(id="demo-llama-3m", num_parameters=3_400_000, context_length=1024, digest="d" * 64)
-    shape = shapes.of("demo-llama-3m", num_parameters=3_400_000)
+    shape = model_shapes.of("demo-llama-3m", num_parameters=3_400_000)
     plan = hyperparameters.plan({}, facts)
     spec = resolved(Placed(plan=plan, fit=fit_on(local, plan, shape)), num_rows=300)
     assert (spec.world_size, spec.strategy, spec.optimization.per_device_batch_size, spec.precision) == (1, "single", 1, "fp32")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import packing, pin
+from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.preparation.build_lock import lock_number, one_anywhere, one_on_this_machine
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform import settings as settings_module
@@ -27,7 +27,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets.progress import Progress
+from ft_assets.datasets.pass_progress import Progress
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
 from tests.support.models.tiny_model import build_tiny_model
@@ -37,7 +37,7 @@ NUM_ROWS = 3000
 PACK = """
 import json, sys, time
 from pathlib import Path
-from control_plane.jobs.preparation import packing
+from control_plane.jobs.preparation import pack_build as packing
 from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
 
 url, objects, home, model, tenant, job, go = sys.argv[1:]
@@ -95,7 +95,7 @@ def two_jobs(platform: Platform, path: Path) -> tuple[str, list[str]]:
     """A tenant with two jobs on the same file, each pinned to the dataset."""
     tenant, _ = tenants.create(platform, "packer", tier="standard")
     with path.open("rb") as stream:
-        file = files.create(platform, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
     made = []
     for seed in (1, 2):
         request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"], "seed": seed})
@@ -149,25 +149,25 @@ def test_a_second_job_tokenizes_nothing_whatever_became_of_the_files(
     here = machine("a")
     tenant, (one, two) = two_jobs(here, write_chat_rows(150))
     seen: list[Progress] = []
-    first = packing.pack(here, tenant, one, progress=seen.append)
+    first = pack_build.pack(here, tenant, one, progress=seen.append)
     assert not first.reused and tokenized(seen)
     seen.clear()
-    assert packing.pack(here, tenant, two, progress=seen.append).reused and not seen
+    assert pack_build.pack(here, tenant, two, progress=seen.append).reused and not seen
 
     elsewhere = machine("b")  # its cache is empty
-    again = packing.pack(elsewhere, tenant, two, progress=seen.append)
+    again = pack_build.pack(elsewhere, tenant, two, progress=seen.append)
     assert again.reused and again.manifest == first.manifest and not seen
 
     directory = elsewhere.settings.work_dir / "packs" / tenant / first.manifest.fingerprint
     shard = directory / first.manifest.shards[0]["name"]
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    assert packing.pack(elsewhere, tenant, two, progress=seen.append).reused and not seen
+    assert pack_build.pack(elsewhere, tenant, two, progress=seen.append).reused and not seen
     assert shard.read_bytes() == whole, "fetched again"
 
     key = f"{layout.pack_prefix(tenant, first.manifest.fingerprint)}/{shard.name}"
     here.objects.put_bytes(key, b"torn")
-    third = packing.pack(machine("c"), tenant, two, progress=seen.append)
+    third = pack_build.pack(machine("c"), tenant, two, progress=seen.append)
     assert not third.reused and tokenized(seen)
     assert third.manifest == first.manifest
     assert here.objects.get_bytes(key) == whole, "the store has it whole again"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import packing, pin
+from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events as events
 from control_plane.platform.context import Platform
@@ -35,13 +35,13 @@ def platform(new_database: Callable[[], str], tmp_path_factory: pytest.TempPathF
 
 def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
     with path.open("rb") as stream:
-        return str(files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
+        return str(uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
 
 
 def packed(platform: Platform, tenant: Tenant, **body: Any) -> tuple[str, PackManifest]:
     job_id = str(jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", **body})).job["id"])
     pin.pin_dataset(platform, tenant.id, job_id)
-    return job_id, packing.pack(platform, tenant.id, job_id).manifest
+    return job_id, pack_build.pack(platform, tenant.id, job_id).manifest
 
 
 def warned(platform: Platform, job_id: str) -> list[tuple[str, str]]:
@@ -123,7 +123,7 @@ def test_rows_that_do_not_fit_the_base_model_meet_the_policy_of_the_upload(
 ) -> None:
     path = chats(tmp_path / f"{bad_rows}.jsonl", {"reasoning_content": "Twice."})
     with path.open("rb") as stream:
-        made = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", policies={"bad_rows": bad_rows})
+        made = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", policies={"bad_rows": bad_rows})
     assert made["status"] == "processed"
     if bad_rows == "fail":
         with pytest.raises(InvalidDataset, match=r"\(rows 119\): .*leaves out the reasoning") as refused:

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from control_plane.attempts.follow import fetch_reference
 from control_plane.datasets import previews
 from control_plane.datasets.service import check_format
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimate
-from control_plane.jobs.preparation import packing, pin, references
+from control_plane.jobs.preparation import pack_build, pin, references
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
@@ -26,7 +26,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.reference import verify
+from ft_assets.training.reference_logps import verify
 from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
 from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
 from tests.support.models.tiny_model import build_tiny_model
@@ -91,7 +91,7 @@ def chats(i: int) -> dict[str, Any]:
 def uploaded(platform: Platform, tenant: Tenant, path: Path, row: Callable[[int], dict[str, Any]], *, count: int = 120, **more: Any) -> str:
     path.write_text("".join(json.dumps(row(i)) + "\n" for i in range(count)))
     with path.open("rb") as stream:
-        file = files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", **more)
+        file = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", **more)
     assert file["status"] == "processed", file["status_details"]
     return str(file["id"])
 
@@ -110,12 +110,14 @@ def upload(platform: Platform, tenant: Tenant, tmp_path_factory: pytest.TempPath
     return make
 
 
-def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body: Any) -> tuple[packing.Packed, TrainingSpec, sa.Row[Any]]:
+def prepared(
+    platform: Platform, tenant: Tenant, file: str, method: str, **body: Any
+) -> tuple[pack_build.Packed, TrainingSpec, sa.Row[Any]]:
     """A submitted job as its preparation leaves it."""
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "method": method, **body})
     job_id = str(jobs.submit(platform, tenant.id, request).job["id"])
     pin.pin_dataset(platform, tenant.id, job_id)
-    made = packing.pack(platform, tenant.id, job_id)
+    made = pack_build.pack(platform, tenant.id, job_id)
     with platform.engine.connect() as conn:
         job = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
     return made, TrainingSpec.from_dict(job.spec), job
@@ -218,7 +220,7 @@ def test_the_evaluation_asks_for_answers_that_are_wanted(
     platform: Platform, tenant: Tenant, upload: Callable[..., str], row: Callable[[int], dict[str, Any]], method: str, wanted: list[str]
 ) -> None:
     _, _, job = prepared(platform, tenant, upload(row), method)
-    rows = list(packing.validation_rows(platform, tenant.id, job))
+    rows = list(pack_build.validation_rows(platform, tenant.id, job))
     assert bool(rows) == bool(wanted)
     for found in rows:
         *prompt, answer = found["messages"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.jobs.preparation.packing import reference
+from control_plane.jobs.preparation.pack_build import reference
 from control_plane.platform.context import Platform
 from control_plane.platform.transfer import upload
 from ft_assets import layout

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import packing, pin
+from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import service as sweeps
 from control_plane.jobs.tables import jobs as jobs_table
@@ -21,8 +21,9 @@ from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
-from ft_assets import layout, provenance
+from ft_assets import layout
 from ft_assets.base_models import Catalogue
+from ft_assets.telemetry import provenance
 from tests.support.jobs.finished_job import COMMIT, enter, put_adapter, put_checkpoint
 from tests.support.models.tiny_model import build_tiny_model
 
@@ -46,7 +47,7 @@ def body(platform: Platform, write_chat_rows: Callable[..., Path]) -> dict[str, 
     """A request of a tenant of its own, whose id is its ``tenant``."""
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as stream:
-        file = files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")
+        file = uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")
     return {"tenant": owner.id, "model": "tiny", "training_file": file["id"], "seed": 5, "hyperparameters": {"rank": 8, "n_epochs": 1}}
 
 
@@ -55,9 +56,9 @@ def submitted(platform: Platform, body: dict[str, Any], **fields: Any) -> str:
     return str(jobs.submit(platform, body["tenant"], JobRequest.from_body(asked)).job["id"])
 
 
-def packed(platform: Platform, tenant: str, job_id: str) -> tuple[packing.Packed, Any]:
+def packed(platform: Platform, tenant: str, job_id: str) -> tuple[pack_build.Packed, Any]:
     pin.pin_dataset(platform, tenant, job_id)
-    found = packing.pack(platform, tenant, job_id)
+    found = pack_build.pack(platform, tenant, job_id)
     with platform.engine.connect() as conn:
         return found, conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
 

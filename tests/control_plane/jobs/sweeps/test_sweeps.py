@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets.uploads import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import service as sweeps
@@ -30,8 +30,8 @@ from control_plane.tenants import suspension
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import idempotency_keys
 from control_plane.tenants.tables import tenants as tenants_table
-from ft_assets import provenance
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.telemetry import provenance
 from resources.database.engine import make_engine
 from tests.support.jobs.finished_job import COMMIT, finish
 
@@ -167,7 +167,7 @@ def test_a_trial_whose_file_went_away_is_refused_with_the_reason_and_the_others_
     sweep_id = create().row["id"]
     for job in jobs_of(platform, tenant):
         fail(platform, job.id)
-    files.delete(platform, tenant.id, training_file)
+    uploaded_files.delete(platform, tenant.id, training_file)
     assert sweeps.advance(platform) == []
     view = sweeps.get(platform, tenant.id, sweep_id)
     assert [t.row["error"]["code"] for t in view.trials[ROOM:]] == ["file_not_found"] * 3

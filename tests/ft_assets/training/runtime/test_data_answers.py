@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ft_assets.training.runtime import data
-from ft_assets.training.runtime.endings import BadExample, BadInput, BadSpec
+from ft_assets.training.runtime import pack_loader
+from ft_assets.training.runtime.run_errors import BadExample, BadInput, BadSpec
 from tests.ft_assets.training.attempts import SPEC
 
 VOCAB = 50
@@ -43,8 +43,8 @@ def write(directory: Path, method: str, rows: list[dict[str, Any]], *, kind: str
     return directory
 
 
-def load(directory: Path, method: str) -> data.Pack:
-    return data.load(directory, replace(SPEC, method=method, max_seq_len=6), vocab_size=VOCAB)
+def load(directory: Path, method: str) -> pack_loader.Pack:
+    return pack_loader.load(directory, replace(SPEC, method=method, max_seq_len=6), vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize("method", KIND)

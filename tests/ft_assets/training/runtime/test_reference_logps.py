@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.datasets.packs.manifest import PackManifest  # noqa: E402
-from ft_assets.training.reference import load_logps, reference_key, verify  # noqa: E402
+from ft_assets.training.reference_logps import load_logps, reference_key, verify  # noqa: E402
 from ft_assets.training.runtime import reference  # noqa: E402
-from ft_assets.training.runtime.endings import BadInput, BadSpec  # noqa: E402
+from ft_assets.training.runtime.run_errors import BadInput, BadSpec  # noqa: E402
 from ft_assets.training.spec import Quantization  # noqa: E402
 from tests.ft_assets.training.preference_packs import build_judged, build_preferences  # noqa: E402
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
@@ -227,7 +227,7 @@ QUANTIZED = """
 import json, sys
 from ft_assets.training.runtime import reference
 from tests.ft_assets.training.runtime.test_reference_logps import Path, pairs_of, plain_logps, torch
-from ft_assets.training.runtime.modeling import keep_layout
+from ft_assets.training.runtime.model.weights import keep_layout
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 pack, base, out = sys.argv[1:]

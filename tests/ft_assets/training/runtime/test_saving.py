@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.training.checkpoints import RESUMABLE, committed, read_manifest, step_name, verify
-from ft_assets.training.runtime import saving
-from ft_assets.training.runtime.saving import Saver
+from ft_assets.training.runtime import checkpoint_writer
+from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.spec import EarlyStopping, RunFile, TrainingSpec
 from tests.ft_assets.training.attempts import SPEC
 
@@ -154,7 +154,7 @@ def test_the_first_rank_alone_sweeps_drafts_of_dead_attempts(tmp_path: Path, ran
 
 
 def test_waiting_for_a_slow_disk_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "TOUCH_S", 0.01)
+    monkeypatch.setattr(checkpoint_writer, "TOUCH_S", 0.01)
     held, touches = Held(), list[int]()
 
     def touch() -> None:
@@ -168,8 +168,8 @@ def test_waiting_for_a_slow_disk_is_progress(tmp_path: Path, monkeypatch: pytest
 
 
 def test_waiting_for_a_disk_that_hangs_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "TOUCH_S", 0.01)
-    monkeypatch.setattr(saving, "MAX_WRITE_S", 0.0)
+    monkeypatch.setattr(checkpoint_writer, "TOUCH_S", 0.01)
+    monkeypatch.setattr(checkpoint_writer, "MAX_WRITE_S", 0.0)
     held, touches = Held(), list[int]()
     threading.Timer(0.2, held.may_write.set).start()
     saver_of(held, tmp_path, touch=lambda: touches.append(1)).save_now(state(5), {})
@@ -191,7 +191,7 @@ def test_a_run_that_ends_before_its_first_step_leaves_no_checkpoint(saver: Saver
 
 
 def test_the_first_rank_says_which_parts_did_not_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "PARTS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(checkpoint_writer, "PARTS_TIMEOUT_S", 0.05)
     first, second = (saver_of(SmallState(rank, 3, saves_alone=False), tmp_path) for rank in range(2))
     second.save_now(state(5), {})
     with pytest.raises(TimeoutError, match=r"\['\.part-2'\] of the other ranks did not appear within 0 s"):

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the training environment")
 
 import transformers  # noqa: E402
 
-from ft_assets.training.runtime import scoring  # noqa: E402
+from ft_assets.training.runtime.objectives import token_logps  # noqa: E402
 from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
@@ -61,7 +61,7 @@ def of_plain_logits(model: Any, ids: Any, labels: Any) -> Any:
 
 
 def compare(model: Any, ids: Any, labels: Any) -> None:
-    scoring.install(model)
+    token_logps.install(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     expected = of_plain_logits(model, ids, labels)
     found = model(input_ids=ids, score=labels, use_cache=False)["log_probs"]
@@ -79,7 +79,7 @@ def test_the_scores_of_labelled_tokens_are_those_of_the_models_own_logits(family
 @pytest.mark.parametrize("family", ["gemma2", "cohere"])
 def test_scores_in_slices_are_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab_size, rows_of_a_slice = 4096, 50
-    monkeypatch.setitem(scoring.MAX_LOGIT_BYTES, "cpu", rows_of_a_slice * 4 * vocab_size)
+    monkeypatch.setitem(token_logps.MAX_LOGIT_BYTES, "cpu", rows_of_a_slice * 4 * vocab_size)
     ids, labels = labelled(vocab_size, rows=2, tokens=200)
     assert int((labels[:, 1:] != -100).sum()) > 4 * rows_of_a_slice, "too few slices"
     compare(build(family, vocab_size=vocab_size), ids, labels)
@@ -88,11 +88,11 @@ def test_scores_in_slices_are_the_same(family: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("rows_of_a_slice", [12, 5])
 def test_right_answers_are_counted_in_every_slice(rows_of_a_slice: int, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab_size = 8
-    monkeypatch.setitem(scoring.MAX_LOGIT_BYTES, "cpu", rows_of_a_slice * 4 * vocab_size)
+    monkeypatch.setitem(token_logps.MAX_LOGIT_BYTES, "cpu", rows_of_a_slice * 4 * vocab_size)
     labels = torch.arange(12) % vocab_size
     chosen = torch.where(torch.arange(12) % 4 == 1, (labels + 1) % vocab_size, labels)
     logits = torch.nn.functional.one_hot(chosen, vocab_size).float()
-    assert int(scoring.score_tokens(logits, torch.nn.Identity(), labels, vocab_size=vocab_size)["correct"]) == 9
+    assert int(token_logps.score_tokens(logits, torch.nn.Identity(), labels, vocab_size=vocab_size)["correct"]) == 9
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "granite", "cohere"])

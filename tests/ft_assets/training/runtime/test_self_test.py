@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from ft_assets.training.runtime.endings import PackingRefused  # noqa: E402
 from ft_assets.training.runtime.objectives.tokens import collate  # noqa: E402
+from ft_assets.training.runtime.run_errors import PackingRefused  # noqa: E402
 from ft_assets.training.runtime.self_test import Batch, SelfTest, Window, check_packing, choose_windows  # noqa: E402
 
 VOCAB, WIDTH = 50, 16

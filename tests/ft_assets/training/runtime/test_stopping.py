@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ft_assets.training.runtime.__main__ import is_out_of_memory
-from ft_assets.training.runtime.stopping import DEADLINE_S, StopRequest
+from ft_assets.training.runtime.stop_request import DEADLINE_S, StopRequest
 
 
 class Clock:
@@ -33,7 +33,7 @@ def left() -> Iterator[list[str]]:
 
 INTERRUPTED = """
 import os, pathlib, signal, sys
-from ft_assets.training.runtime.reporting import Heartbeat, Progress
+from ft_assets.training.runtime.status_files import Heartbeat, Progress
 
 class Slow(type(pathlib.Path())):
     def with_name(self, name):  # asked for by the first beat, while it writes

@@ -19,7 +19,7 @@ from ft_assets.datasets.packs.build import PackSettings, build_judged_pack, buil
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.training import methods
-from ft_assets.training.runtime import data, imports, parallel, reference
+from ft_assets.training.runtime import imports, pack_loader, parallel, reference
 from ft_assets.training.spec import LoraSettings, Quantization, RunFile
 from tests.ft_assets.training.attempts import SPEC
 from tests.support.models.tiny_model import VOCAB, build_tiny_model
@@ -104,7 +104,7 @@ def objective_of(run: RunFile) -> Any:
     """As a run builds it."""
     from ft_assets.training.runtime.train import build_objective
 
-    return build_objective(run, data.load(run.pack_dir, run.spec, vocab_size=VOCAB), parallel.build(run.spec))
+    return build_objective(run, pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB), parallel.build(run.spec))
 
 
 def stirred(objective: Any, *, size: float = 0.05) -> Any:

@@ -22,7 +22,7 @@ from ft_assets.training.checkpoints import ADAPTER
 from ft_assets.training.spec import LoraSettings, RunFile
 from tests.ft_assets.training.attempts import REPOSITORY
 from tests.ft_assets.training.runtime.objectives.preference_runs import Site
-from tests.ft_assets.training.runtime.test_torchrun import torchrun
+from tests.ft_assets.training.runtime.parallel.test_torchrun import torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of the libraries; a run silences them too
 

@@ -17,7 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.functional import logsigmoid  # noqa: E402
 
 from ft_assets.training import methods  # noqa: E402
-from ft_assets.training.reference import ReferenceManifest, load_logps  # noqa: E402
+from ft_assets.training.reference_logps import ReferenceManifest, load_logps  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC  # noqa: E402
 from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, log_probability, share, shares, stirred  # noqa: E402
 

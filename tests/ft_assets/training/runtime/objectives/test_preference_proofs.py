@@ -18,7 +18,7 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from ft_assets.training.runtime.endings import BadExample, BadInput, PackingRefused  # noqa: E402
+from ft_assets.training.runtime.run_errors import BadExample, BadInput, PackingRefused  # noqa: E402
 from ft_assets.training.spec import Quantization, RunFile, WarmStart  # noqa: E402
 from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, objective_of, stirred  # noqa: E402
 
@@ -99,15 +99,15 @@ def test_a_reference_under_another_name_is_refused(site: Site) -> None:
         ("have adapter None", {"warm_start": WarmStart(adapter="a", manifest_sha256="2" * 64)}),
         ("the run file names none", {"reference": None}),
     ]
-    from ft_assets.training.runtime import data
-    from ft_assets.training.runtime.objectives import references
+    from ft_assets.training.runtime import pack_loader
+    from ft_assets.training.runtime.objectives import reference_reader
     from tests.support.models.tiny_model import VOCAB
 
-    pack = data.load(run.pack_dir, run.spec, vocab_size=VOCAB)
-    assert references.load(run, pack)[0].num_rows == pack.train.num_rows
+    pack = pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB)
+    assert reference_reader.load(run, pack)[0].num_rows == pack.train.num_rows
     for words, changes in cases:
         with pytest.raises(BadInput, match=words):
-            references.load(replace(run, spec=replace(run.spec, **changes)), pack)
+            reference_reader.load(replace(run, spec=replace(run.spec, **changes)), pack)
 
 
 def test_a_damaged_or_absent_reference_is_refused(site: Site, tmp_path: Path) -> None:

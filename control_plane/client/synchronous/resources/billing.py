@@ -1,0 +1,100 @@
+# Written by `python -m tools.client` from asynchronous/resources/billing.py: change that, and run it again.
+"""``client.usage``, ``client.ledger``, ``client.invoices`` and ``client.budgets``: what was used, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+from control_plane.client.synchronous.pages import Pages
+from control_plane.client.synchronous.resource import Resource
+from control_plane.client.types import Balance, Budget, CreateBudget, Deleted, Invoice, InvoiceSummary, LedgerEntry, UpdateBudget, Usage
+from control_plane.client.wire import at, given
+
+Width = Literal["hour", "day", "month"]
+"""Of the calendar, in UTC."""
+
+
+class UsageReports(Resource):
+    """GPU time, storage and money. Amounts are millionths of a US dollar, times are Unix seconds."""
+
+    def retrieve(
+        self,
+        *,
+        start_time: int | None = None,
+        end_time: int | None = None,
+        bucket_width: Width | None = None,
+        group_by: Sequence[str] | None = None,
+    ) -> Usage:
+        """Usage of this month, or from `start_time` to `end_time`: what ended by when it ran, what runs now as ``unbilled``.
+
+        `group_by`: of ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
+        """
+        asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
+        return self._api.call(Usage, "GET", at("/v1/usage"), params=asked)
+
+    def csv(
+        self,
+        *,
+        start_time: int | None = None,
+        end_time: int | None = None,
+        bucket_width: Width | None = None,
+        group_by: Sequence[str] | None = None,
+    ) -> bytes:
+        """The same as a table: a line for each bucket and group."""
+        asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
+        return self._api.content(at("/v1/usage.csv"), params=asked)
+
+
+class Ledger(Resource):
+    """The tenant's side of the books."""
+
+    def balance(self) -> Balance:
+        """The sum of all entries."""
+        return self._api.call(Balance, "GET", at("/v1/ledger"))
+
+    def entries(
+        self, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None
+    ) -> Pages[LedgerEntry]:
+        """Entries, newest first, each with what it was computed from."""
+        return self._api.pages(LedgerEntry, at("/v1/ledger/entries"), given(kind=kind, job_id=job_id, limit=limit, after=after))
+
+
+class Invoices(Resource):
+    """What is billed for a month (``yyyy-mm``)."""
+
+    def list(self, *, limit: int = 24, after: str | None = None) -> Pages[InvoiceSummary]:
+        """Invoices that were issued, newest month first."""
+        return self._api.pages(InvoiceSummary, at("/v1/invoices"), given(limit=limit, after=after))
+
+    def retrieve(self, month: str) -> Invoice:
+        """The invoice of a month; a draft until the month is over and its attempts are settled."""
+        return self._api.call(Invoice, "GET", at("/v1/invoices/{month}", month=month))
+
+    def csv(self, month: str) -> bytes:
+        """The lines of a month's invoice as a table, its total last."""
+        return self._api.content(at("/v1/invoices/{month}.csv", month=month))
+
+
+class Budgets(Resource):
+    """What the tenant means to spend in a month, and when it is told."""
+
+    def create(self, **body: Unpack[CreateBudget]) -> Budget:
+        """Make a budget. It stops nothing: each threshold sends ``budget.threshold_reached`` once a month."""
+        return self._api.call(Budget, "POST", at("/v1/budgets"), json=body)
+
+    def list(self, *, limit: int = 100, after: str | None = None) -> Pages[Budget]:
+        """Budgets, newest first, each with what was spent this month."""
+        return self._api.pages(Budget, at("/v1/budgets"), given(limit=limit, after=after))
+
+    def retrieve(self, budget_id: str) -> Budget:
+        """One budget."""
+        return self._api.call(Budget, "GET", at("/v1/budgets/{budget_id}", budget_id=budget_id))
+
+    def update(self, budget_id: str, **body: Unpack[UpdateBudget]) -> Budget:
+        """Change name, limit or thresholds; what was told of this month is not told again."""
+        return self._api.call(Budget, "POST", at("/v1/budgets/{budget_id}", budget_id=budget_id), json=body, repeatable=True)
+
+    def delete(self, budget_id: str) -> Deleted:
+        """Remove a budget and what it was told of."""
+        return self._api.call(Deleted, "DELETE", at("/v1/budgets/{budget_id}", budget_id=budget_id))

@@ -1,0 +1,156 @@
+# Written by `python -m tools.client` from asynchronous/resources/jobs.py: change that, and run it again.
+"""``client.jobs``: fine-tuning jobs, from the estimate to the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Unpack
+
+from control_plane.client.synchronous.pages import Pages
+from control_plane.client.synchronous.resource import Resource
+from control_plane.client.types import (
+    Checkpoint,
+    CreateJob,
+    Estimate,
+    EvaluationSample,
+    Event,
+    Job,
+    JobComparison,
+    JobCost,
+    JobEvaluation,
+    Json,
+    ListOf,
+    PreviewRequest,
+)
+from control_plane.client.wire import at, given
+
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Jobs(Resource):
+    """Fine-tuning jobs."""
+
+    def create(self, **body: Unpack[CreateJob]) -> Job:
+        """Submit a job. It is sent under an ``idempotency_key`` (drawn if not given): sent twice, it is one job."""
+        key = body.pop("idempotency_key", None)
+        return self._api.create(Job, at("/v1/fine_tuning/jobs"), key=key, json=body)
+
+    def estimate(self, **body: Unpack[CreateJob]) -> Estimate:
+        """What a job with this body would take and cost, without submitting it; see its ``assumptions``."""
+        return self._api.call(Estimate, "POST", at("/v1/fine_tuning/jobs/estimate"), json=body, repeatable=True)
+
+    def preview(self, **body: Unpack[PreviewRequest]) -> ListOf[Json]:
+        """The first examples exactly as a job would train on them: text, token ids, which spans carry loss, what is cut."""
+        return self._api.call(ListOf[Json], "POST", at("/v1/fine_tuning/preview"), json=body, repeatable=True)
+
+    def list(
+        self,
+        *,
+        status: str | None = None,
+        state: str | None = None,
+        model: str | None = None,
+        method: str | None = None,
+        created_after: int | None = None,
+        created_before: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        without_metadata: bool = False,
+        limit: int = 20,
+        after: str | None = None,
+    ) -> Pages[Job]:
+        """Jobs, newest first, `limit` to a page.
+
+        `status` is OpenAI's word, `state` the platform's; `metadata` keeps jobs that carry all of its pairs, `without_metadata`
+        those that carry none. Times are Unix seconds.
+        """
+        asked = given(
+            status=status,
+            state=state,
+            model=model,
+            method=method,
+            created_after=created_after,
+            created_before=created_before,
+            metadata="null" if without_metadata else None,
+            limit=limit,
+            after=after,
+        )
+        pairs = {f"metadata[{name}]": value for name, value in (metadata or {}).items()}
+        return self._api.pages(Job, at("/v1/fine_tuning/jobs"), asked | pairs)
+
+    def retrieve(self, job_id: str) -> Job:
+        """One job."""
+        return self._api.call(Job, "GET", at("/v1/fine_tuning/jobs/{job_id}", job_id=job_id))
+
+    def cancel(self, job_id: str) -> Job:
+        """End a job that has not ended; its workload is stopped."""
+        return self._api.call(Job, "POST", at("/v1/fine_tuning/jobs/{job_id}/cancel", job_id=job_id), repeatable=True)
+
+    def pause(self, job_id: str) -> Job:
+        """Give the GPUs back at the next checkpoint."""
+        return self._api.call(Job, "POST", at("/v1/fine_tuning/jobs/{job_id}/pause", job_id=job_id), repeatable=True)
+
+    def resume(self, job_id: str) -> Job:
+        """Queue a paused job again; it goes on from its checkpoint."""
+        return self._api.call(Job, "POST", at("/v1/fine_tuning/jobs/{job_id}/resume", job_id=job_id))
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Job:
+        """The job, once it has ended; ``TimeoutError`` if it has not within `timeout_s`. A restart of the API does not end the wait."""
+
+        def look() -> Job:
+            return self.retrieve(job_id)
+
+        return self._api.wait(look, lambda j: j["status"] in FINAL, what=f"job {job_id}", timeout_s=timeout_s, poll_s=poll_s)
+
+    def events(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages[Event]:
+        """Events so far, newest first; `limit` to a page."""
+        return self._api.pages(Event, at("/v1/fine_tuning/jobs/{job_id}/events", job_id=job_id), given(limit=limit, after=after))
+
+    def follow(self, job_id: str) -> Iterator[Event]:
+        """Events as they happen, oldest first, until the job has ended; a stream that breaks off is taken up where it broke."""
+        path = at("/v1/fine_tuning/jobs/{job_id}/events", job_id=job_id)
+        return self._api.events(Event, path, params=given(stream=True))
+
+    def checkpoints(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages[Checkpoint]:
+        """Committed checkpoints, newest first; `limit` to a page."""
+        path = at("/v1/fine_tuning/jobs/{job_id}/checkpoints", job_id=job_id)
+        return self._api.pages(Checkpoint, path, given(limit=limit, after=after))
+
+    def logs(self, job_id: str, *, attempt: int | None = None, offset: int = 0) -> str:
+        """The training log of an attempt, the last one if not said otherwise, from byte `offset` on; also while it runs."""
+        path = at("/v1/fine_tuning/jobs/{job_id}/logs", job_id=job_id)
+        return (self._api.content(path, params=given(attempt=attempt, offset=offset or None))).decode(errors="replace")
+
+    def follow_logs(self, job_id: str, *, attempt: int | None = None, offset: int = 0) -> Iterator[str]:
+        """The log piece by piece as it is written, until the attempt has ended; a stream that breaks off is taken up where it broke."""
+        path = at("/v1/fine_tuning/jobs/{job_id}/logs", job_id=job_id)
+        return self._api.growing(path, given(follow=True, attempt=attempt), offset=offset)
+
+    def cost(self, job_id: str) -> JobCost:
+        """What a job cost, entry by entry; refunds that wait for a decision; and what its running attempt costs so far."""
+        return self._api.call(JobCost, "GET", at("/v1/fine_tuning/jobs/{job_id}/cost", job_id=job_id))
+
+    def metrics(self, job_id: str) -> ListOf[Json]:
+        """What was measured at each step, in order."""
+        return self._api.call(ListOf[Json], "GET", at("/v1/fine_tuning/jobs/{job_id}/metrics", job_id=job_id))
+
+    def metrics_csv(self, job_id: str) -> bytes:
+        """The same as a table: one row per step."""
+        return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/metrics.csv", job_id=job_id))
+
+    def compare(self, job_ids: Sequence[str]) -> JobComparison:
+        """2 to 100 jobs side by side."""
+        return self._api.call(JobComparison, "GET", at("/v1/fine_tuning/jobs/compare"), params={"ids": ",".join(job_ids)})
+
+    def evaluation(self, job_id: str) -> JobEvaluation:
+        """The evaluation of a job's adapter: ``report``, ``verdict``, ``advice``, and ``next_run``, the hyperparameters advised."""
+        return self._api.call(JobEvaluation, "GET", at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id=job_id))
+
+    def evaluation_page(self, job_id: str) -> bytes:
+        """The same as an HTML page that needs nothing else."""
+        return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id=job_id), accept="text/html")
+
+    def evaluation_samples(
+        self, job_id: str, *, suite: str | None = None, only: str | None = None, limit: int = 100, after: str | None = None
+    ) -> Pages[EvaluationSample]:
+        """Every item as each model answered it; `only`: ``changed``, ``worse`` or ``better``."""
+        path = at("/v1/fine_tuning/jobs/{job_id}/evaluation/samples", job_id=job_id)
+        return self._api.pages(EvaluationSample, path, given(suite=suite, only=only, limit=limit, after=after))

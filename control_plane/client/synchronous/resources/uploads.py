@@ -1,0 +1,113 @@
+# Written by `python -m tools.client` from asynchronous/resources/uploads.py: change that, and run it again.
+"""``client.uploads``: large files in parts that are verified one by one, and taken up again where a connection was lost."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import httpx
+
+from control_plane.client.retries import pause
+from control_plane.client.synchronous.resource import Resource
+from control_plane.client.types import CompleteUpload, CreateUpload, Upload, UploadPart, UploadWithParts
+from control_plane.client.wire import at
+from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
+
+PART_BYTES = 16 << 20
+"""What is sent, and held in memory, at a time; the API takes up to 64 MiB."""
+JOIN_TIMEOUT_S = 600.0
+"""For one answer about a join: 10 GB take minutes even in a slow store."""
+GIVE_UP_S = 1800.0
+"""On a join that takes longer than a connection lives, or that waits for others."""
+LOOK_S = 1.0
+
+
+class Uploads(Resource):
+    """Uploads in parts; :meth:`send` does all of it."""
+
+    def create(self, **body: Unpack[CreateUpload]) -> Upload:
+        """Announce a file; what would be refused of it is refused now."""
+        return self._api.call(Upload, "POST", at("/v1/uploads"), json=body)
+
+    def retrieve(self, upload_id: str) -> UploadWithParts:
+        """The upload with the parts that are stored, and the sha256 of each."""
+        return self._api.call(UploadWithParts, "GET", at("/v1/uploads/{upload_id}", upload_id=upload_id))
+
+    def add_part(self, upload_id: str, data: bytes) -> UploadPart:
+        """Store a part; the same bytes sent again are the same part."""
+        path, files = at("/v1/uploads/{upload_id}/parts", upload_id=upload_id), {"data": ("part", data, "application/octet-stream")}
+        return self._api.call(UploadPart, "POST", path, files=files, repeatable=True)
+
+    def complete(self, upload_id: str, **body: Unpack[CompleteUpload]) -> Upload:
+        """Join the parts, in the order of ``part_ids``, into a file; a second call gives the same answer.
+
+        A join that takes longer than a connection lives is asked for until it is done, for half an hour at most.
+        """
+        path, deadline = at("/v1/uploads/{upload_id}/complete", upload_id=upload_id), time.monotonic() + GIVE_UP_S
+        while True:
+            try:
+                return self._api.call(Upload, "POST", path, json=body, repeatable=True, timeout=JOIN_TIMEOUT_S)
+            except (httpx.ReadTimeout, httpx.RemoteProtocolError, Unavailable) as error:
+                if time.monotonic() >= deadline or (isinstance(error, Unavailable) and error.code != "upload_completing"):
+                    raise
+            pause(LOOK_S)
+
+    def cancel(self, upload_id: str) -> Upload:
+        """End an upload that is not completed; its parts are removed."""
+        return self._api.call(Upload, "POST", at("/v1/uploads/{upload_id}/cancel", upload_id=upload_id), repeatable=True)
+
+    def send(
+        self,
+        file: Path,
+        *,
+        purpose: str = "fine-tune",
+        column_map: Mapping[str, str] | None = None,
+        policies: Mapping[str, Any] | None = None,
+        encoding: str | None = None,
+        rows_at: str | None = None,
+        model: str | None = None,
+        part_bytes: int = PART_BYTES,
+    ) -> Upload:
+        """Upload a file of any size, part by part; the file itself is ``["file"]`` of the answer.
+
+        Where this fails half-way, the error's notes name the upload, and :meth:`resume` goes on with it.
+        """
+        options: Any = {"column_map": column_map, "policies": policies, "encoding": encoding, "rows_at": rows_at, "model": model}
+        options |= {"purpose": purpose}
+        body = {name: value for name, value in options.items() if value}
+        made = self.create(bytes=file.stat().st_size, filename=file.name, mime_type="application/octet-stream", **body)
+        try:
+            return self.resume(made["id"], file, part_bytes=part_bytes)
+        except Exception as error:
+            error.add_note(f'upload {made["id"]} is not complete; go on with uploads.resume("{made["id"]}", file)')
+            raise
+
+    def resume(self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES) -> Upload:
+        """Send what is missing of an upload, and complete it. What is stored is known by its sha256, and not sent again."""
+        found = self.retrieve(upload_id)
+        if found["status"] == "completed":
+            return found
+        if found["bytes"] != file.stat().st_size:
+            raise InvalidRequest(f"{file} has {file.stat().st_size} bytes, upload {upload_id} is of {found['bytes']}", param="file")
+        stored = {part["sha256"]: part["id"] for part in found["parts"]}
+        part_ids, md5 = [], hashlib.md5(usedforsecurity=False)
+        for data in _parts(file, part_bytes):
+            md5.update(data)
+            sha256 = hashlib.sha256(data).hexdigest()
+            if sha256 not in stored:
+                part = self.add_part(upload_id, data)
+                if part["sha256"] != sha256:
+                    raise IntegrityError(f"part {part['id']} arrived with sha256 {part['sha256']} instead of {sha256}; resume the upload")
+                stored[sha256] = part["id"]
+            part_ids.append(stored[sha256])
+        return self.complete(upload_id, part_ids=part_ids, md5=md5.hexdigest())
+
+
+def _parts(file: Path, part_bytes: int) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        while data := stream.read(part_bytes):
+            yield data

@@ -1,0 +1,58 @@
+"""The composition root: settings in, the parts of a running platform out."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import PurePosixPath
+
+from control_plane.billing import prices
+from control_plane.capacity import active_pools
+from control_plane.models.catalogue import catalogue_of
+from control_plane.platform.context import Platform, utc_now
+from control_plane.platform.installation_secrets import inference_token
+from control_plane.platform.settings import Settings
+from control_plane.platform.webhook_targets import parse_networks
+from resources import object_store
+from resources.database.engine import control_plane_url, shared_logins
+from resources.inference.fleet_client import SAME, HttpFleet, Mounted
+from resources.mail import SmtpMailer
+from resources.tenant_records import DagsterRecords, MlflowRecords
+from resources.tracking.mlflow_tracker import MlflowTracker
+from resources.tracking.model_registry import MlflowRegistry
+from resources.webhook_sender import HttpWebhookSender
+
+
+def open_platform(settings: Settings) -> Platform:
+    """The platform that `settings` describe, as the API, the sensors and the assets use it.
+
+    Opening connects to nothing. Within a process equal settings give the same platform, so that its connections are
+    shared; a forked child gets one of its own.
+    """
+    return _open(os.getpid(), settings)
+
+
+@cache
+def _open(_pid: int, settings: Settings) -> Platform:
+    prices.load(settings.prices_file)  # a mistake in the price lists is told now, and not when the first attempt is billed
+    active_pools.configured(settings, utc_now())  # and one in the pools, not when the first job is submitted
+    return Platform(
+        logins=shared_logins(control_plane_url(settings)),
+        objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),
+        models=catalogue_of(settings),
+        fleet=HttpFleet(settings.inference_urls, token=inference_token(settings), mounted=mounted(settings))
+        if any(settings.inference_urls)
+        else None,
+        settings=settings,
+        tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
+        registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
+        webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)),
+        records=(DagsterRecords(settings=settings), *([MlflowRecords(uri=settings.mlflow_uri)] if settings.mlflow_uri else [])),
+        mailer=SmtpMailer(url=settings.smtp_url, sender=settings.smtp_from) if settings.smtp_url else None,
+    )
+
+
+def mounted(settings: Settings) -> Mounted:
+    """How the adapters' directory is called on each side."""
+    there = settings.served_adapters_dir
+    return Mounted(here=PurePosixPath(settings.adapters_dir), there=there) if there else SAME

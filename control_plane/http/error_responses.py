@@ -1,0 +1,92 @@
+"""Errors as OpenAI's clients read them: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+
+from ft_assets.errors import Fault, FtError, InvalidRequest, RateLimited, Unavailable
+from ft_assets.storable_text import printable
+from ft_assets.telemetry import correlation
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "insufficient_quota"}
+CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+RETRY_AFTER_S = 1
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure in the one form."""
+    app.add_exception_handler(FtError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_unreadable)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(OperationalError, _on_database)
+    app.add_exception_handler(PoolTimeout, _on_database)
+
+
+def body(error: FtError) -> dict[str, Any]:
+    kind = TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
+    kind = "requests" if isinstance(error, RateLimited) else kind
+    correlation.bind(code=error.code)  # for the log and the counts of this request
+    param = None if error.param is None else printable(error.param)  # either may quote what no JSON answer can hold
+    return {"error": {"message": printable(error.message), "type": kind, "param": param, "code": error.code}}
+
+
+def response(error: FtError) -> JSONResponse:
+    """`error` as an answer; it tells the client whether sending the request again can help."""
+    headers = {}
+    if error.http_status in (409, 429) and not isinstance(error, RateLimited):
+        headers["x-should-retry"] = "false"  # OpenAI's client would try twice more, and find the same state
+    if error.http_status == 503:
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(body(error), status_code=error.http_status, headers=headers)
+
+
+async def _on_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, FtError)
+    if error.http_status >= 500 and error.fault is Fault.PLATFORM and not isinstance(error, Unavailable):
+        raise error  # logged with its trace, answered without details
+    return response(error)
+
+
+async def _on_unreadable(_: Request, error: Exception) -> JSONResponse:
+    """The first thing wrong with the request, by the name of its field."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = _param(first["loc"])
+    if first["type"] == "missing":
+        return response(InvalidRequest(f"{param or 'body'} is missing", code="missing_required_parameter", param=param))
+    if first["type"] == "json_invalid":
+        return response(InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json"))
+    value = repr(first.get("input"))[:80]
+    return response(InvalidRequest(f"{param or 'body'} {value} is not valid: {first['msg']}", code="invalid_type", param=param))
+
+
+def _param(location: Sequence[int | str]) -> str | None:
+    """``("body", "metadata", "team")`` as ``metadata.team``; None for the body itself."""
+    return ".".join(str(part) for part in location[1:]) or None
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {request.url.path}"
+    said = {
+        404: f"there is no {path}; see GET /openapi.json for what there is",
+        405: f"{path} is not allowed; see GET /openapi.json for the methods of this path",
+    }
+    message = said.get(error.status_code, str(error.detail) or HTTPStatus(error.status_code).phrase)
+    refusal = InvalidRequest(message, code=CODES.get(error.status_code))
+    return JSONResponse(body(refusal), status_code=error.status_code, headers=error.headers)
+
+
+async def _on_database(_: Request, __: Exception) -> JSONResponse:
+    return response(Unavailable("the database did not answer; the same call may succeed in a moment", code="database_unavailable"))

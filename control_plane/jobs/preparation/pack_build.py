@@ -1,0 +1,276 @@
+"""From a pinned dataset to a stored pack and a frozen spec; one build per fingerprint, reused by all jobs of the tenant."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from control_plane.attempts.follow import fetch_pack
+from control_plane.datasets.local_rows import rows_file
+from control_plane.datasets.tables import datasets, files
+from control_plane.jobs import warm_starts
+from control_plane.jobs.estimates import job_history, job_plan
+from control_plane.jobs.preparation import references
+from control_plane.jobs.preparation.build_lock import Say, one_anywhere, one_on_this_machine
+from control_plane.jobs.preparation.pin import job_row, mark_packed
+from control_plane.jobs.preparation.references import Reference, reference
+from control_plane.jobs.transitions import record
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import Event
+from control_plane.platform.job_states import JobState
+from control_plane.platform.transfer import upload
+from ft_assets import layout
+from ft_assets.base_models import BaseModel
+from ft_assets.datasets.checks.quality import train_validation_overlap
+from ft_assets.datasets.checks.quality_warnings import quality_warnings
+from ft_assets.datasets.packs.build import (
+    PackManifest,
+    PackProgress,
+    PackSettings,
+    build_pack,
+    pack_fingerprint,
+    suitable_workers,
+)
+from ft_assets.datasets.packs.source import has_own_split
+from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.schema import Example
+from ft_assets.datasets.split import automatic_fraction, part_of
+from ft_assets.datasets.stored_rows import load_rows, load_stored
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.telemetry import provenance
+from ft_assets.training import hyperparameters, methods
+from ft_assets.training.methods import Method
+
+log = logging.getLogger(__name__)
+
+JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
+"""Warnings about a dataset that depend on the job that trains on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    manifest: PackManifest
+    reused: bool
+    """The pack was there already; nothing was tokenized."""
+    lengths: Mapping[str, list[int]]
+    """Histogram of tokens per training example."""
+    total_steps: int
+    spec_sha256: str
+    uri: str
+    reference: Reference | None
+    """What the method compares with; None where it needs none."""
+
+
+def pack(
+    platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None, say: Say = log.info
+) -> Packed:
+    """Build or reuse the job's pack and what it is compared with, freeze its spec, and queue it. Run again, it finds everything done.
+
+    `progress` is told of each shard; `say` of waiting for another builder, and for whom.
+    """
+    with platform.engine.connect() as conn:
+        job = job_row(conn, tenant, job_id)
+    model = platform.models.get_pinned(job.model, job.base_digest)
+    placed = job_plan.of_job(platform, job, model)
+    plan = placed.plan
+    method = methods.get(job.method)
+    shaping: dict[str, Any] = {name: plan.requested[name] for name in hyperparameters.PACK_SETTINGS if name in plan.requested}
+    shaping |= {"max_seq_len": plan.max_seq_len, "safety_file": platform.settings.safety_file}
+    shaping |= {**_policies(platform, tenant, job), **_split(platform, tenant, job)}
+    settings = PackSettings(**shaping_of(method, shaping))
+    manifest, reused = _stored_pack(platform, tenant, job, model, method, settings, progress=progress, say=say)
+    spec = hyperparameters.resolve(
+        plan,
+        hyperparameters.PackFacts(**{k: getattr(manifest, k) for k in hyperparameters.PackFacts.__slots__}),
+        seed=job.seed,
+        lock_sha256=provenance.lock_sha256(),
+        commit=provenance.commit(),
+        image=provenance.image(),
+        **placed.placement,
+        warm_start=warm_starts.spec_of(job.warm_start),
+    )
+    compared = None
+    if method.needs_reference:
+        spec = replace(spec, reference=references.key_for(spec))
+        compared = references.for_spec(platform, tenant, spec, who=job_id, say=say)
+    _doubt(platform, tenant, job, manifest, num_epochs=spec.optimization.num_epochs)
+    steps = spec.optimization.total_steps(num_rows=manifest.num_rows, world_size=spec.world_size)
+    expected = job_history.expect(platform, model, spec, num_rows=manifest.num_rows, tokens_per_epoch=manifest.num_tokens)
+    mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected.expected_s, modelled=expected.modelled)
+    return Packed(
+        manifest=manifest,
+        reused=reused,
+        lengths=manifest.lengths,
+        total_steps=steps,
+        spec_sha256=spec.sha256,
+        uri=platform.objects.uri(layout.pack_prefix(tenant, manifest.fingerprint)),
+        reference=compared,
+    )
+
+
+def shaping_of(method: Method, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``PackSettings`` as `method` trains: where it learns every token, nothing of a long row is cut away."""
+    if not method.every_token:
+        return dict(asked)
+    split = {"over_long": "split"} if asked.get("over_long", "truncate") == "truncate" else {}
+    return {**asked, "train_on_inputs": True, **split}
+
+
+def _doubt(platform: Platform, tenant: str, job: sa.Row[Any], manifest: PackManifest, *, num_epochs: float) -> None:
+    """Record what only the job shows: too many epochs over many rows, validation rows that are trained on, turns and rows without loss."""
+    if job.state != JobState.VALIDATING:
+        return  # told when it was
+    overlapping = num_validation = 0
+    if job.validation_file:
+        held_out = _split_keys(platform, tenant, _dataset_of(platform, tenant, job.validation_file).id)
+        num_validation = len(held_out)
+        overlapping = train_validation_overlap(_split_keys(platform, tenant, job.dataset_id), held_out)
+    counted = _dataset_of(platform, tenant, job.training_file).report["stats"]["quality"]
+    doubts = quality_warnings(counted, num_epochs=num_epochs, num_overlapping=overlapping, num_validation=num_validation)
+    with platform.engine.begin() as conn:
+        for doubt in [d for d in doubts if d["code"] in JOB_DOUBTS] + _pack_doubts(manifest):
+            record(conn, job.id, Event(code=doubt["code"], message=doubt["message"], level="warn"), now=platform.clock())
+
+
+def _pack_doubts(manifest: PackManifest) -> list[dict[str, str]]:
+    """What the base model's chat template left without loss."""
+    found = []
+    if manifest.untrained_turns:
+        message = (
+            f"{manifest.untrained_turns} earlier assistant turns carry no loss: the base model's chat template writes them differently"
+        )
+        found.append({"code": "turns_without_loss", "message": f"{message} once more messages follow (`ft preview` shows which)"})
+    if manifest.dropped:
+        reasons = ", ".join(f"{code} {count}" for code, count in manifest.dropped.items())
+        found.append({"code": "rows_left_out", "message": f"{sum(manifest.dropped.values())} rows are not trained on: {reasons}"})
+    return found
+
+
+def _split_keys(platform: Platform, tenant: str, dataset_id: str) -> NDArray[np.uint64]:
+    """The first 64 bits of each row's split key: its content hash, or that of the first of its near-duplicate cluster."""
+    with pq.ParquetFile(rows_file(platform, tenant, dataset_id)) as file:
+        batches = [bytes.fromhex("".join(batch.column(0).to_pylist())) for batch in file.iter_batches(columns=["split_key"])]
+    return np.concatenate([np.empty(0, np.uint64), *(np.frombuffer(b, ">u8")[::2].astype(np.uint64) for b in batches)])
+
+
+def _policies(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
+    """What the upload asked for rows that do not fit the base model."""
+    query = sa.select(files.c.policies).where(files.c.id == job.training_file, files.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        policies = Policies.from_request(conn.execute(query).scalar_one() or {})
+    return {"bad_rows": policies.bad_rows, "control_tokens": policies.control_tokens, "over_long": policies.over_long}
+
+
+def _split(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
+    """What is held out, in this order: the tenant's own validation file, the dataset's own split, a share split off automatically."""
+    if job.validation_file:
+        return {"validation_dataset_id": _dataset_of(platform, tenant, job.validation_file).id}
+    if has_own_split(rows_file(platform, tenant, job.dataset_id)):
+        return {"validation_fraction": 0.0}
+    rows = _dataset_of(platform, tenant, job.training_file).row_count
+    return {"validation_fraction": automatic_fraction(rows)}
+
+
+def _dataset_of(platform: Platform, tenant: str, file_id: str) -> sa.Row[Any]:
+    query = sa.select(datasets).join(files, (files.c.dataset_id == datasets.c.id) & (files.c.tenant_id == datasets.c.tenant_id))
+    with platform.engine.connect() as conn:
+        return conn.execute(query.where(files.c.id == file_id, files.c.tenant_id == tenant)).one()
+
+
+def _stored_pack(
+    platform: Platform,
+    tenant: str,
+    job: sa.Row[Any],
+    model: BaseModel,
+    method: Method,
+    settings: PackSettings,
+    *,
+    progress: Callable[[Progress], None] | None,
+    say: Say,
+) -> tuple[PackManifest, bool]:
+    """The pack, on this machine and in the object store, and whether it was there before.
+
+    Built by one process at a time, wherever the others are; those wait and then take what is stored.
+    """
+    if model.directory is None:
+        raise Unavailable(f"base model {model.id} is not on this machine", code="base_model_unavailable")
+    tokenizer = ChatTokenizer.load(model.directory)
+    digests = (tokenizer.tokenizer_digest, tokenizer.template_digest)
+    fingerprint = pack_fingerprint(job.dataset_id, *digests, settings, kind=method.pack)
+    directory = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / fingerprint
+    with one_on_this_machine(directory, who=job.id, say=say):
+        if (found := _stored(platform, tenant, fingerprint)) is not None:
+            return found, True
+        with one_anywhere(platform.engine, tenant, fingerprint, who=job.id, say=say):
+            if (found := _stored(platform, tenant, fingerprint)) is not None:
+                return found, True
+            own = settings.validation_dataset_id
+            manifest = build_pack(
+                rows_file(platform, tenant, job.dataset_id),
+                tokenizer,
+                settings,
+                directory,
+                dataset_id=job.dataset_id,
+                kind=method.pack,
+                validation=rows_file(platform, tenant, own) if own else (),
+                workers=suitable_workers(_dataset_of(platform, tenant, job.training_file).row_count),
+                model_dir=model.directory,
+                progress=_relay(progress) if progress else None,
+            )
+            upload(platform.objects, directory, layout.pack_prefix(tenant, fingerprint))
+            return manifest, False
+
+
+def _stored(platform: Platform, tenant: str, fingerprint: str) -> PackManifest | None:
+    """The pack from the object store, in this machine's cache and verified; None where it is absent, or damaged there too."""
+    if not platform.objects.exists(f"{layout.pack_prefix(tenant, fingerprint)}/manifest.json"):
+        return None
+    try:
+        return PackManifest.read(fetch_pack(platform, tenant, fingerprint))
+    except IntegrityError as damage:
+        log.warning("the stored pack %s is damaged and is built again: %s", fingerprint, damage)
+        return None
+
+
+def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], None]:
+    """Tell `progress` the examples of both parts together."""
+    done: dict[tuple[str, str], int] = {}
+
+    def report(seen: PackProgress) -> None:
+        done[seen.stage, seen.part] = seen.num_examples
+        rows = sum(count for (stage, _), count in done.items() if stage == seen.stage)
+        progress(Progress(stage="tokenizing" if seen.stage == "tokenize" else "packing", rows=rows, bytes=0, total_bytes=0))
+
+    return report
+
+
+def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterator[dict[str, Any]]:
+    """The rows that the job did not train on, as conversations that end with the wanted answer: what its evaluation asks.
+
+    Of a preference the chosen answer is wanted; answers judged bad and texts give no row.
+    """
+    held_out = _split(platform, tenant, job)
+    if own := held_out.get("validation_dataset_id"):
+        examples = load_rows(rows_file(platform, tenant, own))
+    else:
+        fraction = held_out["validation_fraction"]
+        stored = load_stored(rows_file(platform, tenant, job.dataset_id))
+        examples = (s.example for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
+    return (row for row in map(_as_row, examples) if row["messages"])
+
+
+def _as_row(example: Example) -> dict[str, Any]:
+    wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
+    return {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
+
+
+__all__ = ["Packed", "Reference", "pack", "reference", "validation_rows"]

@@ -1,0 +1,191 @@
+"""Base models as the operator keeps them: added with their bytes pinned, verified, deprecated, removed; and what a job is given.
+
+The catalogue is a file, because the command line and every node read it without a database; what a job or an adapter was
+promised is a digest in its row, and whatever the file says later, other bytes are refused.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.adapters.tables import adapters
+from control_plane.attempts.claims import Claim, Ending
+from control_plane.jobs.tables import jobs
+from control_plane.models.model_fetch import fetch_model
+from control_plane.models.operator_catalogue import catalogue_file, edited
+from control_plane.platform.context import Platform
+from control_plane.platform.job_states import FINAL
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.platform.settings import Settings
+from ft_assets import base_models
+from ft_assets.base_models import BaseModel, Catalogue
+from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest, Unavailable
+from ft_assets.training.failures import FailureClass, Retry
+
+ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+MAX_ID = 96
+"""Characters: the name of an adapter holds the id, and file systems and labels have limits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What the operator says of a model beyond its files; None leaves it to them."""
+
+    license: str | None = None
+    context_length: int | None = None
+
+
+def catalogue_of(settings: Settings) -> Catalogue:
+    """Every base model that the processes of this home know."""
+    return Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir))
+
+
+def add_local(settings: Settings, model_id: str, directory: Path, given: Given) -> BaseModel:
+    """Pin the files in `directory` under `model_id`; they stay where they are."""
+    entry = {"path": str(directory.resolve()), "license": given.license}
+    return _add(settings, model_id, directory.resolve(), entry, given)
+
+
+def add_from_hub(
+    settings: Settings, model_id: str, *, repo: str, revision: str, given: Given, say: Callable[[str], None] = lambda _: None
+) -> BaseModel:  # fmt: skip
+    """Fetch one commit of a repository into the home, once, and pin it under `model_id`."""
+    _check_id(model_id)
+    made = fetch_model(
+        repo, revision, settings.models_dir, endpoint=settings.hub_endpoint, token=settings.hub_token or None, say=say
+    )  # fmt: skip
+    entry = {"path": made.directory.name, "repo": repo, "revision": revision, "license": given.license or made.license}
+    return _add(settings, model_id, made.directory, entry, given)
+
+
+def verify(settings: Settings, model_id: str) -> BaseModel:
+    """Read every file again and hold it against the pins; ``base_model_changed`` says what differs."""
+    return catalogue_of(settings).get(model_id, fresh=True)
+
+
+def deprecate(settings: Settings, model_id: str, since: dt.date | None) -> BaseModel:
+    """Refuse new jobs on the model from that day on; None takes it back. Jobs that were admitted finish."""
+    catalogue = catalogue_of(settings)
+    entry, _ = catalogue.entry(model_id)
+    with edited(catalogue_file(settings.models_dir)) as entries:
+        kept = entries.get(model_id) or pinned(entry, catalogue.get(model_id), settings.models_dir)
+        entries[model_id] = {k: v for k, v in kept.items() if k != "deprecated_since"} | ({"deprecated_since": since} if since else {})
+    return replace(catalogue.card(model_id), deprecated_since=since)
+
+
+def remove(platform: Platform, model_id: str) -> Path | None:
+    """Take a model out of the operator's catalogue; refused while a job or an adapter needs it.
+
+    Returns the directory that was fetched for it and is deleted now; files that the operator named by their path stay.
+    """
+    settings = platform.settings
+    with edited(catalogue_file(settings.models_dir)) as entries:
+        entry = entries.get(model_id)
+        if entry is None:
+            catalogue_of(settings).entry(model_id)
+            raise Conflict(f"base model {model_id} is not in the operator's catalogue but in a file beside it; take it out there")
+        _check_unused(platform, model_id)
+        del entries[model_id]
+        versions = [entry, *([entry["next"]] if entry.get("next") else []), *entry.get("previous", ())]
+        orphans = {unnamed(settings.models_dir, version, entries) for version in versions} - {None}
+    for orphan in filter(None, orphans):
+        shutil.rmtree(orphan, ignore_errors=True)
+    own = _fetched(settings.models_dir, entry.get("path"))
+    return own if own in orphans else None
+
+
+def for_job(platform: Platform, model_id: str, digest: str, *, fresh: bool = False) -> tuple[BaseModel, Path]:
+    """The model that a job was promised, and its files on this machine; other bytes are ``base_model_changed``."""
+    model = platform.models.get_pinned(model_id, digest, fresh=fresh)
+    if model.directory is None:
+        raise Unavailable(f"base model {model_id} is not on this machine; fetch it there", code="base_model_unavailable")
+    return model, model.directory
+
+
+def changed_ending(held: Claim, error: IntegrityError, *, last_step: int) -> Ending:
+    """An attempt that was not begun, because its base model is another one by now: final, free, and the platform's fault."""
+    remedy = "an operator restores the files of the base model; then submit the job again"
+    failure = FailureClass(code=base_models.CHANGED, fault=Fault.PLATFORM, retry=Retry.NEVER, message=error.message, remedy=remedy)
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
+    return Ending(outcome=base_models.CHANGED, failure=failure, last_step=last_step, trained_tokens=0, status=status)
+
+
+def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, Any], given: Given) -> BaseModel:
+    _check_id(model_id)
+    found = Catalogue({model_id: ({**entry, "id": model_id, "path": str(directory)}, directory)}).get(model_id, fresh=True)
+    if given.context_length is not None:
+        if not 1 <= given.context_length <= found.context_length:
+            raise InvalidRequest(
+                f"context {given.context_length} is outside 1..{found.context_length}, which is what the model's config allows",
+                code="invalid_context_length",
+                param="context",
+            )
+        found = replace(found, context_length=given.context_length)
+    known = catalogue_of(settings)
+    with edited(catalogue_file(settings.models_dir)) as entries:
+        if model_id in known.ids() and known.card(model_id).digest != found.digest:
+            raise Conflict(
+                f"base model {model_id} is in the catalogue with digest {known.card(model_id).digest}, and an id changes its "
+                f"bytes by an update alone; add these ({found.digest}) under another id, or see `ft admin models update {model_id}`",
+                code="model_exists",
+            )
+        before = entries.get(model_id, {})
+        kept = {k: before[k] for k in ("deprecated_since", "next", "previous", "history") if before.get(k)}
+        entries[model_id] = pinned({**entry, "id": model_id}, found, settings.models_dir) | kept
+    return found
+
+
+def unnamed(models_dir: Path, version: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Path | None:
+    """The directory that was fetched for `version`, if nothing in `entries` names it any more; None for files that this did not fetch."""
+    path = version.get("path")
+    named = [e.get("path") for entry in entries.values() for e in (entry, entry.get("next") or {}, *entry.get("previous", ()))]
+    return None if path in named else _fetched(models_dir, path)
+
+
+def pinned(entry: dict[str, Any], model: BaseModel, models_dir: Path) -> dict[str, Any]:
+    """`entry` as the operator's file has it: with every digest of `model`, and a path that is right there."""
+    path = entry.get("path")
+    if path is not None and model.directory is not None:
+        fetched = _fetched(models_dir, path)
+        if fetched is None or fetched.resolve() != model.directory.resolve():  # an entry of a file beside: the operator's lies elsewhere
+            path = str(model.directory.absolute())
+    pins = {k: getattr(model, k) for k in (*base_models.CARD, "license")}
+    return {k: v for k, v in {"id": model.id, **entry, "path": path, **pins}.items() if v is not None}
+
+
+def _fetched(models_dir: Path, path: str | None) -> Path | None:
+    """The directory that was fetched for an entry: one directly below `models_dir`. None for files that this did not fetch."""
+    if path is None or Path(path).is_absolute():
+        return None
+    found = models_dir / path
+    return None if found.is_symlink() or found.resolve().parent != models_dir.resolve() else found
+
+
+def _check_id(model_id: str) -> None:
+    if not ID.fullmatch(model_id) or len(model_id) > MAX_ID:
+        raise InvalidRequest(
+            f"id {model_id[:120]!r} is not valid: NAME or ORG/NAME of letters, digits, '.', '_' and '-', at most {MAX_ID} characters",
+            code="invalid_id",
+            param="id",
+        )
+
+
+def _check_unused(platform: Platform, model_id: str) -> None:
+    live = sa.select(jobs.c.id).where(jobs.c.model == model_id, jobs.c.state.not_in([s.value for s in FINAL]))
+    made = sa.select(adapters.c.id).where(adapters.c.base_model == model_id)
+    with platform.engine.connect() as conn:
+        users = [*conn.execute(live).scalars(), *conn.execute(made).scalars()]
+    if users:
+        raise Conflict(
+            f"base model {model_id} is needed by {len(users)} jobs and adapters, {users[0]} among them; deprecate it instead: "
+            "no new job takes it, and what is there goes on",
+            code="model_in_use",
+        )

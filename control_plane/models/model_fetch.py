@@ -1,0 +1,219 @@
+"""A base model from a Hugging Face Hub: the files of one commit that weights, tokenizer and config are made of, fetched once.
+
+Nothing that could run code is fetched: no pickles, no Python. A transfer that broke off goes on where it was; a file counts
+only when it has the size and the hash that the commit records, and the directory only when all of its files do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+import httpx
+
+from control_plane.models.operator_catalogue import locked
+from ft_assets.base_models import PICKLE_SUFFIXES
+from ft_assets.datasets.readers.hub.hub_client import ask
+from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound, Unavailable
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+NEEDED = ("config.json", "tokenizer.json")
+WANTED = (
+    *NEEDED, "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model", "vocab.json", "merges.txt", "LICENSE", "LICENSE.txt", "LICENSE.md",
+)  # fmt: skip
+INDEX = "model.safetensors.index.json"
+LICENSE = re.compile(r"^license:[ \t]*['\"]?([\w.+-]+)", re.M)
+LOOK_S = 60.0
+"""Time that the Hub has to list a repository."""
+TIMEOUT = httpx.Timeout(60.0, connect=20.0)
+NUM_TRIES = 5
+"""Of a transfer that breaks off, and of a Hub that is busy."""
+PAUSE_S = 1.0
+"""Before the second try; doubled before each further one."""
+BUSY = (408, 429)
+"""Answers that may be others later, as those from 500 on may; every other refusal stays one."""
+CHUNK = 1 << 20
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    directory: Path
+    license: str | None
+    """As the model card names it."""
+    num_bytes: int
+    """Transferred now: 0 where the files were there."""
+
+
+def fetch_model(
+    repo: str, revision: str, models_dir: Path, *, endpoint: str, token: str | None = None, say: Say = lambda _: None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Fetched:  # fmt: skip
+    """The model's directory below `models_dir`; who asks for one that is being fetched waits for it and finds it there."""
+    _check_request(repo, revision, endpoint)
+    target = models_dir / f"{repo.replace('/', '--')}@{revision[:12]}"
+    models_dir.mkdir(parents=True, exist_ok=True)
+    with locked(models_dir / f".{target.name}.lock"):
+        done = target / ".fetched.json"
+        if done.is_file():
+            return Fetched(directory=target, license=json.loads(done.read_text())["license"], num_bytes=0)
+        partial = models_dir / f".{target.name}.partial"
+        partial.mkdir(exist_ok=True)
+        listing = _listing(repo, revision, endpoint, token, partial)
+        files: dict[str, Mapping[str, Any]] = {f["path"]: f for f in listing["files"]}
+        hub = _Hub(endpoint=endpoint, repo=repo, revision=revision, token=token, directory=partial, say=say, wait=wait)
+        num_bytes = sum(hub.fetch(files[name]) for name in _names(files, hub))
+        found = LICENSE.search(listing.get("readme", ""))
+        shutil.rmtree(partial / ".home", ignore_errors=True)
+        (partial / "README.md").unlink(missing_ok=True)
+        shutil.rmtree(partial / ".cache", ignore_errors=True)
+        record = {"repo": repo, "revision": revision, "license": found[1] if found else None}
+        (partial / ".fetched.json").write_text(json.dumps(record))
+        partial.rename(target)
+    return Fetched(directory=target, license=record["license"], num_bytes=num_bytes)
+
+
+def _check_request(repo: str, revision: str, endpoint: str) -> None:
+    if not endpoint:
+        raise InvalidRequest(f"{repo} cannot be fetched: no Hub is set up; set FT_HUB_ENDPOINT, or use --path DIR", code="hub_disabled")
+    if not REPO.fullmatch(repo):
+        raise InvalidRequest(f"{repo[:120]!r} is no repository of the form ORG/NAME", code="invalid_hub_id", param="repo")
+    if ".." in repo or "--" in repo:
+        raise InvalidRequest(f"{repo[:120]!r} is no repository: its name has '..' or '--'", code="invalid_hub_id", param="repo")
+    if not COMMIT.fullmatch(revision):
+        raise InvalidRequest(
+            f"{revision[:60]!r} of {repo} is no commit: a branch moves, and the model under it; give the 40 digits of a commit",
+            code="hub_revision_not_pinned",
+            param="revision",
+        )
+
+
+def _listing(repo: str, revision: str, endpoint: str, token: str | None, scratch: Path) -> dict[str, Any]:
+    request = {"op": "list", "repo_type": "model", "repo": repo, "revision": revision, "endpoint": endpoint, "token": token}
+    answer = ask({**request, "target": str(scratch)}, home=scratch / ".home", timeout_s=LOOK_S)
+    if "error" in answer:
+        raise _refusal(str(answer["error"]), str(answer.get("detail", "")), repo, revision, endpoint)
+    return answer
+
+
+def _refusal(kind: str, detail: str, repo: str, revision: str, endpoint: str) -> FtError:
+    if kind == "gated":
+        return InvalidRequest(
+            f"{repo} is gated: accept its terms at {endpoint}/{repo}, and set FT_HUB_TOKEN to a token of that account",
+            code="hub_model_gated",
+        )
+    if kind == "absent":
+        return NotFound(
+            f"{repo} is not on {endpoint}; if it is private, set FT_HUB_TOKEN to a token that may read it", code="hub_model_not_found"
+        )
+    if kind == "revision":
+        return NotFound(f"{repo} has no commit {revision}; see its history for one that it has", code="hub_revision_not_found")
+    return Unavailable(f"{endpoint} did not give {repo} ({detail}); run the command again, it goes on where it was", code="hub_unavailable")
+
+
+def _names(files: Mapping[str, Mapping[str, Any]], hub: _Hub) -> Sequence[str]:
+    """Files to fetch: the weights that the index names, or the only file of weights, then what stands beside them."""
+    if missing := [name for name in NEEDED if name not in files]:
+        raise InvalidRequest(f"{hub.repo} holds no {' and no '.join(missing)}, which training and serving need", code="hub_model_unusable")
+    if INDEX in files:
+        hub.fetch(files[INDEX])
+        weights = sorted(set(json.loads((hub.directory / INDEX).read_text())["weight_map"].values()))
+    else:
+        weights = [name for name in files if re.fullmatch(r"model[\w.-]*\.safetensors", name)]
+    if absent := [name for name in weights if name not in files or "/" in name or not name.endswith(".safetensors")]:
+        raise InvalidRequest(f"the index of {hub.repo} names {absent[0]!r}, which is no file of weights in it", code="hub_model_unusable")
+    if not weights:
+        pickled = [name for name in files if name.endswith(PICKLE_SUFFIXES)]
+        raise InvalidRequest(
+            f"{hub.repo} has no safetensors{f' (only {pickled[0]})' if pickled else ''}; pickles can run code and are never fetched",
+            code="unsafe_weights",
+        )
+    return [*(name for name in WANTED if name in files), *weights]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hub:
+    endpoint: str
+    repo: str
+    revision: str
+    token: str | None
+    directory: Path
+    say: Say
+    wait: Callable[[float], None]
+
+    def fetch(self, listed: Mapping[str, Any]) -> int:
+        """Bring one file in and check it; bytes that were transferred."""
+        name, size = listed["path"], int(listed["size"])
+        path, part = self.directory / name, self.directory / f"{name}.part"
+        if path.is_file():
+            return 0
+        start = part.stat().st_size if part.is_file() else 0
+        if start:
+            self.say(f"{name} goes on at {start} of {size} bytes")
+        elif size > CHUNK:
+            self.say(f"fetching {name}, {size / 1e9:.2f} GB")
+        url = f"{self.endpoint}/{self.repo}/resolve/{self.revision}/{quote(name)}"
+        for tried in range(1, NUM_TRIES + 1):
+            try:
+                self._transfer(url, part, size)
+                break
+            except (httpx.TransportError, Unavailable) as error:
+                if tried == NUM_TRIES:
+                    raise _refusal("unreachable", f"{name}: {error}", self.repo, self.revision, self.endpoint) from error
+                self.wait(PAUSE_S * 2 ** (tried - 1))
+        self._verify(part, listed)
+        part.rename(path)
+        return size - start
+
+    def _transfer(self, url: str, part: Path, size: int) -> None:
+        start = part.stat().st_size if part.is_file() else 0
+        if start > size:
+            part.unlink()
+            start = 0
+        if start == size and part.is_file():
+            return
+        headers = {"range": f"bytes={start}-"} if start else {}
+        if self.token:
+            headers["authorization"] = f"Bearer {self.token}"  # not sent on to another host that the Hub redirects to
+        headers["accept-encoding"] = "identity"
+        with httpx.stream("GET", url, headers=headers, timeout=TIMEOUT, follow_redirects=True) as answer:
+            if answer.status_code not in (200, 206):
+                self._refuse(answer.status_code, part.name.removesuffix(".part"))
+            with part.open("ab" if answer.status_code == 206 else "wb") as out:
+                for chunk in answer.iter_raw():  # as it comes: what has come is kept when the rest does not
+                    out.write(chunk)
+        if part.stat().st_size < size:
+            raise Unavailable(f"the transfer broke off at {part.stat().st_size} of {size} bytes")
+
+    def _refuse(self, status: int, name: str) -> NoReturn:
+        """Raise ``Unavailable`` where another try may help, and what the operator can do where it cannot."""
+        if status in (401, 403):
+            raise _refusal("gated", "", self.repo, self.revision, self.endpoint)
+        if status in (404, 410):
+            message = f"{self.endpoint} lists {name} in {self.repo}, and has it no more; see whether the repository was changed or deleted"
+            raise NotFound(message, code="hub_model_not_found")
+        if status < 500 and status not in BUSY:
+            raise InvalidRequest(f"{self.endpoint} refuses {name} of {self.repo} with status {status}", code="hub_model_unusable")
+        raise Unavailable(f"status {status}")
+
+    def _verify(self, part: Path, listed: Mapping[str, Any]) -> None:
+        """Held against the commit: by sha256 for large files, by git's own hash for the others."""
+        sha256, size = listed["sha256"], part.stat().st_size
+        digest = hashlib.sha256() if sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        with part.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                digest.update(chunk)
+        if size != listed["size"] or digest.hexdigest() != (sha256 or listed["oid"]):
+            part.unlink()
+            raise IntegrityError(f"{listed['path']} of {self.repo} arrived with {size} bytes that are not the commit's; fetch it again")

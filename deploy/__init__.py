@@ -1,0 +1,1 @@
+"""How the platform is installed."""

@@ -1,0 +1,87 @@
+"""The child that owns the embedded PostgreSQL: starts it, copies its log to stdout, and stops it on SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+from control_plane.platform import settings as settings_module
+from control_plane.platform.settings import Settings
+from ft_assets.errors import FtError
+from resources.atomic_write import write_atomically
+from resources.database import embedded
+
+LOOK_EVERY_S = 0.5
+
+
+def ready_file(settings: Settings) -> Path:
+    """Written when the server accepts connections and its databases exist, and touched for as long as its owner is not hung."""
+    return settings.home / "postgres.ready"
+
+
+def postmaster_pid(settings: Settings) -> int | None:
+    """Pid of the running server; None when there is none."""
+    process = embedded.postmaster(settings.postgres_dir)
+    return process.pid if process else None
+
+
+def run(settings: Settings) -> int:
+    """Own the server until SIGTERM (0) or until it dies by itself (1)."""
+    asked = threading.Event()
+
+    def on_term(_signum: int, _frame: FrameType | None) -> None:
+        asked.set()
+
+    signal.signal(signal.SIGTERM, on_term)
+    server_log = settings.postgres_dir / "log"
+    offset = server_log.stat().st_size if server_log.exists() else 0
+    try:
+        server = embedded.start(settings.postgres_dir)
+    except FtError as e:
+        print(e.message, flush=True)
+        return 1
+    finally:
+        offset = _copy(server_log, offset, sys.stdout.buffer)
+    pid = postmaster_pid(settings)
+    write_atomically(ready_file(settings), f"{pid}\n")
+    try:
+        while not asked.wait(LOOK_EVERY_S):
+            ready_file(settings).touch()
+            offset = _copy(server_log, offset, sys.stdout.buffer)
+            if postmaster_pid(settings) != pid:
+                print(f"the server (pid {pid}) has ended by itself", flush=True)
+                return 1
+    finally:
+        ready_file(settings).unlink(missing_ok=True)
+        embedded.stop(server)
+        _copy(server_log, offset, sys.stdout.buffer)
+    return 0
+
+
+def _copy(source: Path, offset: int, to: BinaryIO) -> int:
+    """Copy what `source` has beyond `offset`; returns the new offset."""
+    if not source.exists():
+        return offset
+    with source.open("rb") as f:
+        f.seek(min(offset, os.fstat(f.fileno()).st_size))
+        data = f.read()
+        to.write(data)
+        to.flush()
+        return f.tell()
+
+
+def stop_running(settings: Settings) -> bool:
+    """Stop a server that has lost its owner; returns whether there was one."""
+    if postmaster_pid(settings) is None:
+        return False
+    embedded.stop(embedded.start(settings.postgres_dir))
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(run(settings_module.load()))

@@ -1,0 +1,334 @@
+"""The platform's own services on one machine, as the supervisor's list."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from control_plane.platform.settings import Settings
+from deploy.local.readiness import (
+    code_loaded,
+    daemons_alive,
+    every,
+    file_touched,
+    file_written,
+    grpc_serving,
+    http_ok,
+    postgres_answers,
+)
+from deploy.local.supervisor.service_spec import Limits, Service
+from ft_assets.errors import InvalidRequest
+from ft_assets.telemetry import provenance
+from resources.atomic_write import write_atomically
+from resources.dagster import run_records
+
+POSTGRES, MIGRATE, DAGSTER, API, INFERENCE = "postgres", "migrate", "dagster", "api", "inference"
+CODE, DAEMON, RUNS, NUDGE = "code-location", "daemon", "runs", "nudge"
+DEMO_MODEL = "demo-llama-3m"
+
+QUIET: Mapping[str, str] = {
+    "DAGSTER_DISABLE_TELEMETRY": "yes",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_ARENA_MAX": "2",
+}
+"""Nothing calls home, nothing waits for a hub, logs appear line by line, and threads that wait for each other sleep: spinning
+starves the other services of one machine. Threads share two heaps: with one each, what they free stays with the process (mallopt(3))."""
+
+
+DATABASES = ("FT_DATABASE_URL", "FT_OWNER_DATABASE_URL", "FT_DAGSTER_DATABASE_URL", "DAGSTER_POSTGRES_URL")
+"""Variables with passwords: a service gets those that it needs (:func:`database_env`), and the others empty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Databases:
+    url: str
+    dagster_url: str
+
+
+def project_root() -> Path:
+    """The directory that holds ``workspace.yaml`` and ``dagster.yaml``: beside the packages, else the working directory."""
+    beside = Path(__file__).resolve().parents[2]
+    for root in (beside, Path.cwd()):
+        if (root / "workspace.yaml").exists():
+            return root
+    raise InvalidRequest(
+        f"neither {beside} nor {Path.cwd()} holds workspace.yaml; run `ft` in a checkout of the project", code="no_workspace"
+    )
+
+
+def normalised(settings: Settings) -> Settings:
+    """`settings`, where URLs of the embedded databases (from ``ft env`` in this shell) count as none given: the stack owns those."""
+    own = f"?host={settings.postgres_dir}"
+    return dataclasses.replace(
+        settings,
+        database_url="" if settings.database_url.endswith(own) else settings.database_url,
+        dagster_database_url="" if settings.dagster_database_url.endswith(own) else settings.dagster_database_url,
+    )
+
+
+def dagster_home(settings: Settings) -> Path:
+    return settings.home / "dagster"
+
+
+def prepare_home(settings: Settings) -> None:
+    """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
+    from control_plane.capacity import active_pools  # SQLAlchemy, as in `databases`
+    from resources.database.engine import check_owner_password
+
+    check_owner_password(settings)
+    active_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
+    provenance.commit(), provenance.lock_sha256()  # without them every job would fail at its lineage
+    home = dagster_home(settings)
+    home.mkdir(parents=True, exist_ok=True)
+    settings.log_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(home / "dagster.yaml", (project_root() / "dagster.yaml").read_text())
+    _prepare_code_location(settings)
+
+
+def workspace_file(settings: Settings) -> Path:
+    """Names the socket of the code location, for Dagster's webserver and daemon."""
+    return dagster_home(settings) / "workspace.yaml"
+
+
+def _prepare_code_location(settings: Settings) -> None:
+    socket = code_socket(settings)
+    socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run_records.check_owned(settings, socket)
+    server = {"socket": str(socket), "host": "localhost", "location_name": _code_location()["location_name"]}
+    write_atomically(workspace_file(settings), json.dumps({"load_from": [{"grpc_server": server}]}, indent=2) + "\n")
+
+
+def code_socket(settings: Settings) -> Path:
+    return run_records.socket_path(settings, "code")
+
+
+def _code_location() -> dict[str, str]:
+    """Module and name of the one code location, from ``workspace.yaml``."""
+    import yaml
+
+    (entry,) = yaml.safe_load((project_root() / "workspace.yaml").read_text())["load_from"]
+    return dict(entry["python_module"])
+
+
+def databases(settings: Settings) -> Databases:
+    """Where both databases are; the embedded ones are known for certain once the server runs."""
+    from resources.database.engine import control_plane_url, dagster_url  # SQLAlchemy: 0.3 s that `ft --help` need not pay
+
+    return Databases(url=control_plane_url(settings), dagster_url=dagster_url(settings))
+
+
+def shown_database(settings: Settings) -> str:
+    """URL of the control plane's database as files and reports show it: an external one without its password."""
+    from resources.database.engine import without_password
+
+    url = databases(settings).url
+    return url if settings.embedded_database else without_password(url)
+
+
+def database_env(settings: Settings) -> dict[str, str]:
+    found = databases(settings)
+    return {"FT_DATABASE_URL": found.url, "FT_DAGSTER_DATABASE_URL": found.dagster_url, "DAGSTER_POSTGRES_URL": found.dagster_url}
+
+
+def owner_env(settings: Settings) -> dict[str, str]:
+    """:func:`database_env`, and the owner of the schema: for the migrations alone."""
+    from resources.database.engine import owner_url
+
+    given = {"FT_DAGSTER_DATABASE_URL": settings.dagster_database_url}  # empty: the migrations prepare the one beside ours
+    return {**database_env(settings), **given, "FT_OWNER_DATABASE_URL": owner_url(settings)}
+
+
+def child_env(settings: Settings) -> dict[str, str]:
+    """What every process of the stack is told, the databases apart."""
+    key_file = settings.secrets_key_file
+    return {
+        **QUIET,
+        "FT_HOME": str(settings.home),
+        "FT_OBJECT_STORE": settings.object_store,
+        "FT_API_HOST": settings.api_host,
+        "FT_API_PORT": str(settings.api_port),
+        "FT_DAGSTER_PORT": str(settings.dagster_port),
+        "FT_INFERENCE_PORT": str(settings.inference_port),
+        "FT_INFERENCE_URLS": ",".join(settings.inference_urls),
+        "FT_LOCAL_GPUS": str(settings.local_gpus),
+        "FT_BASE_MODELS": ":".join(str(p.absolute()) for p in settings.base_models),
+        "DAGSTER_HOME": str(dagster_home(settings)),
+        **({"FT_POOLS": str(settings.pools_file)} if settings.pools_file else {}),
+        **({"FT_SECRETS_KEY_FILE": str(key_file)} if key_file != settings.home / "secrets.key" else {}),
+    }
+
+
+def process_env(settings: Settings) -> dict[str, str]:
+    """:func:`child_env` over the present environment, the scripts of this Python's environment first in PATH."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, **dict.fromkeys(DATABASES, ""), **child_env(settings)}
+
+
+def services(settings: Settings) -> list[Service]:
+    """In the order of their start; the database is the first, so it is the last to end."""
+    first = [_postgres(settings)] if settings.embedded_database else []
+    after = (POSTGRES,) if settings.embedded_database else ()
+    local = [_inference(settings)] if _inference_is_local(settings) else []
+    needs = after if settings.dagster_database_url else (MIGRATE,)  # which prepares Dagster's role and database
+    dagster = [_code_location_server(settings, needs), _webserver(settings, needs), _daemon(settings)]
+    return [*first, _migrate(settings, after), *local, _runs(settings, after), *dagster, _nudge(settings), _api(settings)]
+
+
+def limits(settings: Settings) -> Limits:
+    return Limits(
+        start_timeout_s=settings.start_timeout_s, start_attempts=settings.start_attempts, hung_after_s=settings.hung_after_s,
+        max_restart_pause_s=settings.max_restart_pause_s,
+    )  # fmt: skip
+
+
+def _postgres(settings: Settings) -> Service:
+    from deploy.local.postgres import ready_file
+
+    return Service(
+        name=POSTGRES, argv=(sys.executable, "-m", "deploy.local.postgres"), probe=file_written(ready_file(settings)),
+        liveness=every(file_touched(ready_file(settings)), postgres_answers(settings.postgres_dir)),
+        url=lambda: databases(settings).url, grace_s=20.0, patient=True, last=True,
+    )  # fmt: skip
+
+
+def _migrate(settings: Settings, after: tuple[str, ...]) -> Service:
+    return Service(
+        name=MIGRATE, argv=(sys.executable, "-m", "deploy.local.database_setup"), after=after, env=lambda: owner_env(settings), patient=True
+    )
+
+
+def _beat_file(settings: Settings, name: str) -> Path:
+    return settings.home / f"{name}.beat"
+
+
+def _beating(settings: Settings, name: str, module: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "deploy.local.supervisor.file_heartbeat", str(_beat_file(settings, name)), module)
+
+
+def _dagster_url(settings: Settings) -> str:
+    return f"http://127.0.0.1:{settings.dagster_port}"
+
+
+def _log_format(settings: Settings) -> tuple[str, ...]:
+    return ("--log-format", "json") if settings.log_format == "json" else ()
+
+
+def _code_location_server(settings: Settings, needs: tuple[str, ...]) -> Service:
+    location, socket = _code_location(), code_socket(settings)
+    return Service(
+        name=CODE,
+        argv=(
+            sys.executable, "-m", "dagster", "api", "grpc", "--socket", str(socket), "--location-name", location["location_name"],
+            "--module-name", location["module_name"], "--use-python-environment-entry-point", *_log_format(settings),
+        ),
+        probe=grpc_serving(f"unix:{socket}", "DagsterApi"), after=needs, env=lambda: database_env(settings), required=False,
+        stop_signal=signal.SIGINT,
+    )  # fmt: skip
+
+
+def _dagster_token(settings: Settings) -> Callable[[], str]:
+    from control_plane.platform.installation_secrets import dagster_token  # cryptography, which `ft --help` need not pay for
+
+    return lambda: dagster_token(settings)
+
+
+def _webserver(settings: Settings, needs: tuple[str, ...]) -> Service:
+    url, token = _dagster_url(settings), _dagster_token(settings)
+    return Service(
+        name=DAGSTER,
+        argv=(sys.executable, "-m", "deploy.local.dagster_web", str(workspace_file(settings))),
+        probe=code_loaded(url, token=token), liveness=http_ok(f"{url}/server_info", token=token), after=(*needs, CODE),
+        env=lambda: database_env(settings), url=lambda: url, port=settings.dagster_port, port_variable="FT_DAGSTER_PORT", required=False,
+        stop_signal=signal.SIGINT,
+    )  # fmt: skip
+
+
+def _daemon(settings: Settings) -> Service:
+    return Service(
+        name=DAEMON,
+        argv=(*_beating(settings, DAEMON, "dagster._daemon"), "run", "-w", str(workspace_file(settings)), *_log_format(settings)),
+        probe=daemons_alive(_dagster_url(settings), token=_dagster_token(settings)),
+        liveness=file_touched(_beat_file(settings, DAEMON)), after=(CODE,), env=lambda: database_env(settings), required=False,
+        stop_signal=signal.SIGINT, grace_s=15.0,
+    )  # fmt: skip
+
+
+def _runs(settings: Settings, after: tuple[str, ...]) -> Service:
+    """Where none answers, Dagster starts its runs itself."""
+    from resources.dagster.run_records import ready_file
+
+    return Service(
+        name=RUNS, argv=(sys.executable, "-m", "resources.dagster.run_server"), probe=file_touched(ready_file(settings)), after=after,
+        env=lambda: database_env(settings), expendable=True,
+    )  # fmt: skip
+
+
+def _nudge(settings: Settings) -> Service:
+    """Where none listens, the sensors do the same within five seconds."""
+    return Service(
+        name=NUDGE, argv=_beating(settings, NUDGE, "sensors.queue_listener"), probe=file_written(settings.home / "nudge.alive"),
+        liveness=file_touched(_beat_file(settings, NUDGE)), after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
+        expendable=True,
+    )  # fmt: skip
+
+
+def _api(settings: Settings) -> Service:
+    host = "127.0.0.1" if settings.api_host == "0.0.0.0" else settings.api_host
+    url = f"http://{host}:{settings.api_port}"
+    return Service(
+        name=API, argv=(sys.executable, "-m", "control_plane.api"), probe=http_ok(f"{url}/healthz"),
+        liveness=http_ok(f"{url}/livez"), after=(MIGRATE,), env=lambda: database_env(settings),
+        url=lambda: url, host=settings.api_host, port=settings.api_port, port_variable="FT_API_PORT",
+    )  # fmt: skip
+
+
+def _inference_is_local(settings: Settings) -> bool:
+    return settings.inference_urls == (f"http://127.0.0.1:{settings.inference_port}",)
+
+
+def demo_model_dir(settings: Settings) -> Path:
+    """Where the bytes lie that the demo model's id stands for at this start; an update reaches the server with the next one."""
+    from control_plane.models.operator_catalogue import catalogue_file
+    from ft_assets.base_models import Catalogue  # with YAML and hashing, which `ft --help` need not pay for
+
+    directory = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).card(DEMO_MODEL).directory
+    if directory is None:
+        raise InvalidRequest(f"the catalogue names no files of {DEMO_MODEL}, which the local server serves; give its entry a path")
+    return directory
+
+
+def _inference(settings: Settings) -> Service:
+    from control_plane.platform.installation_secrets import inference_token  # cryptography, which `ft --help` need not pay for
+
+    url = f"http://127.0.0.1:{settings.inference_port}"
+    model = demo_model_dir(settings)
+    return Service(
+        name=INFERENCE,
+        argv=(
+            sys.executable, "-m", "resources.inference", "--model-dir", str(model), "--served-name", DEMO_MODEL,
+            "--host", "127.0.0.1", "--port", str(settings.inference_port),
+        ),
+        probe=http_ok(f"{url}/health", token=lambda: inference_token(settings)), url=lambda: url,
+        port=settings.inference_port, port_variable="FT_INFERENCE_PORT", required=False,
+    )  # fmt: skip
+
+
+def stop_database(settings: Settings) -> bool:
+    """Stop an embedded server that outlived its supervisor; returns whether one ran."""
+    if not settings.embedded_database:
+        return False
+    from deploy.local.postgres import stop_running
+
+    return stop_running(settings)

@@ -1,0 +1,1 @@
+"""Starts services, keeps them alive, and ends them."""

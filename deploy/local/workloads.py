@@ -1,0 +1,58 @@
+"""Ends training and evaluation workloads when the stack goes down: they checkpoint on SIGTERM and resume when it is up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from control_plane.platform.protocols import WorkloadPhase
+from control_plane.platform.settings import Settings
+from ft_assets.training import checkpoints
+from resources.launcher import LocalLauncher
+
+GRACE_S = 30.0
+"""A checkpoint has 25 s after SIGTERM, and then the process has to exit."""
+EVALUATION = "ft_assets.evals.run.runner"
+LIVE = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
+
+
+def running(settings: Settings) -> list[str]:
+    """Names of the workloads that run under this home."""
+    directory = settings.work_dir / "launcher"
+    if not directory.is_dir():
+        return []
+    launcher = LocalLauncher(directory)
+    names = sorted(d.name for d in directory.iterdir() if (d / "workload.json").exists())
+    return [n for n in names if launcher.status(n).phase in LIVE]
+
+
+def stopped_as(settings: Settings, names: Sequence[str]) -> str:
+    """What was stopped, and where each goes on when the stack is up again; empty for no `names`."""
+    groups: dict[str, list[str]] = {}
+    launcher = settings.work_dir / "launcher"
+    for name in names:
+        groups.setdefault(_goes_on(launcher / name), []).append(name)
+    return "; ".join(f"{what}: {', '.join(of)}" for what, of in groups.items())
+
+
+def _goes_on(directory: Path) -> str:
+    command = json.loads((directory / "workload.json").read_text())
+    if EVALUATION in command["argv"]:
+        return "stopped evaluations, which keep their answers and go on when the stack is up again"
+    saved = checkpoints.committed(Path(command["cwd"]) / "checkpoints")
+    if saved:
+        return "stopped training, which goes on from its last checkpoint when the stack is up again"
+    return "stopped training before its first checkpoint, which starts again when the stack is up again"
+
+
+def stop_all(settings: Settings) -> list[str]:
+    """Stop every running workload, all at once; returns their names."""
+    names = running(settings)
+    if not names:
+        return []
+    launcher = LocalLauncher(settings.work_dir / "launcher")
+    with ThreadPoolExecutor(max_workers=len(names)) as executor:
+        list(executor.map(lambda n: launcher.stop(n, grace_s=GRACE_S), names))
+    return names

@@ -1,0 +1,1 @@
+"""Whether rows repeat evaluation suites."""

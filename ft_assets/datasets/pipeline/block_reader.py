@@ -1,0 +1,141 @@
+"""From the rows of a block to examples that have a known shape and a right order; all else is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ft_assets.datasets import shapes
+from ft_assets.datasets.checks import content
+from ft_assets.datasets.pipeline.block_result import PARTS, BlockResult
+from ft_assets.datasets.pipeline.fast_path import chat_reader
+from ft_assets.datasets.pipeline.options import BlockOptions
+from ft_assets.datasets.readers.blocks import LineBlock
+from ft_assets.datasets.readers.json_rows import parse_json, too_long
+from ft_assets.datasets.readers.raw_row import Row
+from ft_assets.datasets.readers.row_stream import apply_map
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS
+from ft_assets.datasets.schema import Example
+
+MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
+"""Unread fields counted by name, and characters of a name: some files have a key of its own in each row."""
+OTHER_FIELDS = "(other fields)"
+
+
+@dataclass(slots=True)
+class ReadRow:
+    """An example on its way through the checks of its block."""
+
+    number: int
+    byte_offset: int | None
+    example: Example
+    part: int = 0
+    """1 train, 2 validation by the row's own ``split`` field; 0: it has none."""
+    num_tokens: int = 0
+    untrained_turns: int = 0
+    """Of weight 1, without loss: the base model's template writes them differently once more messages follow."""
+    toxicity: float = 0.0
+
+
+def report_bad(row: ReadRow | Row, problems: Sequence[Problem], result: BlockResult, *, quotes: bool = False) -> None:
+    """Count a bad row and keep its problems while there is room; with `quotes`, examples show what the row holds."""
+    excerpted = row.value if quotes and isinstance(row, Row) else None
+    result.totals["bad_rows"] += 1
+    for problem in problems:
+        result.counts[problem.code] += 1
+        result.causes.add(problem, row=row.number, byte_offset=row.byte_offset, excerpted=excerpted)
+        if len(result.errors) < MAX_STORED_ERRORS:
+            result.errors.append(problem.at(row=row.number, byte_offset=row.byte_offset))
+
+
+class BlockReader:
+    """Reads one block; what it counts goes into `result`."""
+
+    def __init__(self, options: BlockOptions, result: BlockResult) -> None:
+        self._options = options
+        self._result = result
+        self._format = options.format
+        mapped = options.column_map is not None and not options.columns_known
+        self._fast = chat_reader(options.extra_fields, result.ignored) if options.format == "chat" and not mapped else None
+
+    def lines(self, block: LineBlock) -> Iterator[ReadRow]:
+        """Examples of a block of JSON lines, in order."""
+        from ft_assets.datasets.readers.kernels_scan import BLANK, NON_ASCII, scan_lines, split_lines
+
+        data = np.frombuffer(block.data, dtype=np.uint8)
+        starts, ends = split_lines(data)
+        flags = scan_lines(data, starts, ends)
+        filled = np.flatnonzero((flags & BLANK) == 0)
+        unusual = (flags[filled] & ~np.uint32(NON_ASCII)) != 0
+        numbers = (filled + block.first_line).tolist()
+        for number, start, end, is_unusual in zip(numbers, starts[filled].tolist(), ends[filled].tolist(), unusual.tolist(), strict=True):
+            line = block.data[start:end]
+            if not is_unusual and self._fast is not None and (read := self._fast(line, number)) is not None:
+                self._result.totals["rows"] += 1
+                example, own_split = read
+                yield ReadRow(number, block.offset + start, example, PARTS.get(own_split, 0))
+            elif stripped := line.strip():
+                yield from self._take(Row(number=number, byte_offset=block.offset + start, value=self._value(stripped)))
+        for number, offset in block.oversized:
+            yield from self._take(Row(number=number, byte_offset=offset, value=too_long()))
+
+    def rows(self, rows: Iterable[Row]) -> Iterator[ReadRow]:
+        """Examples of rows that a reader has parsed."""
+        for row in rows:
+            yield from self._take(row)
+
+    def _value(self, line: bytes) -> Any:
+        value = parse_json(line)
+        if self._options.column_map and not self._options.columns_known and isinstance(value, dict):
+            return apply_map(value, self._options.column_map, every_key=True)
+        return value
+
+    def _take(self, row: Row) -> Iterator[ReadRow]:
+        self._result.totals["rows"] += 1
+        example, problems = self._read(row)
+        if example is None or problems:
+            report_bad(row, problems, self._result, quotes=self._options.policies.pii in ("off", "warn"))
+            return
+        own_split = row.value.get("split")
+        yield ReadRow(row.number, row.byte_offset, example, PARTS.get(own_split, 0) if isinstance(own_split, str) else 0)
+
+    def _read(self, row: Row) -> tuple[Example | None, list[Problem]]:
+        value = row.value
+        if isinstance(value, Problem):
+            return None, [value]
+        if not isinstance(value, dict):
+            fix = 'write {"messages": [...]} or the like'
+            return None, [Problem(path="", code="not_an_object", message="the row is no JSON object", fix=fix)]
+        found = shapes.detect(value)
+        if found is None:
+            return None, [shapes.unknown_shape(value)]
+        if self._format is None:
+            self._format = found[0]
+        if not self._result.format:
+            self._result.format, self._result.format_reason = found
+        if found[0] != self._format:
+            message = f"reads as {found[0]}, but the rows before it as {self._format}"
+            return None, [Problem(path="", code="mixed_formats", message=message, fix="put each format into a file of its own")]
+        self._count_ignored(shapes.unknown_fields(value, found[0]), value)
+        if (advice := shapes.advice(value)) is not None:
+            self._result.advice.setdefault(*advice)
+        example, problems = shapes.to_example(value, found[0], row=row.number)
+        if example is not None:
+            problems = list(content.order_problems(example))
+        return example, problems
+
+    def _count_ignored(self, names: Sequence[str], value: Mapping[str, Any]) -> None:
+        ignored = self._result.ignored
+        for name in names:
+            if name == "split" and _is_split(value):
+                continue
+            short = name[:MAX_FIELD_NAME]
+            ignored[short if short in ignored or len(ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += 1
+
+
+def _is_split(value: Mapping[str, Any]) -> bool:
+    return isinstance(value.get("split"), str) and value["split"] in PARTS

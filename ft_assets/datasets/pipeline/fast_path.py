@@ -1,0 +1,77 @@
+"""Reads the rows that are exactly as they should be; everything else is left to the path that explains.
+
+A row is taken here only where both paths would give the same example: a plain conversation of texts whose top-level fields are
+known. Duplicate keys, depth, NUL and half surrogates are no business of the decoder: lines that may have them never come here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ft_assets.datasets import shapes
+from ft_assets.datasets.fields import MAX_MESSAGES
+from ft_assets.datasets.pipeline.block_result import PARTS
+from ft_assets.datasets.schema import Example, Message
+
+MEANINGFUL = shapes.USED["chat"] | {"chosen", "rejected", "split"}
+"""Fields that change how a row with messages reads: rows that have them go the slow way (``split`` is read by both)."""
+MAX_EXTRA_FIELDS = 16
+"""Top-level fields beyond the known that the decoder is built for; rows of more go the slow way."""
+
+ReadLine = Callable[[bytes, int], tuple[Example, str] | None]
+
+
+class _StrictMessage(Message, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A message without a field that is read by nothing: those are counted on the slow path."""
+
+
+def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLine:
+    """A function from a line and its number to its example and its own ``split`` (empty: none); to None where the slow way must look.
+
+    Extra fields are counted in `ignored`.
+    """
+    extras = [name for name in extra_fields if name.isidentifier() and name not in MEANINGFUL][:MAX_EXTRA_FIELDS]
+    fields: list[Any] = [("messages", tuple[_StrictMessage, ...]), ("split", str, "")]
+    fields += [(f"extra_{i}", Any, msgspec.field(default=None, name=name)) for i, name in enumerate(extras)]
+    decode = msgspec.json.Decoder(msgspec.defstruct("ChatRow", fields, forbid_unknown_fields=True, gc=False)).decode
+    attributes = [(f"extra_{i}", name) for i, name in enumerate(extras)]
+
+    def read(line: bytes, number: int) -> tuple[Example, str] | None:
+        try:
+            row: Any = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        if not _is_plain(row.messages) or (row.split and row.split not in PARTS):
+            return None
+        for attribute, name in attributes:
+            if getattr(row, attribute) is not None:
+                ignored[name] += 1
+        return Example(kind="chat", messages=row.messages, row=number), row.split
+
+    return read
+
+
+def _is_plain(messages: tuple[Message, ...]) -> bool:
+    """Texts only, not too many, all of weight 1, in an order that no check complains of, every answer with something in it."""
+    if len(messages) > MAX_MESSAGES:
+        return False
+    asked = False
+    role = ""
+    for index, message in enumerate(messages):
+        role, content = message.role, message.content
+        if content is None or message.weight != 1 or message.tool_calls or message.name is not None or message.tool_call_id is not None:
+            return False
+        if message.reasoning is not None:
+            return False
+        if role == "user":
+            asked = True
+        elif role == "assistant":
+            if not asked or not content or content.isspace():
+                return False
+        elif role != "system" or index:
+            return False
+    return role == "assistant"

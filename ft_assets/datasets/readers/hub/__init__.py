@@ -1,0 +1,1 @@
+"""Datasets on a Hugging Face Hub."""

@@ -1,0 +1,167 @@
+"""A dataset on a Hugging Face Hub as input: its id, which pins a commit, and the file that its split becomes here.
+
+    hf://ORG/NAME@COMMIT                    the split ``train``
+    hf://ORG/NAME@COMMIT:validation         another split
+    hf://ORG/NAME@COMMIT/CONFIG:test        of one configuration
+    hf://ORG/NAME@COMMIT/data/some.jsonl    one file
+    hf://datasets/...                       the same, as the Hub's own tools write it
+
+COMMIT is a full commit hash: a branch moves, and with it the data that a job has been trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ft_assets.datasets.readers.containers import MAX_BYTES
+from ft_assets.datasets.readers.hub.hub_client import ask
+from ft_assets.datasets.readers.hub.hub_files import DATA_FILE, pick
+from ft_assets.datasets.readers.hub.shards import join_shards
+from ft_assets.errors import FtError, IntegrityError, InvalidDataset, InvalidRequest, NotFound, Unavailable
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHAPE = re.compile(
+    r"hf://(?:datasets/(?P<any>[\w.-]+(?:/[\w.-]+)?)|(?P<full>[\w.-]+/[\w.-]+))"
+    r"(?:@(?P<revision>[^/:@]+))?(?:/(?P<rest>[^:@]+?))?/?(?::(?P<split>[\w.-]+))?",
+    re.ASCII,
+)
+LOOK_S = 60.0
+"""Time that the Hub has to list a repository."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubId:
+    repo: str
+    """``ORG/NAME``."""
+    revision: str
+    """40 hexadecimal digits."""
+    config: str | None = None
+    path: str | None = None
+    """One file of the repository, instead of a configuration."""
+    split: str = "train"
+
+    def __str__(self) -> str:
+        rest = self.path or self.config
+        split = "" if self.path else f":{self.split}"
+        return f"hf://datasets/{self.repo}@{self.revision}{'/' + rest if rest else ''}{split}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubFile:
+    hub_id: HubId
+    path: Path
+    """One file with every row of the split: its only file, or its shards in order; rows are numbered through."""
+    filename: str
+    sources: tuple[str, ...]
+    """Files of the repository that it was made of."""
+    num_bytes: int
+    """Of the sources, as the Hub stores them."""
+
+
+def is_hub_id(text: str) -> bool:
+    return text.startswith("hf://")
+
+
+def parse_hub_id(text: str, *, endpoint: str | None = None, token: str | None = None, scratch: Path | None = None) -> HubId:
+    """The id that `text` spells. One without a commit is refused; with `endpoint` and `scratch`, the refusal names today's."""
+    match = SHAPE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"{text[:200]!r} is no id of the form hf://ORG/NAME@COMMIT[/CONFIG][:SPLIT]", code="invalid_hub_id")
+    repo, revision, rest = match["any"] or match["full"], match["revision"], match["rest"]
+    if any(part in ("", ".", "..") for part in (*repo.split("/"), *(rest or "x").split("/"))):
+        raise InvalidRequest(f"{text[:200]!r} names no file or folder", code="invalid_hub_id")
+    if revision is None or not COMMIT.fullmatch(revision.lower()):
+        raise _unpinned(repo, revision or "main", endpoint=endpoint, token=token, scratch=scratch)
+    is_file = rest is not None and DATA_FILE.search(rest) is not None
+    if is_file and match["split"]:
+        raise InvalidRequest(
+            f"{text[:200]!r} names a file and a split; a file is one split, leave out :{match['split']}", code="invalid_hub_id"
+        )
+    return HubId(
+        repo=repo,
+        revision=revision.lower(),
+        config=None if is_file else rest,
+        path=rest if is_file else None,
+        split=match["split"] or "train",
+    )
+
+
+def _unpinned(repo: str, revision: str, *, endpoint: str | None, token: str | None, scratch: Path | None) -> InvalidRequest:
+    message = f"{revision!r} of {repo} is no commit: it can change under a job"
+    fix = f"write hf://{repo}@ and the 40 digits of a commit (see its page under 'Files and versions', 'History')"
+    if endpoint and scratch is not None:
+        answer = ask(_request("sha", repo, revision, endpoint, token), home=scratch, timeout_s=LOOK_S)
+        if isinstance(sha := answer.get("sha"), str) and COMMIT.fullmatch(sha):
+            fix = f"it is {sha} now; write hf://{repo}@{sha}"
+    return InvalidRequest(f"{message}; {fix}", code="hub_revision_not_pinned")
+
+
+def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str | None = None, max_bytes: int = MAX_BYTES) -> HubFile:
+    """Downloads the split that `hub_id` names into `target_dir` and joins its shards. What was downloaded before is not again.
+
+    Every byte is checked against the hashes that the commit records. `max_bytes`: of the files as they are stored there.
+    """
+    if not endpoint:
+        raise InvalidRequest(f"{hub_id} cannot be read: no Hub is set up for this platform; upload the file instead", code="hub_disabled")
+    raw = target_dir / "hub"
+    raw.mkdir(parents=True, exist_ok=True)
+    listing = _asked("list", hub_id, endpoint, token, raw, timeout_s=LOOK_S, target=str(raw))
+    files: dict[str, Mapping[str, Any]] = {f["path"]: f for f in listing["files"]}
+    sources = pick(sorted(files), listing["readme"], config=hub_id.config, path=hub_id.path, split=hub_id.split)
+    if any(".." in Path(p).parts or Path(p).is_absolute() for p in sources):
+        raise InvalidRequest(f"{hub_id} holds a file name that leaves its folder", code="invalid_hub_id")
+    num_bytes = sum(files[p]["size"] for p in sources)
+    if num_bytes > max_bytes:
+        raise InvalidDataset(f"{hub_id} holds {num_bytes} bytes, more than {max_bytes}; name one of its files", code="file_too_large")
+    _asked("download", hub_id, endpoint, token, raw, target=str(raw), paths=sources)
+    for source in sources:
+        _verify(raw / source, files[source])
+    path = join_shards([raw / source for source in sources], target_dir / "joined", max_bytes=max_bytes)
+    name = sources[0].rsplit("/", 1)[-1]
+    filename = name if len(sources) == 1 else f"{hub_id.split}{''.join(path.suffixes)}"
+    return HubFile(hub_id=hub_id, path=path, filename=filename, sources=tuple(sources), num_bytes=num_bytes)
+
+
+def _request(op: str, repo: str, revision: str, endpoint: str, token: str | None, **more: Any) -> dict[str, Any]:
+    return {"op": op, "repo": repo, "revision": revision, "endpoint": endpoint.rstrip("/"), "token": token, **more}
+
+
+def _asked(
+    op: str, hub_id: HubId, endpoint: str, token: str | None, home: Path, *, timeout_s: float | None = None, **more: Any
+) -> dict[str, Any]:
+    request = _request(op, hub_id.repo, hub_id.revision, endpoint, token, **more)
+    answer = ask(request, home=home / ".home", timeout_s=timeout_s) if timeout_s else ask(request, home=home / ".home")
+    if "error" in answer:
+        raise _refusal(answer["error"], str(answer.get("detail", "")), hub_id, endpoint, bool(token))
+    return answer
+
+
+def _refusal(kind: str, detail: str, hub_id: HubId, endpoint: str, has_token: bool) -> FtError:
+    repo = f"dataset {hub_id.repo}"
+    give = "the token that was given may not read it" if has_token else "if it is private, give a token that may read it"
+    if kind == "gated":
+        page = f"{endpoint.rstrip('/')}/datasets/{hub_id.repo}"
+        need = give if has_token else "give the token of an account that has"
+        return InvalidRequest(f"{repo} is gated: accept its terms at {page}; {need}", code="hub_dataset_gated")
+    if kind == "absent":
+        return NotFound(f"{repo} is not on {endpoint}; {give}", code="hub_dataset_not_found")
+    if kind == "revision":
+        return NotFound(f"{repo} has no commit {hub_id.revision}; see its history for one that it has", code="hub_revision_not_found")
+    return Unavailable(f"{endpoint} did not give {hub_id} ({detail}); try again later", code="hub_unavailable")
+
+
+def _verify(path: Path, listed: Mapping[str, Any]) -> None:
+    """Refuses a download that is not the file of the commit: by sha256 for large files, by git's own hash for the others."""
+    sha256, size = listed["sha256"], path.stat().st_size
+    digest = hashlib.sha256() if sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    if size != listed["size"] or digest.hexdigest() != (sha256 or listed["oid"]):
+        path.unlink()
+        raise IntegrityError(f"{listed['path']} arrived with {size} bytes that are not those of the commit; fetch it again")

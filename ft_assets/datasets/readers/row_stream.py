@@ -1,0 +1,147 @@
+"""Opens any accepted file as a stream of rows, and a JSONL file also as blocks of lines that can be checked apart."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ft_assets.datasets.readers.blocks import BLOCK_BYTES, LineBlock, line_blocks
+from ft_assets.datasets.readers.column_map import FIELDS, apply_map, check_columns, parse_column_map
+from ft_assets.datasets.readers.containers import MAX_BYTES, Meter, RowLimit, Sniffed, chunks, refuse, sniff
+from ft_assets.datasets.readers.csv_rows import csv_rows, decode_cells
+from ft_assets.datasets.readers.encodings import UTF8
+from ft_assets.datasets.readers.json_object import JsonObject, RowArray, read_object
+from ft_assets.datasets.readers.json_rows import array_rows, jsonl_rows
+from ft_assets.datasets.readers.parquet_rows import parquet_rows
+from ft_assets.datasets.readers.raw_row import Row
+
+MAX_KEYS = 20
+"""Of an object, that a refusal lists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A file under reading. `rows` and `blocks` read it apart from each other: use one of them."""
+
+    sniffed: Sniffed
+    columns: tuple[str, ...] | None
+    """Of CSV and Parquet; None where each row has its own keys."""
+    rows: Iterator[Row]
+    """With the column map applied."""
+    blocks: Iterator[LineBlock] | None
+    """Of JSONL alone, without any column map: see :func:`apply_map`."""
+    total_bytes: int
+    """Size of the file as it is stored, compressed or not."""
+    consumed: Callable[[], int]
+    """Bytes of `total_bytes` read so far: what progress is measured in."""
+
+
+def open_rows(
+    path: Path,
+    *,
+    filename: str,
+    column_map: Mapping[str, str] | None = None,
+    encoding: str = UTF8,
+    rows_at: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    block_bytes: int = BLOCK_BYTES,
+) -> Opened:
+    """The rows of `path`, whose text is in `encoding`; of one JSON object, those under its key `rows_at`.
+
+    Raises ``InvalidDataset`` when it is no dataset at all; so may the iterator, for a torn container.
+    """
+    sniffed = sniff(path, filename=filename, max_bytes=max_bytes, encoding=encoding)
+    skip = sniffed.skip_bytes
+    meter = Meter(total_bytes=path.stat().st_size)
+    blocks: Iterator[LineBlock] | None = None
+    columns: list[str] | None = None
+    if rows_at is not None or sniffed.begins_object:
+        whole = read_object(chunks(path, max_bytes=max_bytes, encoding=encoding), skip=skip) if sniffed.begins_object else None
+        if (found := _rows_within(whole, rows_at, sniffed, filename)) is not None:
+            sniffed, skip = replace(sniffed, format="json_object"), found.offset
+    if sniffed.format == "parquet":
+        columns, rows = parquet_rows(path, max_bytes=max_bytes, meter=meter)
+    else:
+        data = chunks(path, max_bytes=max_bytes, meter=meter, encoding=encoding)
+        if sniffed.format == "csv":
+            columns, rows = csv_rows(data, delimiter=sniffed.delimiter, skip=skip, skip_lines=sniffed.skip_lines)
+        elif sniffed.format == "jsonl":
+            rows = jsonl_rows(data, skip=skip)
+            again = chunks(path, max_bytes=max_bytes, meter=meter, encoding=encoding)
+            blocks = line_blocks(again, skip=skip, block_bytes=block_bytes)
+        else:
+            rows = array_rows(data, skip=skip, enclosed=sniffed.format == "json_object")
+    packed = sniffed.compression is not None or sniffed.format == "parquet"
+    rows = _limited(
+        rows, RowLimit(stored_bytes=meter.total_bytes, is_packed=packed, max_bytes=max_bytes), decoded=sniffed.format == "parquet"
+    )
+    if blocks is not None:
+        blocks = _limited_blocks(blocks, RowLimit(stored_bytes=meter.total_bytes, is_packed=packed, max_bytes=max_bytes))
+    if column_map:
+        check_columns(column_map, columns, filename)
+        rows = _mapped(rows, column_map, every_key=columns is None)
+    if sniffed.format == "csv":
+        rows = _decoded(rows)
+    return Opened(
+        sniffed=sniffed,
+        columns=None if columns is None else tuple(columns),
+        rows=rows,
+        blocks=blocks,
+        total_bytes=meter.total_bytes,
+        consumed=lambda: meter.consumed,
+    )
+
+
+def _rows_within(whole: JsonObject | None, rows_at: str | None, sniffed: Sniffed, filename: str) -> RowArray | None:
+    """The array of the file's one object that holds its rows; None for a file of rows one after another, which need no key."""
+    arrays = whole.arrays if whole is not None else []
+    if rows_at is not None:
+        if (found := next((a for a in arrays if a.key == rows_at), None)) is not None:
+            return found
+        there = f"its keys that hold rows are {_spelled(arrays)}" if arrays else "it is not a JSON object with rows under a key"
+        raise refuse("rows_in_object", f"{filename} holds no rows under {rows_at[:80]!r}: {there}")
+    if arrays and not any(a.key in FIELDS for a in arrays):
+        options = f"--rows-at {shlex.quote(arrays[0].key)}"
+        raise refuse(
+            "rows_in_object", f"{filename} is one JSON object with rows under {_spelled(arrays)}; name the key to read", options=options
+        )
+    if whole is not None and whole.is_columns:
+        how = "with pandas: df.to_json('rows.jsonl', orient='records', lines=True)"
+        raise refuse("rows_in_object", f"{filename} is one JSON object with a list for each column; write one object for each row, {how}")
+    if sniffed.is_spread:
+        raise refuse(
+            "unknown_format", f"{filename} is one JSON object over several lines; write one object per line (JSONL), or an array of objects"
+        )
+    return None
+
+
+def _spelled(arrays: Sequence[RowArray]) -> str:
+    shown = [f"{a.key[:80]!r} ({a.num_rows:,} row{'s' if a.num_rows != 1 else ''})" for a in arrays[:MAX_KEYS]]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _limited(rows: Iterable[Row], limit: RowLimit, *, decoded: bool) -> Iterator[Row]:
+    for row in rows:
+        limit.take(1, row.num_bytes if decoded else 0)
+        yield row
+
+
+def _limited_blocks(blocks: Iterable[LineBlock], limit: RowLimit) -> Iterator[LineBlock]:
+    for block in blocks:
+        limit.take(block.data.count(b"\n"))
+        yield block
+
+
+def _mapped(rows: Iterable[Row], column_map: Mapping[str, str], *, every_key: bool) -> Iterator[Row]:
+    for row in rows:
+        yield replace(row, value=apply_map(row.value, column_map, every_key)) if isinstance(row.value, dict) else row
+
+
+def _decoded(rows: Iterable[Row]) -> Iterator[Row]:
+    for row in rows:
+        yield replace(row, value=decode_cells(row.value)) if isinstance(row.value, dict) else row
+
+
+__all__ = ["Opened", "apply_map", "open_rows", "parse_column_map"]

@@ -1,0 +1,1 @@
+"""What a validation found: problems, their causes, lengths, and the report made of them."""

@@ -1,0 +1,139 @@
+"""Problems by their cause: one wrong column in 1,319 rows is one entry with a count and three rows, not 1,319 entries.
+
+Two problems have one cause when their code, their place and their message agree but for numbers, quoted values and list indices.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ft_assets.datasets.report.problems import CODES, Problem
+from ft_assets.storable_text import printable
+
+MAX_CAUSES = 200
+"""Told apart in one file; what is beyond is counted by code alone."""
+EXAMPLES = 3
+MAX_FIELDS, MAX_CHARS = 6, 60
+"""Of a row that is shown as an example: fields, and characters of each."""
+VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\\u[0-9a-f]{4}|\d[\d.,]*")
+INDEX = re.compile(r"\[\d+\]")
+
+Key = tuple[str, str, str]
+
+
+@dataclass(kw_only=True, slots=True)
+class Cause:
+    """The rows that one cause spoils."""
+
+    path: str
+    message: str
+    """Of the first row."""
+    fix: str
+    options: str
+    count: int = 0
+    """Rows; of a problem of the whole file, 1."""
+    last_row: int | None = None
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """``{"row", "byte_offset", "path", "message", "excerpt"}`` of the first rows."""
+
+    def merge(self, other: Cause) -> None:
+        """Add a later part of the file, none of whose rows is counted here."""
+        self.count += other.count
+        self.last_row = other.last_row
+        self.examples += other.examples[: EXAMPLES - len(self.examples)]
+
+
+class Causes:
+    """A tally of problems by cause, in bounded memory; parts of a file are counted apart and merged in order."""
+
+    def __init__(self) -> None:
+        self._found: dict[Key, Cause] = {}
+
+    def add(self, problem: Problem, *, row: int | None, byte_offset: int | None, excerpted: Any = None) -> None:
+        """Count a problem of `row`; None: of the whole file. `excerpted`: the row's value, of which an example shows the beginning."""
+        cause = self._at((problem.code, INDEX.sub("[]", problem.path), VARYING.sub("#", problem.message)), problem)
+        if row is not None and row == cause.last_row:
+            return
+        cause.count, cause.last_row = cause.count + 1, row
+        if row is not None and len(cause.examples) < EXAMPLES:
+            example = {"row": row, "byte_offset": byte_offset, "path": problem.path, "message": problem.message}
+            cause.examples.append({**example, "excerpt": excerpt(excerpted)})
+
+    def merge(self, later: Causes) -> None:
+        """Add what was counted in a later part of the file."""
+        for key, cause in later._found.items():
+            if key in self._found:
+                self._found[key].merge(cause)
+            elif len(self._found) < MAX_CAUSES:
+                self._found[key] = cause
+            else:
+                rest = self._found.setdefault((key[0], "", ""), _rest(key[0]))
+                rest.merge(cause)
+
+    def _at(self, key: Key, problem: Problem) -> Cause:
+        if key not in self._found:
+            if len(self._found) >= MAX_CAUSES:
+                return self._found.setdefault((problem.code, "", ""), _rest(problem.code))
+            self._found[key] = Cause(path=key[1], message=problem.message, fix=problem.fix, options=problem.options)
+        return self._found[key]
+
+    def to_list(self, *, called: str = "", given: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """The causes as a report lists them, those of most rows first. `called`: the file, and `given`: the options it was read with."""
+        found = sorted(self._found.items(), key=lambda item: -item[1].count)
+        return [
+            {
+                "code": code,
+                "label": CODES.get(code, code.replace("_", " ")),
+                "count": cause.count,
+                "path": cause.path,
+                "message": cause.message,
+                "fix": cause.fix,
+                "command": _command(called, given or {}, cause.options) if cause.options else None,
+                "examples": cause.examples,
+            }
+            for (code, _, _), cause in found
+        ]
+
+
+def _command(called: str, given: Mapping[str, str], options: str) -> str:
+    """The command that reads the file with `options`, and with those it was read with where they are others."""
+    kept = (f"{flag} {shlex.quote(value)}" for flag, value in given.items() if flag not in options.split())
+    return " ".join(["ft check", shlex.quote(called), *kept, options])
+
+
+def _rest(code: str) -> Cause:
+    return Cause(path="", message=f"further rows: {CODES.get(code, code)}", fix="see the other entries of this kind", options="")
+
+
+def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The causes of a report; of one that was made before there were any, those of its errors."""
+    if "problems" in report or not report.get("errors"):
+        return list(report.get("problems") or ())
+    causes = Causes()
+    for error in report["errors"]:
+        problem = Problem(path=error["path"], code=error["code"], message=error["message"], fix=error["fix"])
+        causes.add(problem, row=error["row"], byte_offset=error["byte_offset"])
+    return list(causes.to_list())
+
+
+def excerpt(value: Any) -> str | None:
+    """The beginning of a row in one line, as ``question 'How long ...', answer 'Two days'``; None where it was not read."""
+    if not isinstance(value, Mapping) or not value:
+        return None
+    fields = [f"{str(name)[:MAX_CHARS]} {_short(item)}" for name, item in list(value.items())[:MAX_FIELDS]]
+    return printable(", ".join([*fields, *(["..."] if len(value) > MAX_FIELDS else ())]))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str):
+        text = " ".join(value[: 2 * MAX_CHARS].split())
+        return f"'{text[:MAX_CHARS]}...'" if len(text) > MAX_CHARS or len(value) > 2 * MAX_CHARS else f"'{text}'"
+    if isinstance(value, list):
+        return f"[{len(value)} item{'s' if len(value) != 1 else ''}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(str(k)[:MAX_CHARS] for k in list(value)[:MAX_FIELDS])}}}"
+    return str(value)[:MAX_CHARS]

@@ -1,0 +1,107 @@
+"""What can be wrong with a row or a file: one stable code each, and where it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ft_assets.storable_text import printable
+
+CODES: Mapping[str, str] = {
+    # file
+    "empty_file": "the file holds no bytes, or no rows",
+    "file_too_large": "the file is larger, once decompressed, than a dataset may be",
+    "too_many_rows": "more rows than a file of its stored size can hold as examples",
+    "binary_file": "the bytes are of a kind that is no dataset (image, archive, executable)",
+    "unsupported_container": "an archive or a spreadsheet, which is not read (zip, xlsx, tar, 7z)",
+    "truncated_container": "a gzip, zstd or Parquet file that ends early or is damaged",
+    "unsupported_encoding": "UTF-16 or UTF-32 text, read as UTF-8",
+    "wrong_encoding": "bytes that the encoding named for the file does not have",
+    "rows_in_object": "one JSON object that holds its rows under a key",
+    "unknown_format": "text that is neither JSONL, nor a JSON array, nor CSV",
+    "unknown_column": "the column map names a column that the file does not have",
+    "too_few_examples": "fewer good examples than training needs",
+    "too_many_examples": "more examples than the tier allows",
+    # row
+    "invalid_utf8": "bytes that are not UTF-8",
+    "nul_character": "a NUL character",
+    "lone_surrogate": "half of a surrogate pair, which cannot be encoded",
+    "line_too_long": "a row over 16 MiB",
+    "truncated_json": "JSON that ends early",
+    "invalid_json": "JSON that cannot be parsed",
+    "duplicate_key": "an object that has the same key twice",
+    "non_finite_number": "NaN or Infinity, which JSON does not have",
+    "too_deep": "nesting deeper than 64",
+    "invalid_csv": "a CSV record that cannot be parsed",
+    "column_count": "a CSV record with more or fewer fields than the header",
+    "not_an_object": "a row that is not a JSON object",
+    "unknown_row_shape": "a row of none of the shapes that are read",
+    "transcript_text": "a whole conversation written as one text, without the mapping that splits it",
+    "mixed_formats": "a row of another shape than the rows before it",
+    "missing_field": "a required field is missing or null",
+    "wrong_type": "a field holds a value of the wrong type",
+    "invalid_role": "a role that does not exist",
+    "invalid_weight": "a message weight other than 0 or 1",
+    "invalid_tool_call": "a tool call without a name or with arguments that are no JSON object",
+    "invalid_reasoning": "reasoning on a message that is not the assistant's, or two reasoning fields that differ",
+    "unsupported_content": "content of a kind that is not trained on (images, audio)",
+    "empty_messages": "a conversation without messages",
+    "too_many_messages": "a conversation of more than 10,000 messages",
+    "more_problems": "a row that has more than 100 problems: the first 100 are reported, the rest of the row was not read",
+    "empty_content": "an empty answer or text",
+    "system_not_first": "a system message after the first",
+    "no_user_before_assistant": "an assistant turn that answers nobody",
+    "unexpected_tool_message": "a tool message that no tool call asked for",
+    "last_not_assistant": "a conversation that does not end with the assistant",
+    "nothing_to_train": "every assistant message has weight 0",
+    "identical_preference": "chosen and rejected are the same",
+    "control_token_in_content": "a control token of the tokenizer inside content, where it would become a real one",
+    "example_too_long": "more tokens than max_seq_len",
+    "template_refused": "a conversation that the base model's chat template refuses",
+    "template_unstable": "a conversation whose turns the template rewrites, so that no loss mask can be made",
+    "reasoning_not_rendered": "reasoning in an answer, which the base model's chat template leaves out",
+    "no_chat_template": "a conversation for a base model that has no chat template",
+    # row, by the policies that the tenant chose
+    "near_duplicate": "a row that says almost the same as an earlier one",
+    "contaminated": "a row that shares long passages with an evaluation suite",
+    "toxic": "a row that the classifier scores as toxic",
+    "personal_data": "a row that holds personal data",
+}
+"""Every error code of a report with what it means; warnings have codes of their own in ``pipeline.findings`` and
+``checks.quality_warnings``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    path: str
+    """Field, as ``messages[2].content``; empty for the whole row."""
+    code: str
+    """One of :data:`CODES`."""
+    message: str
+    fix: str
+    options: str = ""
+    """Options of ``ft check`` and ``ft upload`` that would read the row or the file; empty where none would."""
+
+    def __post_init__(self) -> None:
+        """What is quoted from a file is written out: a report is stored where NUL and half a surrogate pair are refused."""
+        for name in ("path", "message", "fix", "options"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
+
+    def at(self, *, row: int | None, byte_offset: int | None) -> RowError:
+        return RowError(row=row, byte_offset=byte_offset, path=self.path, code=self.code, message=self.message, fix=self.fix)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowError:
+    row: int | None
+    """1-based: the line of a JSONL file, the element of an array, the record of a CSV or Parquet file; None for the whole file."""
+    byte_offset: int | None
+    """Where the row starts in the decompressed file; None where that has no meaning (Parquet)."""
+    path: str
+    code: str
+    message: str
+    fix: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in ("row", "byte_offset", "path", "code", "message", "fix")}

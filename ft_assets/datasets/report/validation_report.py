@@ -1,0 +1,188 @@
+"""The report on an uploaded file: one JSON shape for the API, the console, the command line and asset metadata.
+
+{"verdict": str,                  in words, with the reason
+ "valid": bool, "dataset_id": str|null,
+ "format": "chat|prompt_completion|preference|text"|null, "format_reason": str|null,
+ "container": {"format": "jsonl|json_array|json_object|csv|parquet", "compression": "gzip|zstd"|null}|null,
+ "rows": int,                     rows read, good and bad
+ "examples": int,                 rows kept
+ "problems": [{"code","label","count","path","message","fix","command": str|null,
+               "examples": [{"row","byte_offset","path","message","excerpt": str|null}]}],
+                                  by cause: `count` rows, of which three are examples; problems of the whole file first
+ "first_rows": [{"row","messages","chosen","rejected","text","label"}],    the first three as they are read, shortened; absent: not in them
+ "errors": [{"row","byte_offset","path","code","message","fix"}],    in file order, at most 1,000; row null: the whole file
+ "error_counts": {code: int},     complete, also beyond the stored errors
+ "warnings": [{"code","message"}],
+ "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "untrained_turns", "duplicates": {"exact","near"},
+           "contamination": {"flagged": int|null,"suites": {name: rows},"checked": [name]}, "personal_data": {"rows","kinds": {kind: rows}},
+           "toxicity": {"flagged"}, "characters": lengths, "tokens": lengths|null, "histogram": {"unit","counts","edges"},
+           "splits": {"by","fraction"?,"train","validation"}, "quality": {...}},
+                                  lengths = {"min","max","mean","p50","p95","p99","total"}
+                                  contamination: flagged null and checked empty: not checked
+                                  untrained_turns: of weight 1, without loss; null: no base model was named
+ "policies": {...},
+ "flagged": [{"row","code","action",...}],   duplicates ("of_row"), contaminated ("suite","share"), toxic ("score"): at most 1,000
+ "review": [code],                what the policies hold back until the tenant approves; empty: nothing
+ "model": {"id","tokenizer_digest","template_digest","max_seq_len"}|null}      whose tokens were counted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from ft_assets.base_models import BaseModel
+from ft_assets.datasets.report.causes import problems_of
+from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
+from ft_assets.datasets.schema import Example, Message
+from ft_assets.storable_text import printable
+
+MAX_STORED_ERRORS = 1000
+MAX_FIRST_ROWS = 3
+MAX_SHOWN_CHARS, MAX_SHOWN_MESSAGES = 200, 6
+"""Of each message of a first row, and of its messages on each side."""
+
+
+def counted_by(model: BaseModel) -> dict[str, Any]:
+    """Whose tokens a report counts: an estimate for another tokenizer must not rest on them."""
+    return {
+        "id": model.id,
+        "tokenizer_digest": model.tokenizer_digest,
+        "template_digest": model.template_digest,
+        "max_seq_len": model.context_length,
+    }
+
+
+def first_row(example: Example) -> dict[str, Any]:
+    """An example as a report shows it: its messages, shortened, in the internal form that trains."""
+    shown: dict[str, Any] = {"row": example.row}
+    for name in ("messages", "chosen", "rejected"):
+        if messages := getattr(example, name):
+            kept = messages if len(messages) <= MAX_SHOWN_MESSAGES else (*messages[: MAX_SHOWN_MESSAGES - 1], messages[-1])
+            shown[name] = [{"role": m.role, "content": _content(m)} for m in kept]
+    if example.text is not None:
+        shown["text"] = _cut(example.text)
+    if example.label is not None:
+        shown["label"] = example.label
+    return shown
+
+
+def _content(message: Message) -> str:
+    calls = ", ".join(f"{call.name}(...)" for call in message.tool_calls)
+    return _cut(message.content) if message.content else f"calls {calls}"
+
+
+def _cut(text: str) -> str:
+    return printable(text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}...")
+
+
+def contamination(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"flagged", "suites", "checked"}`` of a report's `stats`; `flagged` is None where the rows were compared with no suite."""
+    found = stats.get("contamination") or {}
+    checked = list(found.get("checked") or ())
+    return {"flagged": (found.get("flagged") or 0) if checked else None, "suites": dict(found.get("suites") or {}), "checked": checked}
+
+
+def contamination_line(stats: Mapping[str, Any]) -> str:
+    """What the contamination check found, as every report shows it."""
+    found = contamination(stats)
+    if found["flagged"] is None:
+        return "contamination: not checked"
+    each = ", ".join(f"{suite} {count}" for suite, count in found["suites"].items())
+    compared = f"compared with {', '.join(found['checked'])}"
+    return f"contamination: {found['flagged']} rows found in evaluation suites{f' ({each})' if each else ''}; {compared}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetReport:
+    verdict: str = ""
+    """:attr:`valid` in words, with the reason."""
+    valid: bool
+    dataset_id: str | None
+    format: str | None
+    format_reason: str | None
+    container: dict[str, Any] | None
+    rows: int
+    examples: int
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    error_counts: dict[str, int] = field(default_factory=dict)
+    warnings: list[dict[str, str]] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    policies: dict[str, Any] = field(default_factory=dict)
+    flagged: list[dict[str, Any]] = field(default_factory=list)
+    review: list[str] = field(default_factory=list)
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    first_rows: list[dict[str, Any]] = field(default_factory=list)
+    model: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.verdict:
+            object.__setattr__(self, "verdict", self._verdict())
+
+    def _verdict(self) -> str:
+        if not self.valid:
+            return f"not valid: {self._why_not()}"
+        if any(warning["code"] == "too_few_to_train" for warning in self.warnings):
+            return f"valid as a validation file, with too few examples to train on ({self.examples})"
+        if self.review:
+            return f"valid: {self.summary()}; no job trains on it before you approve it"
+        return f"valid: {self.summary()}"
+
+    def _why_not(self) -> str:
+        of_file = next((p for p in self.problems if not p["examples"]), None)
+        if of_file is not None:
+            return str(of_file["message"])
+        bad = self.stats.get("bad_rows", 0)
+        reasons = (
+            f", for {len(self.problems)} reasons" if len(self.problems) > 1 else f": {self.problems[0]['label']}" if self.problems else ""
+        )
+        return f"{bad:,} of {self.rows:,} rows cannot be trained on{reasons}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+    def summary(self) -> str:
+        """One sentence: what a status line or an error message says."""
+        if self.valid:
+            removed = self.stats.get("dedup_removed", 0)
+            return f"{self.examples} examples, read as {self.format}" + (f"; {removed} duplicates removed" if removed else "")
+        total = sum(self.error_counts.values())
+        if not self.errors:
+            return "not valid"
+        first = self.errors[0]
+        where = f"row {first['row']}: " if first["row"] is not None else ""
+        more = f" (and {total - 1} more problems)" if total > 1 else ""
+        return f"{where}{first['message']}; {first['fix']}{more}"
+
+    def to_markdown(self) -> str:
+        """The report as people read it beside an asset."""
+        verdict, _, reason = self.verdict.partition(":")
+        lines = [f"**{verdict}**{f':{reason}' if reason else ''}", ""]
+        if problems := problems_of(asdict(self)):
+            lines += ["| rows | problem | code |", "|---|---|---|", *(_table_row(p) for p in problems), ""]
+        lines += [f"- {w['code']}: {w['message']}" for w in self.warnings]
+        lines += ["", contamination_line(self.stats)]
+        if splits := self.stats.get("splits"):
+            lines += ["", f"{splits['train']:,} for training, {splits['validation']:,} for validation (by {splits['by']})"]
+        if self.review:
+            lines += ["", f"**waits for review** ({', '.join(self.review)}): `ft datasets approve {self.dataset_id}`"]
+        if (graph := self.stats.get("histogram")) and graph["counts"]:
+            lines += ["", markdown_picture(histogram_svg(graph["counts"], graph["edges"], unit=graph["unit"]), title="lengths")]
+        lines += ["", "| policy | |", "|---|---|", *(f"| {name} | {value} |" for name, value in self.policies.items())]
+        return "\n".join(lines)
+
+
+def _table_row(problem: Mapping[str, Any]) -> str:
+    rows = f"{problem['count']:,}" if problem["examples"] else "file"
+    return f"| {rows} | {problem['message'].replace('|', ' ')} | `{problem['code']}` |"
+
+
+def in_order(report: Mapping[str, Any]) -> dict[str, Any]:
+    """`report` with its keys as documented above, the verdict first: a database keeps no order."""
+    names = [f.name for f in fields(DatasetReport)]
+    return {name: report[name] for name in sorted(report, key=lambda name: names.index(name) if name in names else len(names))}

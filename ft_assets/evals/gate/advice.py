@@ -1,0 +1,294 @@
+"""Advice for the next run, from the curves and the eval report of the last: what to change, to which value, and why.
+
+Rules, in order; each that applies gives one piece of advice, and it never blocks anything:
+
+1. ``not_applied``: the adapter changes nothing. Nothing else is advised.
+2. ``overfit``: validation loss has risen by 5 % or more from its lowest point while training loss went on falling.
+3. ``learning_rate_too_high``: the loss is not finite, ends above where it began, or swings by more than a third of itself.
+4. ``learning_rate_too_low``: over the whole run the loss fell by less than 5 %, smoothly.
+5. ``unstable``: the loss is fine, but three or more gradients of the second half were ten times their median.
+6. ``too_few_steps``: no rule above applies and the last quarter of the run still brought 10 % or more of the whole fall, or there were
+   fewer than 8 steps.
+7. ``forgetting``: the gate found a capability suite fallen.
+8. ``safety_loss``: the gate found too few refusals.
+9. ``wrong_form``: answers are right but for their form, or are to be JSON and are not, or golden prompts lost the form they ask for.
+10. ``hold_out_more``: the task gained enough, and too few items were held out to tell it from noise.
+11. ``too_little_data``: the task did not gain enough, no rule above says why, and there were fewer than 500 examples.
+12. ``underfit``: the task did not gain enough and no rule above says why: the adapter is too small for what it should learn.
+13. ``mismatched_answers``: answers do not depend on their prompts, or repeat them: the training rows are at fault, not the training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from ft_assets.evals.gate.curve_shape import Shape, shape_of
+from ft_assets.evals.gate.gates import ALPHA, ALPHA_HARM, Finding, Verdict
+from ft_assets.evals.scoring import significance
+from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.evals.scoring.scores import FORMAT
+from ft_assets.evals.suites.answer_metrics import json_valid
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT
+from ft_assets.training.requested_hyperparameters import SERVABLE_RANKS
+from ft_assets.training.stored_specs import global_batch_size
+
+MIN_STEPS = 8
+"""Fewer steps have no shape to read."""
+OVERFIT_RISE = 0.05
+SWING = 0.33
+FLAT = 0.05
+STILL_FALLING = 0.10
+MIN_SPIKES = 3
+ENOUGH_EXAMPLES = 500
+"""Below it, more examples are the surest gain: LIMA (Zhou et al. 2023) aligned a model with 1,000, and OpenAI sees a change from 50."""
+SAFETY_SHARE = 0.05
+"""A few percent of safety-preserving examples keep what the base refuses (Qi et al. 2023; Bianchi et al. 2023: 3 %)."""
+MAX_SAFETY_SHARE = 0.2
+FORM_GAP = 0.1
+"""By which loosely compared labels must beat exact ones, or JSON answers fall short of all, to be called a fault of form."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastRun:
+    """What the run was given; None where it is not known."""
+
+    learning_rate: float | None = None
+    num_epochs: float | None = None
+    rank: int | None = None
+    batch_size: int | None = None
+    warmup_ratio: float | None = None
+    safety_share: float | None = None
+    num_examples: int | None = None
+
+    @classmethod
+    def of_spec(cls, spec: Mapping[str, Any] | None, *, num_examples: int | None = None, safety_share: float | None = None) -> Self:
+        """From a frozen spec, as it was stored."""
+        opt, lora = (spec or {}).get("optimization") or {}, (spec or {}).get("lora") or {}
+        return cls(
+            learning_rate=opt.get("learning_rate"),
+            num_epochs=opt.get("num_epochs"),
+            rank=lora.get("rank"),
+            batch_size=global_batch_size(spec or {}),
+            warmup_ratio=opt.get("warmup_ratio"),
+            safety_share=safety_share,
+            num_examples=num_examples,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    code: str
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers that it was read from."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Hyperparameters for the next run, as ``POST /v1/fine_tuning/jobs`` takes them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | str) -> Self:
+        """Stored advice; of earlier reports, which kept the sentence alone, too."""
+        return cls(code="", message=data) if isinstance(data, str) else cls(**data)
+
+
+def advise(
+    curve: Sequence[Mapping[str, Any]],
+    *,
+    report: EvalReport | None = None,
+    verdict: Verdict | None = None,
+    run: LastRun | None = None,
+) -> list[Advice]:
+    """Advice from the lines of ``metrics.jsonl`` and, where there is an evaluation, from its report and verdict."""
+    shape, run = shape_of(curve), run or LastRun()
+    if report is not None and not report.adapter_applied:
+        return [_not_applied(report, shape, run)]
+    found = list(_of_curve(shape, run))
+    if report is None or verdict is None:
+        return found
+    failed = {f.rule: f for f in verdict.findings if not f.passed}
+    found += _of_harm(failed, run)
+    found += _of_form(report)
+    task = failed.get("task")
+    if task is not None and task.code == "task_gain_within_noise":
+        found.append(_hold_out_more(report, task))
+    elif task is not None and task.code in ("answers_ignore_prompt", "answers_repeat_prompt"):
+        message = f"The answers took on the style of the training file and not its content: {task.next_step}."
+        found.append(Advice(code="mismatched_answers", message=message, evidence=dict(task.values)))
+    elif task is not None and not found:
+        found.append(_more_of(task, shape, run))
+    return found
+
+
+def combined(advice: Sequence[Advice]) -> dict[str, Any]:
+    """Hyperparameters of all advice together; where two disagree the first counts."""
+    changes: dict[str, Any] = {}
+    for one in advice:
+        changes |= {name: value for name, value in one.changes.items() if name not in changes}
+    return changes
+
+
+def _of_curve(shape: Shape, run: LastRun) -> Iterator[Advice]:
+    ends = {"loss_at_start": round(shape.start, 4), "loss_at_end": round(shape.end, 4), "steps": shape.num_steps}
+    if not shape.finite:
+        text, changes = _rate(shape, run, "lower", 1 / 3)
+        yield Advice(code="learning_rate_too_high", message=f"The loss stopped being a number; {text}", evidence=ends, changes=changes)
+        return
+    if shape.num_steps < MIN_STEPS:
+        message = f"Only {shape.num_steps} optimizer steps: raise n_epochs or lower batch_size to see at least 50."
+        yield Advice(code="too_few_steps", message=message, evidence=ends, changes=_more_steps(shape, run))
+        return
+    found = [*_overfit(shape, run), *_wrong_rate(shape, run, ends)]
+    if not found and shape.num_spikes >= MIN_SPIKES:
+        found.append(_unstable(shape, run))
+    if not found and shape.late_share >= STILL_FALLING:
+        epochs = {"n_epochs": _rounded(1.5 * run.num_epochs)} if run.num_epochs else {}
+        message = f"The loss was still falling at the end ({shape.end:.3f}); raise n_epochs by half or more{_to(epochs)}."
+        late = {**ends, "share_of_fall_in_last_quarter": round(shape.late_share, 3)}
+        found.append(Advice(code="too_few_steps", message=message, evidence=late, changes=epochs))
+    yield from found
+
+
+def _overfit(shape: Shape, run: LastRun) -> Iterator[Advice]:
+    turn = shape.turn
+    if turn is None or shape.end >= shape.start or turn.rise < OVERFIT_RISE:
+        return
+    at = f"after epoch {turn.best_epoch:.1f}" if turn.best_epoch is not None else f"at step {turn.best_step} of {turn.last_step}"
+    share = turn.best_step / turn.last_step if turn.last_step else 1.0
+    epochs = turn.best_epoch if turn.best_epoch is not None else run.num_epochs * share if run.num_epochs else None
+    changes: dict[str, Any] = {"n_epochs": _rounded(epochs)} if epochs else {}
+    changes |= {"rank": _rank(run.rank, down=True)} if run.rank and _rank(run.rank, down=True) != run.rank else {}
+    message = f"Validation loss was lowest {at} ({turn.best:.3f}) and then rose to {turn.last:.3f}: "
+    message += f"stop there, lower the rank, or add examples{_to(changes)}."
+    evidence = {"lowest_valid_loss": turn.best, "at_step": turn.best_step, "at_epoch": turn.best_epoch, "last_valid_loss": turn.last}
+    yield Advice(code="overfit", message=message, evidence=evidence, changes=changes)
+
+
+def _wrong_rate(shape: Shape, run: LastRun, ends: Mapping[str, Any]) -> Iterator[Advice]:
+    moved = f"({shape.start:.3f} to {shape.end:.3f})"
+    if shape.end > shape.start or (shape.swing > SWING and shape.end > 0.1 * shape.start):
+        text, changes = _rate(shape, run, "lower", 1 / 3)
+        message = f"The loss went from {shape.start:.3f} to {shape.end:.3f}, unsteadily; {text}"
+        evidence = {**ends, "swing": round(shape.swing, 3)}
+        yield Advice(code="learning_rate_too_high", message=message, evidence=evidence, changes=changes)
+    elif shape.fall < FLAT:
+        text, changes = _rate(shape, run, "raise", 3.0)
+        yield Advice(code="learning_rate_too_low", message=f"The loss barely moved {moved}; {text}", evidence=ends, changes=changes)
+
+
+def _unstable(shape: Shape, run: LastRun) -> Advice:
+    changes = {"warmup_ratio": round(min(0.5, max(0.1, 2 * (run.warmup_ratio or 0.0))), 2)}
+    changes |= {"batch_size": 2 * run.batch_size} if run.batch_size else {}
+    message = (
+        f"{shape.num_spikes} gradients of the second half were more than ten times the usual {shape.median_norm:.2g}: warm up for longer"
+    )
+    message += f" and take larger batches, or look for odd examples{_to(changes)}."
+    return Advice(
+        code="unstable", message=message, evidence={"spikes": shape.num_spikes, "median_grad_norm": shape.median_norm}, changes=changes
+    )
+
+
+def _not_applied(report: EvalReport, shape: Shape, run: LastRun) -> Advice:
+    evidence = {"max_logit_difference": report.max_logit_difference, "loss_at_start": shape.start, "loss_at_end": shape.end}
+    if shape.num_steps >= MIN_STEPS and shape.fall >= FLAT:
+        message = "The adapter changes nothing, though the training loss fell: its files are not what was trained. Tell the operator."
+        return Advice(code="not_applied", message=message, evidence=evidence)
+    text, changes = _rate(shape, run, "raise", 10.0)
+    message = f"The adapter changes nothing and the training loss did not move: {text}"
+    return Advice(code="not_applied", message=message, evidence=evidence, changes=changes)
+
+
+def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
+    if (capability := failed.get("capability")) is not None:
+        changes: dict[str, Any] = {"learning_rate": _rounded(run.learning_rate / 2)} if run.learning_rate else {}
+        changes |= {"rank": _rank(run.rank, down=True)} if run.rank and _rank(run.rank, down=True) != run.rank else {}
+        changes |= {"n_epochs": _rounded(max(1.0, run.num_epochs / 2))} if run.num_epochs and run.num_epochs > 1 else {}
+        message = "It forgot what the base could do: train more gently (a lower learning rate and rank, fewer epochs), and mix 5 to 10 % "
+        message += f"of general conversations into the training file{_to(changes)}."
+        yield Advice(code="forgetting", message=message, evidence=dict(capability.values), changes=changes)
+    if (safety := failed.get("safety")) is not None:
+        share = min(MAX_SAFETY_SHARE, max(SAFETY_SHARE, 2 * (run.safety_share or 0.0)))
+        change = {"safety_share": round(share, 3)}
+        message = f"It refuses less than it should: mix safety-preserving examples into the training data{_to(change)}, and look for "
+        message += "training answers that comply with harmful requests."
+        yield Advice(code="safety_loss", message=message, evidence=dict(safety.values), changes=change)
+
+
+def _of_form(report: EvalReport) -> Iterator[Advice]:
+    exact, loose, valid = (report.score(HOLDOUT, name) for name in ("exact_match", "accuracy", "json_valid"))
+    told = [s for s in report.samples if s.suite == HOLDOUT and s.expected]
+    wants_json = bool(told) and 2 * sum(json_valid(s.expected) for s in told) > len(told)
+    golden = report.score(GOLDEN, FORMAT)
+    if valid and wants_json and valid.adapter < 1.0 - FORM_GAP:
+        message = (
+            f"Answers should be JSON and {1 - valid.adapter:.0%} of them are not: see that every training answer is JSON alone, raise "
+        )
+        message += "max_seq_len if answers are cut, and raise eval_config.max_new_tokens if they are cut here."
+        yield Advice(code="wrong_form", message=message, evidence={"json_valid": valid.adapter, "base": valid.base, "n": valid.n})
+    elif exact and loose and report.literal and not wants_json and loose.adapter - exact.adapter >= FORM_GAP:
+        message = (
+            f"{loose.adapter:.0%} of labels are right but only {exact.adapter:.0%} to the letter: write labels in one way, with the same "
+        )
+        message += "case and punctuation, in every training answer."
+        yield Advice(code="wrong_form", message=message, evidence={"accuracy": loose.adapter, "exact_match": exact.adapter, "n": exact.n})
+    elif golden and golden.p_worse is not None and golden.p_worse <= ALPHA_HARM:
+        message = f"It answers {golden.adapter:.0%} of the golden prompts in the form that they ask for, its base {golden.base:.0%}: mix "
+        message += "general instructions with forms of their own into the training file."
+        yield Advice(code="wrong_form", message=message, evidence={"format": golden.adapter, "base": golden.base, "n": golden.n})
+
+
+def _hold_out_more(report: EvalReport, task: Finding) -> Advice:
+    score = report.score(str(task.values["suite"]), str(task.values["metric"]))
+    gain = abs(score.gain) if score else 0.0
+    bounded = score is not None and not score.lower_is_better and gain > 0
+    needed = significance.items_needed(gain, (score.differing if score else None) or gain, alpha=ALPHA) if bounded else 0
+    n = int(task.values["n"])
+    about = f": about {needed:,} would tell" if needed > n else ""
+    message = f"The gain may be noise, for only {n} items were held out{about}. Give a validation file, or a larger dataset."
+    return Advice(code="hold_out_more", message=message, evidence={**task.values, "items_needed": needed or None})
+
+
+def _more_of(task: Finding, shape: Shape, run: LastRun) -> Advice:
+    evidence = {**task.values, "num_examples": run.num_examples, "loss_at_end": shape.end}
+    if run.num_examples is not None and run.num_examples < ENOUGH_EXAMPLES:
+        wanted = max(ENOUGH_EXAMPLES, 2 * run.num_examples)
+        message = f"Training went well and {run.num_examples} examples did not teach enough: add examples like the samples that got no "
+        return Advice(code="too_little_data", message=f"{message}better, to {wanted} or more.", evidence=evidence)
+    changes: dict[str, Any] = {"rank": _rank(run.rank, down=False)} if run.rank and _rank(run.rank, down=False) != run.rank else {}
+    changes |= {"n_epochs": _rounded(2 * run.num_epochs)} if run.num_epochs else {}
+    message = (
+        f"Training went well and did not teach enough: raise the rank, train for more epochs, or take a larger base model{_to(changes)}."
+    )
+    return Advice(code="underfit", message=message, evidence=evidence, changes=changes)
+
+
+def _more_steps(shape: Shape, run: LastRun) -> dict[str, Any]:
+    if not run.num_epochs or not shape.num_steps:
+        return {}
+    return {"n_epochs": min(100, math.ceil(run.num_epochs * 50 / shape.num_steps))}
+
+
+def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, dict[str, Any]]:
+    """What to do to the learning rate, and its value."""
+    how = "to a third" if factor < 1 else f"to {'three' if factor == 3 else f'{factor:.0f}'} times its value"
+    peak = shape.peak_rate or run.learning_rate or 0.0
+    to = f" (from {peak:.1e} to about {peak * factor:.1e})" if peak else ""
+    return f"{verb} learning_rate_multiplier {how}{to}.", {"learning_rate": _rounded(peak * factor)} if peak else {}
+
+
+def _rank(rank: int, *, down: bool) -> int:
+    """The next rank that the servers load, from 8 up; the same where there is none."""
+    others = [r for r in SERVABLE_RANKS if (8 <= r < rank if down else r > rank)]
+    return (max(others) if down else min(others)) if others else rank
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _to(changes: Mapping[str, Any]) -> str:
+    return f" ({', '.join(f'{name} {value:g}' for name, value in changes.items())})" if changes else ""

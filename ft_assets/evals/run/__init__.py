@@ -1,0 +1,1 @@
+"""The evaluation process: asks every subject every suite."""

@@ -1,0 +1,253 @@
+"""Has every subject answer every suite, and keeps each answer at once.
+
+1. The base answers first: what it is compared with, and what the proof needs.
+2. Before it is scored, what is judged must prove that it changes the base's logits on prompts of the job itself.
+3. Answers come from earlier results (``known``), from the journal of a run that was interrupted, or from the model.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.heartbeat import Heart, Milestones
+from ft_assets.evals.run.journal import Answered, Journal
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.scoring import judge
+from ft_assets.evals.suites import safety, suite_items
+from ft_assets.evals.suites.endpoint import Endpoint
+from ft_assets.evals.suites.model_requests import Answer, Generate, Loss
+from ft_assets.evals.suites.suite_items import Suite
+
+if TYPE_CHECKING:
+    from ft_assets.evals.run.subject import Subject
+    from ft_assets.evals.suites.harness_tasks import CapabilitySuite
+
+PROOF_PROMPTS = 8
+"""Prompts of the job's own items on which the adapter must show an effect; it fails if it shows none on any."""
+PROOF_PROMPT = "Say something."
+"""Where there are no items at all."""
+PROOF_TOKENS = 512
+"""Most tokens of such a prompt that are read: its end."""
+
+Section = dict[str, Any]
+Sections = dict[str, Section]
+
+
+class Evaluation:
+    """One run: its suites, the model, and what has been answered."""
+
+    def __init__(self, run: EvalRun, heart: Heart, journal: Journal) -> None:
+        self.run, self.heart, self.journal = run, heart, journal
+        self.milestones = Milestones(run.out_dir)
+        plain, self.preferences = run_file.plain_suites(run)
+        self.capability = self._capability()
+        self.suites: tuple[Suite, ...] = (*plain, *(c.suite for c in self.capability))
+        self.subjects = run_file.subjects(run)
+        heart.plan(run_file.num_requests(run, self.suites))
+        heart.phase("loading", subject="base")
+        from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heart beats by now
+
+        self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size)
+        self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
+
+    def result(self) -> dict[str, Any]:
+        """The result file's content."""
+        with self.subject.applied(None):
+            base = self._sections("base")
+        answered: dict[str, Sections | None] = {"base": base, "adapter": None, "previous": None}
+        found: dict[str, Any] = {"applied": None, "error": None, "judge": None}
+        if self.run.adapter_dir:
+            found |= self._judged(answered)
+        sections = {name: some for name, some in answered.items() if some is not None}
+        return {
+            "format": run_file.FORMAT,
+            "question": self.run.question,
+            "environment": self.subject.environment,
+            "digests": {name: self.run.digest_of(name) for name in self.subjects},
+            "preferences": self.preferences,
+            "suites": {s.id: {"kind": s.kind, "digest": s.digest, "num_items": s.num_items, "version": s.version} for s in self.suites},
+            "subjects": answered,
+            "scored": {name: self._scored(some) for name, some in sections.items()},
+            **found,
+            "num_gpus": self.subject.num_gpus,
+            "seconds": sum(section["seconds"] for some in sections.values() for section in some.values() if not section["cached"]),
+        }
+
+    def _judged(self, answered: dict[str, Sections | None]) -> dict[str, Any]:
+        """What is found out about the adapter; its answers, and the previous adapter's, go into `answered`."""
+        prompts = self._proof_prompts()
+        with self.subject.applied(None):
+            base = self.subject.logits(prompts)
+        self.heart.phase("proof", subject="adapter")
+        try:
+            self._add("adapter", self.run.adapter_dir)
+            with self.subject.applied("adapter"):
+                difference = self.subject.difference(prompts, base)
+                applied = {
+                    "applied": difference.largest > 0.0,
+                    "max_logit_difference": min(difference.largest, sys.float_info.max),
+                    "num_prompts": difference.num_prompts,
+                    "num_different": difference.num_different,
+                }
+                if not applied["applied"]:
+                    return {"applied": applied, "error": _unapplied(difference.num_prompts)}
+                answered["adapter"] = self._sections("adapter")
+        except InvalidRequest as e:
+            if e.code != run_file.ADAPTER_UNLOADABLE:
+                raise
+            return {"error": e.to_dict()}
+        found: dict[str, Any] = {"applied": applied}
+        if self.run.previous_adapter_dir:
+            found |= self._previous(answered)
+        return found | {"judge": self._compared(answered)}
+
+    def _previous(self, answered: dict[str, Sections | None]) -> dict[str, Any]:
+        """The last accepted adapter is for comparison: if it cannot be loaded, there is none."""
+        try:
+            if not self._known_whole("previous"):
+                self._add("previous", self.run.previous_adapter_dir)
+                with self.subject.applied("previous"):
+                    answered["previous"] = self._sections("previous")
+            else:
+                answered["previous"] = self._sections("previous")
+        except InvalidRequest as e:
+            return {"previous_error": e.to_dict()}
+        return {}
+
+    def _add(self, name: str, directory: Any) -> None:
+        self.heart.phase("loading", subject=name)
+        self.subject.add(name, directory)
+
+    def _sections(self, name: str) -> Sections:
+        return {suite.id: self._section(name, suite) for suite in self.suites}
+
+    def _section(self, name: str, suite: Suite) -> Section:
+        """One subject's answers to one suite, in the order of its requests."""
+        self.heart.phase("answering", subject=name, suite=suite.id)
+        ids = [request.id for request in suite.requests]
+        known = self._known(name, suite)
+        if known is not None:
+            self.heart.answered(len(ids), asked=False)
+            section = {**known, "answers": {id_: known["answers"][id_] for id_ in ids}, "cached": True}
+        else:
+            answers, seconds = self._answered(name, suite)
+            section = {"digest": suite.digest, "environment": self.subject.environment, "seconds": seconds, "cached": False}
+            section["answers"] = {id_: answers[id_] for id_ in ids}
+            section["cut"] = self.subject.encoder.cut(suite.requests)
+        facts = {"num_items": suite.num_items, "seconds": round(section["seconds"], 3), "cached": section["cached"]}
+        self.milestones.passed("answered", subject=name, suite=suite.id, **facts)
+        return section
+
+    def _known(self, name: str, suite: Suite) -> Section | None:
+        found = self.run.known.get(name, {}).get(run_file.known_key(suite.digest, self.subject.environment))
+        whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
+        return dict(found) if found is not None and whole else None
+
+    def _known_whole(self, name: str) -> bool:
+        """Whether nothing is left to ask: then the model need not be loaded."""
+        return all(self._known(name, suite) is not None or not self._left(name, suite) for suite in self.suites)
+
+    def _left(self, name: str, suite: Suite) -> bool:
+        answers = self.journal.answered(self._journaled(name), suite.digest).answers
+        return any(request.id not in answers for request in suite.requests)
+
+    def _journaled(self, name: str) -> str:
+        """What the journal knows a subject by: an interrupted run may be gone on with on other hardware, which answers otherwise."""
+        return run_file.known_key(self.run.digest_of(name), self.subject.environment)
+
+    def _answered(self, name: str, suite: Suite) -> tuple[Mapping[str, Answer], float]:
+        """Answers and the seconds that they took; of a safety suite with the classifier's verdicts."""
+        subject = self._journaled(name)
+        kept = self.journal.answered(subject, suite.digest)
+        self.heart.answered(len(kept.answers), asked=False)
+        if self._left(name, suite):
+            done, began = frozenset(kept.answers), time.monotonic()
+            for batch in self.subject.answer(suite.requests, skip=done):
+                self.heart.answered(sum(id_ not in kept.answers for id_ in batch), asked=True)
+                self.journal.append(subject, suite.digest, batch, seconds=time.monotonic() - began)
+                began = time.monotonic()
+        if suite.kind == "safety":
+            return self._classified(name, suite, kept)
+        return kept.answers, kept.seconds
+
+    def _classified(self, name: str, suite: Suite, texts: Answered) -> tuple[Mapping[str, Answer], float]:
+        """Verdicts on the answers to a safety suite, journaled like answers: a classifier may be a model too."""
+        self.heart.phase("classifying", subject=name, suite=suite.id)
+        key = (self._journaled(name), f"{suite.digest}/classified")
+        kept = self.journal.answered(*key)
+        left = {id_: str(text) for id_, text in texts.answers.items() if id_ not in kept.answers}
+        began = time.monotonic()
+        for verdicts in safety.classify(suite.items, left, self.run.classifier) if left else ():
+            self.journal.append(*key, verdicts, seconds=time.monotonic() - began)
+            began = time.monotonic()
+        return kept.answers, texts.seconds + kept.seconds
+
+    def _compared(self, answered: Mapping[str, Sections | None]) -> dict[str, Any] | None:
+        """A judge's verdicts on pairs of answers, candidate and base, of the holdout or else the golden set; None without a judge."""
+        by_id = {suite.id: suite for suite in self.suites}
+        suite = by_id.get(suite_items.HOLDOUT) or by_id.get(suite_items.GOLDEN)
+        candidate, base = answered["adapter"], answered["base"]
+        if self.run.judge is None or suite is None or candidate is None or base is None:
+            return None
+        self.heart.phase("judging", subject="adapter", suite=suite.id)
+        given = dict(self.run.judge)
+        limit, family, others = given.pop("max_items"), given.pop("family", ""), given.pop("others", ())
+        pairs = judge.pairs_of(
+            [r for r in suite.requests if isinstance(r, Generate)],
+            candidate[suite.id]["answers"],
+            base[suite.id]["answers"],
+            limit=limit,
+            expected={item.id: item.expected for item in suite.items},
+        )
+        key = (self._journaled("adapter"), f"{suite.digest}/judged by {given['model']}")
+        known: dict[str, Any] = dict(self.journal.answered(*key).answers)
+
+        def keep(id_: str, verdict: dict[str, Any]) -> None:
+            self.journal.append(*key, {id_: verdict}, seconds=0.0)
+
+        with Endpoint(given.pop("url"), **given) as endpoint:
+            found = judge.judge_pairs(pairs, endpoint, known=known, on_verdict=keep, family=family, others=others)
+        self.milestones.passed("judged", num_items=len(pairs), failed=found.failed)
+        return found.to_dict()
+
+    def _capability(self) -> Sequence[CapabilitySuite]:
+        """Suites that the harness makes of its tasks; its import takes seconds."""
+        if not self.run.capability:
+            return ()
+        self.heart.phase("capability")
+        from ft_assets.evals.suites import harness_tasks
+
+        run = self.run
+        return harness_tasks.load(
+            run.capability, limit=run.capability_limit, task_dirs=run.task_dirs, data_dir=run.data_dir, base_model_dir=run.base_model_dir
+        )
+
+    def _scored(self, sections: Sections) -> dict[str, Any]:
+        """Scores of the capability suites by the harness: of each item, by metric."""
+        return {c.suite.id: c.score(sections[c.suite.id]["answers"]) for c in self.capability}
+
+    def _proof_prompts(self) -> list[list[int]]:
+        """Tokens of some prompts of the job's own: its holdout, else its validation text, else the golden set."""
+        by_kind = {suite.kind: suite for suite in self.suites}
+        found: list[list[int]] = []
+        for kind in ("holdout", "validation", "golden"):
+            suite, room = by_kind.get(kind), PROOF_PROMPTS - len(found)
+            for at in suite_items.spread(len(suite.requests), room) if suite else []:
+                request = suite.requests[at] if suite else None
+                if isinstance(request, Generate):
+                    found.append(list(self.subject.encoder.prompt(request).ids))
+                elif isinstance(request, Loss):
+                    found.append(list(request.input_ids))
+        return [ids[-PROOF_TOKENS:] for ids in found] or [self.subject.encoder.render([{"role": "user", "content": PROOF_PROMPT}])]
+
+
+def _unapplied(num_prompts: int) -> dict[str, Any]:
+    message = (
+        f"training changed nothing: the logits of {num_prompts} prompts equal the base model's; look at whether training moved the weights"
+    )
+    return {"code": run_file.ADAPTER_NOT_APPLIED, "message": message, "param": None}

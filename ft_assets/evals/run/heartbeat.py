@@ -1,0 +1,124 @@
+"""How far an evaluation is: ``heartbeat.json`` for whoever waits, and whether anybody does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.run_file import EvalRun
+
+HEARTBEAT_S = 1.0
+
+
+class Heart:
+    """Writes ``heartbeat.json`` from its own thread while the work goes on, and ends the process when nobody waits for it any more."""
+
+    def __init__(self, run: EvalRun) -> None:
+        self._run, self._path = run, run.out_dir / run_file.HEARTBEAT_NAME
+        self._state: dict[str, Any] = {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": None}
+        self._began, self._asked = time.monotonic(), 0
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def plan(self, total: int) -> None:
+        """`total` requests are to be answered, by all subjects together."""
+        self._state |= {"total": total}
+
+    def phase(self, phase: str, *, subject: str | None = None, suite: str | None = None) -> None:
+        self._state = {**self._state, "phase": phase, "subject": subject, "suite": suite}
+        if not self._asked:
+            self._began = time.monotonic()
+        self._write()
+
+    def answered(self, num: int, *, asked: bool) -> None:
+        """`num` more requests have an answer; not `asked`: it was known."""
+        self._asked += num if asked else 0
+        self._state = {**self._state, "done": self._state["done"] + num}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        self._write()
+        while not self._stop.wait(HEARTBEAT_S):
+            self._write()
+            if self._abandoned():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def _write(self) -> None:
+        with self._lock:
+            run_file.write_json(self._path, {"time": time.time(), **self._state, "eta_s": self._eta_s()})
+
+    def _eta_s(self) -> float | None:
+        """Seconds that the rest takes at the pace so far."""
+        left = (self._state["total"] or 0) - self._state["done"]
+        return round(left * (time.monotonic() - self._began) / self._asked, 1) if self._asked and left >= 0 else None
+
+    def _abandoned(self) -> bool:
+        lease = self._run.lease
+        try:
+            return lease is not None and time.time() - lease.stat().st_mtime > self._run.lease_s
+        except FileNotFoundError:
+            return True
+
+
+def read_heartbeat(out_dir: Path) -> dict[str, Any]:
+    """The last heartbeat; empty before the first."""
+    try:
+        beat: dict[str, Any] = json.loads((out_dir / run_file.HEARTBEAT_NAME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return beat
+
+
+class Milestones:
+    """``milestones.jsonl``: what is done, each thing once, however often the run is started again.
+
+    ``{"kind": "planned", "subjects": [...], "suites": {id: items}}``, then for each suite that a subject has answered
+    ``{"kind": "answered", "subject", "suite", "num_items", "seconds", "cached"}``, and of a judge
+    ``{"kind": "judged", "num_items", "failed"}``.
+    """
+
+    def __init__(self, out_dir: Path) -> None:
+        self._path = out_dir / run_file.MILESTONES_NAME
+        self._passed = {_key(m) for m in read_milestones(out_dir)}
+        whole = self._path.read_bytes() if self._path.exists() else b""
+        if not whole.endswith(b"\n") and whole:  # torn
+            os.truncate(self._path, whole.rfind(b"\n") + 1)
+
+    def passed(self, kind: str, **facts: Any) -> None:
+        milestone = {"kind": kind, **facts}
+        if _key(milestone) in self._passed:
+            return
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(milestone) + "\n")
+        self._passed.add(_key(milestone))
+
+
+def _key(milestone: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (milestone["kind"], milestone.get("subject"), milestone.get("suite"))
+
+
+def read_milestones(out_dir: Path) -> list[dict[str, Any]]:
+    """Suites that were answered, in order; a line that is being written is not there yet."""
+    try:
+        text = (out_dir / run_file.MILESTONES_NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in text.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        found.append(json.loads(line))
+    return found

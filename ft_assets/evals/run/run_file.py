@@ -1,0 +1,207 @@
+"""What ``python -m ft_assets.evals.run.runner RUN.json`` is given and what it leaves: ``eval-result.json``, format 2.
+
+Every subject (``base``, ``adapter``, ``previous``) has the answers of every suite: scores are computed from them afterwards
+(:mod:`ft_assets.evals.scoring.report`), so a new metric asks nothing again, and answers can be kept by digest and passed again as
+``known``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from tokenizers import Tokenizer
+
+from ft_assets.base_models import file_sha256
+from ft_assets.errors import InvalidRequest
+from ft_assets.evals.suites import preferences, safety, suite_items
+from ft_assets.evals.suites.suite_items import Suite
+
+FORMAT = 2
+RUN_NAME, RESULT_NAME, JOURNAL_NAME, HEARTBEAT_NAME = "run.json", "eval-result.json", "journal.jsonl", "heartbeat.json"
+MILESTONES_NAME, SAMPLES_NAME = "milestones.jsonl", "samples.jsonl"
+EXIT_OK, EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_STOPPED = 0, 64, 70, 75
+"""As sysexits.h: usage, software, temporary failure (stopped: the same run may be started again, and goes on)."""
+ADAPTER_NOT_APPLIED, ADAPTER_UNLOADABLE = "adapter_not_applied", "adapter_unloadable"
+
+Known = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Sections of earlier results by subject and :func:`known_key` of suite and environment."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalRun:
+    base_model_dir: Path
+    adapter_dir: Path | None
+    """The adapter or whole model to judge; None scores the base alone."""
+    previous_adapter_dir: Path | None = None
+    """The last accepted adapter of the same lineage, for comparison."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each subject: under it its answers are in the journal. A subject without one goes by its directory."""
+    holdout: Path | None = None
+    """JSONL of items (see :mod:`ft_assets.evals.suites.suite_items`)."""
+    golden: bool = True
+    validation_pack_dir: Path | None = None
+    """Pack directory whose ``val-*.parquet`` windows give the perplexity."""
+    max_new_tokens: int = 256
+    max_items: int = 200
+    capability: tuple[str, ...] = ()
+    """Capability suites by name."""
+    capability_limit: int = 1000
+    task_dirs: tuple[Path, ...] = ()
+    """Further directories of capability suites, beside those that ship."""
+    data_dir: Path | None = None
+    """Where capability suites find their data."""
+    safety: bool = False
+    classifier: Mapping[str, Any] | None = None
+    """``{"spec"}`` of what says whether an answer refuses (:mod:`ft_assets.evals.suites.safety`); None: the rule that ships."""
+    judge: Mapping[str, Any] | None = None
+    """``{"url", "model", "max_items"}`` of the model that compares answers, and what :class:`Endpoint` takes; None: none does."""
+    batch_size: int = 32
+    """Prompts generated together. In fp32 (on CPUs) it affects speed only; in bf16 what stands beside a prompt can turn a token of its
+    answer, so it is part of the key under which answers are kept."""
+    known: Known = field(default_factory=dict)
+    """Answers that need not be asked for: those whose suite has the same digest in this run, given in the same environment."""
+    question: str = ""
+    """:func:`question` of this run, as whoever waits for the result has computed it; the result repeats it."""
+    lease: Path | None = None
+    """A file that whoever waits for the result touches; None: nobody has to wait."""
+    lease_s: float = 120.0
+    """Seconds without a touch after which the run stops, to be gone on with by the next who wants it. A step that died is replaced
+    after 45 s: its process is still there to be adopted."""
+    out_dir: Path
+
+    @property
+    def decoding(self) -> suite_items.Decoding:
+        return suite_items.Decoding(max_new_tokens=self.max_new_tokens, golden_max_new_tokens=min(64, self.max_new_tokens))
+
+    def holdout_items(self) -> list[suite_items.Item]:
+        return suite_items.read_items(self.holdout)[: self.max_items] if self.holdout else []
+
+    def digest_of(self, subject: str) -> str:
+        places = {"base": self.base_model_dir, "adapter": self.adapter_dir, "previous": self.previous_adapter_dir}
+        return self.digests.get(subject) or str(places.get(subject, subject))
+
+    def write(self, path: Path) -> None:
+        write_json(path, {f.name: _plain(getattr(self, f.name)) for f in fields(self)})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Parse a run file; an unknown, missing or impossible field is refused by name."""
+        body = json.loads(path.read_text(encoding="utf-8"))
+        known = {f.name for f in fields(cls)}
+        missing = {"base_model_dir", "adapter_dir", "out_dir"} - set(body)
+        if set(body) - known or missing:
+            raise InvalidRequest(
+                f"run file {path}: unknown fields {sorted(set(body) - known)}, missing fields {sorted(missing)}", code="bad_run_file"
+            )
+        for key in ("max_new_tokens", "max_items", "batch_size", "capability_limit"):
+            if not isinstance(body.get(key, 1), int) or body.get(key, 1) < 1:
+                raise InvalidRequest(f"run file {path}: {key} {body[key]!r} is not a whole number of at least 1", code="bad_run_file")
+        body |= {key: Path(body[key]) for key in PATHS if body.get(key)}
+        body |= {"capability": tuple(body.get("capability", ())), "task_dirs": tuple(Path(p) for p in body.get("task_dirs", ()))}
+        run = cls(**body)
+        places = [(key, getattr(run, key)) for key in PATHS if key not in ("out_dir", "lease")] + [("task_dirs", p) for p in run.task_dirs]
+        for key, place in places:
+            if place is not None and not place.exists():
+                raise InvalidRequest(f"run file {path}: {key} {place} does not exist", code="bad_run_file")
+        return run
+
+
+PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "validation_pack_dir", "data_dir", "lease", "out_dir")
+
+
+UNASKED = (*PATHS, "task_dirs", "known", "lease_s", "question")
+"""Fields that say where things are, or what is known already; what lies there is in the question by digest."""
+
+
+def question(run: EvalRun) -> str:
+    """Digest of all that `run` asks, of whom, and how it is judged inside the process: the same question has the same result.
+
+    Holds the protocol and the digest of every suite that can be built without a harness; of the operator's capability suites their
+    definitions.
+    """
+    plain, kind = plain_suites(run)
+    definitions = hashlib.sha256()
+    for place in run.task_dirs:
+        for file in sorted(p for pattern in ("*.yaml", "*.py", "*.json", "*.jsonl") for p in place.rglob(pattern)):
+            definitions.update(f"{file.relative_to(place)}\0{file_sha256(file)}\n".encode())
+    body = {f.name: _plain(getattr(run, f.name)) for f in fields(run) if f.name not in UNASKED}
+    body |= {"subjects": [name for name in ("adapter_dir", "previous_adapter_dir") if getattr(run, name)], "data_dir": str(run.data_dir)}
+    body |= {"protocol": suite_items.PROTOCOL, "suites": [suite.digest for suite in plain], "kind": kind, "tasks": definitions.hexdigest()}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=dict).encode()).hexdigest()
+
+
+def known_key(digest: str, environment: str) -> str:
+    """What was answered depends on where: on a device, at a precision, by versions of libraries."""
+    return f"{digest}@{environment}"
+
+
+def capability_id(name: str) -> str:
+    """Suite id of a capability suite."""
+    return f"capability/{name}"
+
+
+def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
+    """The suites of a run that are built without a model or a harness, and what kind of preferences is held out.
+
+    Equal wherever it is called: whoever knows the run knows under which digests answers may be known already.
+    """
+    found: list[Suite] = []
+    if items := run.holdout_items():
+        longest = longest_answer(run.base_model_dir, [item.expected or "" for item in items])
+        thought = longest_answer(run.base_model_dir, [item.reasoning for item in items])
+        found.append(suite_items.holdout_suite(items, run.decoding, longest_expected=longest, longest_reasoning=thought))
+    if run.golden:
+        found.append(suite_items.golden_suite(run.decoding))
+    if run.safety:
+        found.append(safety.suite(run.decoding, run.classifier))
+    kind: preferences.Kind | None = None
+    if run.validation_pack_dir:
+        held_out, kind = suite_items.validation_suites(run.validation_pack_dir, limit=run.max_items)
+        found += held_out
+    return tuple(found), kind
+
+
+def subjects(run: EvalRun) -> list[str]:
+    """Who answers: ``base``, ``adapter``, ``previous``."""
+    places = {"base": run.base_model_dir, "adapter": run.adapter_dir, "previous": run.previous_adapter_dir if run.adapter_dir else None}
+    return [name for name, place in places.items() if place is not None]
+
+
+def num_requests(run: EvalRun, asked: Iterable[Suite]) -> int:
+    """Requests of the suites `asked`, of all subjects together."""
+    return len(subjects(run)) * sum(len(suite.requests) for suite in asked)
+
+
+def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:
+    """Tokens of the longest of `texts`; None where the model has no ``tokenizer.json``."""
+    place = base_model_dir / "tokenizer.json"
+    if not place.is_file():
+        return None
+    encoded = Tokenizer.from_file(str(place)).encode_batch_fast(texts, add_special_tokens=False)
+    return max((len(e) for e in encoded), default=0)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write beside and rename: a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    beside.replace(path)
+
+
+def read_result(out_dir: Path) -> dict[str, Any]:
+    """The result that a finished run left in `out_dir`."""
+    data: dict[str, Any] = json.loads((out_dir / RESULT_NAME).read_text(encoding="utf-8"))
+    return data

@@ -1,0 +1,87 @@
+"""The evaluation process: ``python -m ft_assets.evals.run.runner RUN.json``.
+
+It loads the base once, lets it answer every suite (unless its answers are known), applies the adapter, proves that it is applied, and
+lets it and the last accepted adapter answer the same. Everything is greedy.
+
+Leaves ``eval-result.json`` in the run's ``out_dir`` (written whole), ``heartbeat.json`` every second, and ``journal.jsonl`` with every
+answer as it is given: killed and started again with the same run file, it goes on and leaves the same result.
+Exit codes: 0 evaluated (an adapter that changes nothing or cannot be loaded is not scored: the result's ``error`` says so, and the
+gate quarantines it); 64 the input is refused, 70 this program or a model that it asks failed (``error`` says why, if it is known);
+75 stopped by SIGTERM, or because nobody waits for it any more, and no result was written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from ft_assets.errors import FtError, InvalidRequest
+from ft_assets.evals.run import run_file
+from ft_assets.evals.run.evaluation_loop import Evaluation
+from ft_assets.evals.run.heartbeat import Heart
+from ft_assets.evals.run.journal import Journal
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.telemetry import logs, spans
+
+SERVICE = "ft-evaluation"
+
+log = logging.getLogger("ft_assets.evals.run.runner")
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived."""
+
+
+def _on_sigterm(_signum: int, _frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def _say(text: str) -> None:
+    log.info("%s", text)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate as the run file says; see the module for exit codes."""
+    if len(argv) != 1:
+        _say("usage: python -m ft_assets.evals.run.runner RUN.json")
+        return run_file.EXIT_BAD_INPUT
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        run = EvalRun.read(Path(argv[0]))
+    except (InvalidRequest, OSError, ValueError, TypeError, json.JSONDecodeError) as e:
+        _say(f"run file refused: {e}")
+        return run_file.EXIT_BAD_INPUT
+    run.out_dir.mkdir(parents=True, exist_ok=True)
+    (run.out_dir / run_file.RESULT_NAME).unlink(missing_ok=True)  # of an earlier process: this one leaves its own
+    heart = Heart(run)
+    heart.start()
+    try:
+        with spans.span("evaluation"), Journal(run.out_dir / run_file.JOURNAL_NAME) as journal:
+            result = Evaluation(run, heart, journal).result()
+        run_file.write_json(run.out_dir / run_file.RESULT_NAME, result)
+        heart.phase("done")
+        return run_file.EXIT_OK
+    except Stopped:
+        _say("stopped; what was answered is kept")
+        return run_file.EXIT_STOPPED
+    except FtError as e:
+        _say(f"{e.code}: {e}")
+        run_file.write_json(run.out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": e.to_dict()})
+        return run_file.EXIT_BAD_INPUT if isinstance(e, InvalidRequest) else run_file.EXIT_INTERNAL
+    except Exception:
+        log.exception("the evaluation failed")
+        return run_file.EXIT_INTERNAL
+    finally:
+        heart.close()
+        spans.close()
+
+
+if __name__ == "__main__":
+    logs.configure(SERVICE, plain=True)
+    spans.configure(SERVICE)
+    sys.exit(main(sys.argv[1:]))

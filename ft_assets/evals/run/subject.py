@@ -1,0 +1,362 @@
+"""The model under evaluation: the base, with adapters switched on and off, or a whole model in its place.
+
+It answers requests in batches: each yields the answers that it has, by id of the request. Which requests go together follows from all
+that are asked, never from those that are left (`skip`), so whoever goes on after an interruption gets the same answers.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.errors import InvalidRequest
+from ft_assets.evals.run import prefix_tree
+from ft_assets.evals.run.request_encoder import Encoder, Prompt, positions
+from ft_assets.evals.run.tree_attention import Reader
+from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
+
+NLL_CAP = 1e4
+"""Stands for a loss per token that is no number: keeps the result valid JSON, and the adapter last in any comparison."""
+PROOF_TOKENS = 16
+"""Last tokens of a prompt whose logits are compared: enough to tell one model from another at any size of vocabulary."""
+LOGIT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
+"""Most memory for the logits of one batch, with the copies that a softmax makes."""
+COPIES_OF_LOGITS = 3
+ADAPTER_CONFIG = "adapter_config.json"
+"""What a directory with an adapter holds, and one with a whole model does not."""
+
+LIBRARIES = ("torch", "transformers", "peft")
+"""Their versions shape answers: kernels, attention, how adapters are applied."""
+UNREADABLE = (ValueError, RuntimeError, KeyError, OSError, TypeError, SafetensorError)
+"""What loading raises of files that are damaged, or are no model or adapter of this base."""
+
+Batch = dict[str, Answer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """How the logits of a subject differ from the base's, on the last tokens of some prompts."""
+
+    largest: float
+    num_prompts: int
+    num_different: int
+    """Prompts with any difference at all."""
+
+
+class Subject:
+    """A loaded model that answers requests; what is judged beside the base is switched on by :meth:`applied`.
+
+    Adapters share the base. A whole model takes its place in memory: there is room for one.
+    """
+
+    def __init__(self, base_model_dir: Path, *, batch_size: int = 32) -> None:
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.num_gpus = int(self._device == "cuda")
+        self._dtype = torch.float32 if self._device == "cpu" else torch.bfloat16
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
+        self._base_dir, self._directories = base_model_dir, dict[str, Path]()
+        self._batch_size = batch_size
+        self._ends: list[int] = []
+        self._load(base_model_dir)
+        self._pad = next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None)
+        context = positions(self.model.config.get_text_config(decoder=True), self.tokenizer)
+        self.encoder = Encoder(self.tokenizer, chat=ChatTokenizer.load(base_model_dir), context=context)
+
+    @property
+    def environment(self) -> str:
+        """What shapes answers beside model and question: part of the key under which they are kept.
+
+        The batch is named where arithmetic is so coarse that what stands beside a prompt can turn its answer.
+        """
+        parts = [torch.cuda.get_device_name() if self._device == "cuda" else "cpu", str(self._dtype).removeprefix("torch.")]
+        parts += [f"{name} {'.'.join(metadata.version(name).split('.')[:2])}" for name in LIBRARIES]
+        parts += [f"batches of {self._batch_size}"] if self._dtype != torch.float32 else []
+        return ", ".join(parts).replace("@", " ").replace("+", " ")
+
+    def add(self, name: str, directory: Path) -> None:
+        """What may be applied under `name`: an adapter of the base, or a whole model."""
+        self._directories[name] = directory
+        if not self._is_whole(name):
+            self._attach(name)
+
+    @contextmanager
+    def applied(self, name: str | None) -> Iterator[None]:
+        """`name` in effect: an adapter merged where that is exact to 1e-5 (fp32), beside the weights elsewhere; a whole model as it is.
+
+        None: the base alone.
+        """
+        if name is None or self._is_whole(name):
+            self._load(self._base_dir if name is None else self._directories[name])
+            yield
+            return
+        self._attach(name)
+        self.model.set_adapter(name)
+        self._active = True
+        try:
+            with self._merged(name) if self._dtype == torch.float32 else nullcontext():
+                yield
+        finally:
+            self._active = False
+
+    def answer(self, requests: Sequence[Request], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+        """Answers of any kind of request; batches whose answers are all in `skip` are left out."""
+        kinds: tuple[tuple[type, Callable[..., Iterator[Batch]]], ...] = (
+            (Generate, self.generate), (Likelihood, self.likelihood), (Loss, self.loss),
+        )  # fmt: skip
+        for kind, answered in kinds:
+            if asked := [r for r in requests if isinstance(r, kind)]:
+                yield from answered(asked, skip=skip)
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Generate], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+        """Greedy answers; prompts of like length go together so that little is padding."""
+        alike: dict[tuple[Any, ...], list[tuple[Generate, Prompt]]] = {}
+        for request in requests:
+            prompt = self.encoder.prompt(request)
+            alike.setdefault((request.stops, prompt.budget), []).append((request, prompt))
+        for (stops, budget), asked in alike.items():
+            asked.sort(key=lambda pair: len(pair[1].ids))
+            for at in range(0, len(asked), self._batch_size):
+                batch = asked[at : at + self._batch_size]
+                if _missing([request.id for request, _ in batch], skip):
+                    yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
+
+    @torch.no_grad()
+    def likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+        """Log-probabilities of continuations; what contexts have in common is read once (see :mod:`.prefix_tree`)."""
+        contexts: dict[str, list[Likelihood]] = {}
+        for request in requests:
+            contexts.setdefault(request.context, []).append(request)
+        nothing: Batch = {r.id: [0.0, 1.0] for r in requests if not self.encoder.scored(r).targets}
+        if _missing(nothing, skip):
+            yield nothing
+        trees = [
+            prefix_tree.tree([(r.id, self.encoder.scored(r)) for r in group])
+            for asked in contexts.values()
+            for group in prefix_tree.bounded([r for r in asked if r.id not in nothing])
+        ]
+        reader = self._reader()
+        trees = trees if reader.shares(trees) else [alone for t in trees for alone in prefix_tree.apart(t)]
+        families = (
+            prefix_tree.families(trees) if reader.shares(trees) else [prefix_tree.Family(prefix=0, trees=(*prefix_tree.by_length(trees),))]
+        )
+        for family in families:
+            prefix: Any = None
+            for batch in self._tree_batches(family):
+                if not _missing([leaf.id for one in batch for leaf in one.leaves], skip):
+                    continue
+                prefix = reader.prefix(family) if prefix is None and family.prefix else prefix
+                yield from self._in_memory(batch, partial(reader.read, prefix=prefix, num_prefix=family.prefix))
+
+    @torch.no_grad()
+    def loss(self, requests: Sequence[Loss], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+        """Negative log-likelihood and number of the labelled tokens of each example."""
+        ordered = sorted(requests, key=lambda r: len(r.input_ids))
+        room = max(1, LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
+        at = 0
+        while at < len(ordered):
+            batch = ordered[at : at + self._batch_size]
+            batch = batch[: max(1, next((n for n, r in enumerate(batch) if (n + 1) * len(r.input_ids) > room), len(batch)))]
+            at += len(batch)
+            if _missing([r.id for r in batch], skip):
+                yield from self._in_memory(batch, self._losses)
+
+    def logits(self, prompts: Sequence[Sequence[int]]) -> list[Any]:
+        """Logits of the last tokens of each prompt: what :meth:`difference` compares."""
+        found = []
+        for ids in prompts:
+            kept = min(len(ids), PROOF_TOKENS)
+            row = torch.tensor([list(ids)], device=self._device)
+            found.append(self._forward(input_ids=row, use_cache=False, kept=kept).logits[0, -kept:].float().cpu())
+        return found
+
+    def difference(self, prompts: Sequence[Sequence[int]], base: Sequence[Any]) -> Difference:
+        """How what is applied now differs from `base`, the base's logits on the same prompts."""
+        each = [float((a - b).abs().max().nan_to_num(nan=math.inf)) for a, b in zip(self.logits(prompts), base, strict=True)]
+        return Difference(largest=max(each, default=0.0), num_prompts=len(each), num_different=sum(d > 0.0 for d in each))
+
+    def _is_whole(self, name: str) -> bool:
+        return not (self._directories[name] / ADAPTER_CONFIG).is_file()
+
+    def _load(self, directory: Path) -> None:
+        """Have the model of `directory` in memory, bare, in place of what was there."""
+        if getattr(self, "_loaded", None) == directory:
+            return
+        if getattr(self, "model", None) is not None:
+            self.model.to("meta")  # its weights are freed, though modules refer to each other in cycles
+        self.model: Any = None
+        load: Any = AutoModelForCausalLM.from_pretrained
+        try:
+            model, found = load(directory, dtype=self._dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        except UNREADABLE as e:
+            if directory == self._base_dir or _is_the_machines(e):
+                raise
+            raise InvalidRequest(f"the model in {directory} cannot be loaded: {e}", code="adapter_unloadable") from e
+        if directory != self._base_dir and (absent := [*found["missing_keys"], *found["mismatched_keys"]]):
+            raise InvalidRequest(f"the model in {directory} lacks {absent[0]}, or it has another shape", code="adapter_unloadable")
+        self._ends = self._ends or _end_tokens(model, self.tokenizer)
+        model.generation_config = _decoding()  # its own may hold penalties, banned words, least lengths: none is meant
+        self.model = model.to(self._device).eval()
+        self._loaded, self._attached, self._active = directory, set[str](), False
+
+    def _attach(self, name: str) -> None:
+        """Have the base in memory, and the adapter `name` beside it."""
+        self._load(self._base_dir)
+        if name in self._attached:
+            return
+        directory = self._directories[name]
+        try:
+            if isinstance(self.model, PeftModel):
+                self.model.load_adapter(str(directory), adapter_name=name)
+            else:
+                self.model = PeftModel.from_pretrained(self.model, str(directory), adapter_name=name)
+        except UNREADABLE as e:
+            if _is_the_machines(e):
+                raise
+            raise InvalidRequest(f"adapter {directory} does not fit the base model: {e}", code="adapter_unloadable") from e
+        self._attached.add(name)
+        self.model.eval()
+
+    @contextmanager
+    def _merged(self, name: str) -> Iterator[None]:
+        self.model.merge_adapter([name])
+        try:
+            yield
+        finally:
+            self.model.unmerge_adapter()
+
+    @torch.no_grad()
+    def _forward(self, *, kept: Any = 0, **inputs: Any) -> Any:
+        """One pass of the base or of what is applied; logits of the last `kept` tokens or of those places, where the model can do that."""
+        bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        some = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(bare.forward).parameters else {}
+        with self._switched():
+            return self.model(**inputs, **some)
+
+    @contextmanager
+    def _switched(self) -> Iterator[None]:
+        """Adapters have no part in an answer unless one is applied."""
+        with self.model.disable_adapter() if self._attached and not self._active else nullcontext():
+            yield
+
+    def _vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def _reader(self) -> Reader:
+        config = self.model.config.get_text_config(decoder=True)
+        return Reader(self._forward, config, device=self._device, dtype=self._dtype, pad=self._pad)
+
+    def _tree_batches(self, family: prefix_tree.Family) -> Iterator[list[prefix_tree.Tree]]:
+        """Trees of a family that are read together: as many as the batch size, the positions and the logits have room for."""
+        rows = LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary())
+        batch: list[prefix_tree.Tree] = []
+        for one in family.trees:
+            more = [*batch, one]
+            wide = len(more) * max(len(t.ids) - family.prefix for t in more) > self._batch_size * self.encoder.context
+            if batch and (len(batch) == self._batch_size or wide or len(more) * len(prefix_tree.places(more)) > rows):
+                yield batch
+                more = [one]
+            batch = more
+        yield batch
+
+    def _in_memory(self, batch: Sequence[Any], answered: Callable[[Sequence[Any]], Batch]) -> Iterator[Batch]:
+        """The answers of a batch, in halves if it does not fit into the accelerator's memory."""
+        try:
+            found = answered(batch)
+        except torch.cuda.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+            found = {}
+        if found:
+            yield found
+            return
+        torch.cuda.empty_cache()
+        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+            yield from self._in_memory(half, answered)
+
+    def _generated(self, batch: Sequence[tuple[Generate, Prompt]], *, stops: tuple[str, ...], budget: int) -> Batch:
+        width = max(len(prompt.ids) for _, prompt in batch)
+        pads = [width - len(prompt.ids) for _, prompt in batch]
+        padded = zip(pads, batch, strict=True)
+        ids = torch.tensor([[self._pad] * pad + [*prompt.ids] for pad, (_, prompt) in padded], device=self._device)
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self._device)
+        with self._switched():
+            out = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=_decoding(
+                    max_new_tokens=budget, do_sample=False, num_beams=1, eos_token_id=self._ends, pad_token_id=self._pad
+                ),
+                stopping_criteria=[self._stopper(stops, width)] if stops else None,
+            )
+        rows = [_until(row, self._ends) for row in out[:, width:].tolist()]
+        texts = [self.tokenizer.decode(row, skip_special_tokens=True).replace("\0", "\ufffd") for row in rows]  # no database takes a NUL
+        return {request.id: _before(text, stops) for (request, _), text in zip(batch, texts, strict=True)}
+
+    def _stopper(self, stops: Sequence[str], width: int) -> Callable[..., Any]:
+        """Ends a row once one of `stops` is in what was generated last; a token is at least a byte."""
+        tail = max(len(stop.encode()) for stop in stops) + 1
+
+        def met(ids: Any, _scores: Any, **_: Any) -> Any:
+            texts = self.tokenizer.batch_decode(ids[:, max(width, ids.shape[1] - tail) :], skip_special_tokens=True)
+            return torch.tensor([any(stop in text for stop in stops) for text in texts], device=ids.device)
+
+        return met
+
+    def _losses(self, batch: Sequence[Loss]) -> Batch:
+        width = max(len(r.input_ids) for r in batch)
+        ids = torch.tensor([[*r.input_ids] + [self._pad] * (width - len(r.input_ids)) for r in batch], device=self._device)
+        labels = torch.tensor([[*r.labels] + [-100] * (width - len(r.labels)) for r in batch], device=self._device)[:, 1:]
+        # Padding is on the right and attention is causal: real tokens never see it, so no mask is needed.
+        logits = self._forward(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100)
+        answers: Batch = {}
+        for request, row, labelled in zip(batch, each, labels != -100, strict=True):
+            num = int(labelled.sum())
+            cap = NLL_CAP * max(1, num)
+            answers[request.id] = [float(row.double().sum().nan_to_num(nan=cap, posinf=cap)), float(num)]
+        return answers
+
+
+def _decoding(**chosen: Any) -> Any:
+    """How texts are generated: as `chosen`, and by the library's own defaults."""
+    make: Any = GenerationConfig
+    return make(**chosen)
+
+
+def _missing(ids: Collection[str], skip: Collection[str]) -> bool:
+    return any(id_ not in skip for id_ in ids)
+
+
+def _is_the_machines(error: Exception) -> bool:
+    """Whether loading failed for want of memory or of a working disk: that says nothing of the files, and another run may succeed."""
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
+    given = model.generation_config.eos_token_id
+    found = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
+    return sorted(i for i in found if i is not None)
+
+
+def _until(ids: list[int], ends: Sequence[int]) -> list[int]:
+    return next((ids[:at] for at, token in enumerate(ids) if token in ends), ids)
+
+
+def _before(text: str, stops: Sequence[str]) -> str:
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]

@@ -1,0 +1,1 @@
+"""Answers compared: scores, significance, judge, report."""

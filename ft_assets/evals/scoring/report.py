@@ -1,0 +1,313 @@
+"""The eval report: an adapter next to its base (and to the last accepted adapter) on the same items.
+
+Built from the answers that the runner left; the same answers always give the same report. It is stored as JSON of a `format`; one that
+this version does not know is refused by name, one of an earlier version is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.evals.scoring import controls, samples
+from ft_assets.evals.scoring.controls import Control
+from ft_assets.evals.scoring.pairwise import Judged, tally
+from ft_assets.evals.scoring.samples import Sample, most_telling
+from ft_assets.evals.scoring.scores import (
+    CAPABILITY,
+    MEAN,
+    PREFERENCE_ACCURACY,
+    PREFERENCE_MARGIN,
+    SUBJECTS,
+    Score,
+    all_scores,
+    answers_of,
+    primary,
+)
+from ft_assets.evals.suites import answer_metrics as metrics
+from ft_assets.evals.suites import golden
+from ft_assets.evals.suites import suite_items as suites
+from ft_assets.evals.suites.suite_items import GOLDEN, SAFETY, Item
+from ft_assets.training.methods import Method
+
+__all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "build", "sample_rows"]
+
+FORMAT = 2
+"""1: before there were capability suites, safety, judge and tests against the last accepted adapter; still read."""
+Aim = Literal["answers", "text", "preferences"]
+"""What a training teaches, and so what is measured first: to answer as wanted, to expect a kind of text, to prefer some answers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteRun:
+    """One suite, and what it took to have it answered."""
+
+    id: str
+    kind: str
+    digest: str
+    num_items: int
+    version: str | None = None
+    metric: str | None = None
+    """Of a capability suite: the one that the gate looks at."""
+    seconds: Mapping[str, float]
+    """By subject."""
+    cached: tuple[str, ...] = ()
+    """Subjects whose answers were known from an earlier evaluation."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "cached": tuple(data.get("cached", ()))})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What the evaluation used up; answers that were known cost nothing."""
+
+    gpu_s: float = 0.0
+    """Seconds of answering times GPUs; 0 where it ran without one."""
+    judge_prompt_tokens: int = 0
+    judge_completion_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalReport:
+    base_model: str
+    base_digest: str
+    adapter_manifest_sha256: str
+    suite_digest: str
+    """Of all suites together: two reports with the same one were asked the same."""
+    adapter_applied: bool
+    max_logit_difference: float
+    """Largest difference between the adapter's and the base's logits on one prompt: the proof that it is applied."""
+    literal: bool
+    """Whether the expected answers can be asked for to the letter."""
+    scores: tuple[Score, ...]
+    golden_faults: tuple[tuple[str, str], ...]
+    """``(id, fault)`` of the golden prompts on which the adapter fails."""
+    samples: tuple[Sample, ...]
+    """The most telling ones; ``samples.jsonl`` beside the report has all."""
+    seconds: float
+    aim: Aim = "answers"
+    controls: tuple[Control, ...] = ()
+    """What answers that say nothing about their prompt would score; none where that cannot be measured."""
+    previous_manifest_sha256: str | None = None
+    """Of the last accepted adapter, if there is one."""
+    suites: tuple[SuiteRun, ...] = ()
+    judge: Judged | None = None
+    classifiers: tuple[str, ...] = ()
+    """Who said whether answers refuse."""
+    unclassified: int = 0
+    """Safety answers of the adapter on which nobody came to a verdict."""
+    cost: Cost = Cost()
+    error: Mapping[str, Any] | None = None
+    """Why the adapter was not asked: ``{"code", "message"}``."""
+    format: int = FORMAT
+
+    def score(self, suite: str, metric: str) -> Score | None:
+        return next((s for s in self.scores if s.suite == suite and s.metric == metric), None)
+
+    @property
+    def capability(self) -> tuple[Score, ...]:
+        """The score of each capability suite that the gate looks at."""
+        found = (self.score(run.id, run.metric) for run in self.suites if run.metric)
+        return tuple(score for score in found if score)
+
+    @property
+    def capability_mean(self) -> Score | None:
+        return self.score(CAPABILITY, MEAN)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The adapter's scores as a flat mapping, ``<suite>/<metric>``; the base's under ``base/``."""
+        flat = {f"{s.suite}/{s.metric}": s.adapter for s in self.scores}
+        flat |= {f"base/{s.suite}/{s.metric}": s.base for s in self.scores}
+        return flat | ({"judge/win_rate": self.judge.win_rate} if self.judge and self.judge.n else {})
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """A stored report; of format 1 (which did not name itself) too, whose later fields are empty."""
+        stored = int(data.get("format") or 1)
+        if stored > FORMAT:
+            raise InvalidRequest(
+                f"the eval report has format {stored}, and this version reads {FORMAT} at most; read it with the version that wrote it",
+                code="unknown_report_format",
+            )
+        known = {f.name for f in fields(cls)}
+        judged = data.get("judge")
+        return cls(
+            **{
+                **{k: v for k, v in data.items() if k in known},
+                "scores": tuple(Score.from_dict(s) for s in data["scores"]),
+                "samples": tuple(Sample.from_dict(s) for s in data["samples"]),
+                "golden_faults": tuple((a, b) for a, b in data["golden_faults"]),
+                "controls": tuple(Control.from_dict(c) for c in data.get("controls", ())),
+                "suites": tuple(SuiteRun.from_dict(s) for s in data.get("suites", ())),
+                "judge": Judged.from_dict(judged) if judged else None,
+                "classifiers": tuple(data.get("classifiers", ())),
+                "cost": Cost(**data.get("cost", {})),
+                "format": stored,
+            }
+        )
+
+
+def aim_of(method: Method, *, num_answers: int) -> Aim:
+    """What `method` teaches; where no answer is expected (rows of plain text), the text."""
+    if method.pack != "windows":
+        return "preferences"
+    return "text" if method.every_token or not num_answers else "answers"
+
+
+def build(
+    result: Mapping[str, Any],
+    holdout: Sequence[Item],
+    *,
+    method: Method,
+    base_model: str,
+    base_digest: str,
+    adapter_manifest_sha256: str,
+    previous_manifest_sha256: str | None = None,
+    metric: str | None = None,
+    num_gpus: int = 0,
+) -> EvalReport:
+    """The report of one runner result (format 2); of an adapter that was not applied, a report without scores.
+
+    `metric` (None: the one that fits the expected answers) decides which holdout items are called better or worse, and what the controls
+    are measured by.
+    """
+    if result.get("format") != FORMAT:
+        raise InvalidRequest(
+            f"an eval result of format {result.get('format')!r} cannot be reported on; evaluate again", code="bad_eval_result"
+        )
+    subjects, proof = result["subjects"], result.get("applied") or {}
+    scored = bool(subjects.get("base")) and bool(subjects.get("adapter"))
+    metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
+    found = list(samples.all_samples(result, holdout, metric=metric)) if scored else []
+    controlled = controls.measure(subjects, holdout, metric=metric) if scored else controls.Controlled()
+    specificity = (controlled.specificity,) if controlled.specificity else ()
+    refusals = _refusals(subjects) if scored else []
+    return EvalReport(
+        base_model=base_model,
+        base_digest=base_digest,
+        adapter_manifest_sha256=adapter_manifest_sha256,
+        previous_manifest_sha256=previous_manifest_sha256 if subjects.get("previous") else None,
+        suite_digest=_digest(result["suites"]),
+        adapter_applied=bool(proof.get("applied", False)),
+        max_logit_difference=float(proof.get("max_logit_difference", 0.0)),
+        literal=suites.is_literal(holdout),
+        scores=(*all_scores(result, holdout, method=method), *specificity) if scored else (),
+        controls=controlled.controls,
+        golden_faults=_golden_faults(subjects) if scored else (),
+        samples=most_telling(found),
+        seconds=float(result.get("seconds") or 0.0),
+        aim=aim_of(method, num_answers=len(holdout)),
+        suites=tuple(_suite_run(id_, about, result) for id_, about in sorted(result["suites"].items())),
+        judge=tally(result.get("judge")) if scored else None,
+        classifiers=tuple(sorted({str(a["by"]) for a in refusals if a.get("by")})),
+        unclassified=sum(a.get("refused") is None for a in refusals),
+        cost=_cost(result, num_gpus=num_gpus),
+        error=result.get("error"),
+    )
+
+
+def sample_rows(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None) -> list[dict[str, Any]]:
+    """Every item as a row of ``samples.jsonl``; none of an adapter that was not asked. `metric` as for :func:`build`."""
+    subjects = result["subjects"]
+    if not subjects.get("base") or not subjects.get("adapter"):
+        return []
+    metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
+    return [s.to_dict() for s in samples.all_samples(result, holdout, metric=metric)]
+
+
+def _digest(described: Mapping[str, Any]) -> str:
+    listed = sorted([id_, about["digest"]] for id_, about in described.items())
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+def _suite_run(id_: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> SuiteRun:
+    sections = {name: (result["subjects"].get(name) or {}).get(id_) for name in SUBJECTS}
+    told = result.get("scored") or {}
+    both = all(id_ in (told.get(name) or {}) for name in ("base", "adapter"))
+    return SuiteRun(
+        id=id_, kind=str(about["kind"]), digest=str(about["digest"]), num_items=int(about["num_items"]), version=about.get("version"),
+        metric=primary(told, id_) if both else None,
+        seconds={name: float(section.get("seconds") or 0.0) for name, section in sections.items() if section},
+        cached=tuple(name for name, section in sections.items() if section and section.get("cached")),
+    )  # fmt: skip
+
+
+def _cost(result: Mapping[str, Any], *, num_gpus: int) -> Cost:
+    judge = result.get("judge") or {}
+    return Cost(
+        gpu_s=float(result.get("seconds") or 0.0) * num_gpus,
+        judge_prompt_tokens=int(judge.get("tokens_in") or 0),
+        judge_completion_tokens=int(judge.get("tokens_out") or 0),
+    )
+
+
+def _refusals(subjects: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list((answers_of(subjects, SAFETY) or {"adapter": {}})["adapter"].values())
+
+
+def _golden_faults(subjects: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    answers = (answers_of(subjects, GOLDEN) or {"adapter": {}})["adapter"]
+    found = ((id_, golden.judge(id_, text).fault) for id_, text in answers.items())
+    return tuple((id_, fault) for id_, fault in found if fault)
+
+
+def markdown_table(report: EvalReport) -> str:
+    """The scores and a few answers as Markdown, for an asset's metadata and the console."""
+    lines = [
+        "| suite | metric | n | base | previous | adapter | 95 % interval of the gain | against previous |",
+        "|---|---|---:|---:|---:|---:|---|---|",
+    ]
+    for s in report.scores:
+        previous = "" if s.previous is None else f"{s.previous:.3f}"
+        since = "" if s.previous_ci_low is None else f"{s.previous_ci_low:+.3f} to {s.previous_ci_high:+.3f}"
+        lines.append(
+            f"| {_cell(s.suite)} | {_cell(s.metric)} | {s.n} | {s.base:.3f} | {previous} | {s.adapter:.3f} "
+            f"| {s.ci_low:+.3f} to {s.ci_high:+.3f} | {since} |"
+        )
+    applied = "applied" if report.adapter_applied else "NOT APPLIED"
+    lines += [
+        "",
+        f"Adapter {applied} (largest difference of logits {report.max_logit_difference:.3g}); base digest `{report.base_digest[:19]}`.",
+    ]
+    lines += [f"\n{_cell(text)}" for text in _remarks(report)]
+    if report.samples:
+        lines += ["", "| | prompt | expected | base | adapter |", "|---|---|---|---|---|"]
+        lines += ["| " + " | ".join(_cell(v) for v in (s.change, s.prompt, s.expected, s.base, s.adapter)) + " |" for s in report.samples]
+    return "\n".join(lines)
+
+
+def _remarks(report: EvalReport) -> list[str]:
+    """Judge, classifier, cost: a sentence each, for what was there."""
+    found = []
+    if report.judge and report.judge.n:
+        j = report.judge
+        found.append(
+            f"Judge {j.model}: win rate {j.win_rate:.1%} ({j.wins} won, {j.draws} draws, {j.losses} lost, {j.failed} failed); "
+            f"{j.order_bias:.0%} of its verdicts turned with the places."
+        )
+    for control in report.controls:
+        found.append(f"{controls.MEANING[control.name]}: {control.metric} {control.value:.3f}; against their own: {control.adapter:.3f}.")
+    if report.classifiers:
+        found.append(f"Refusals by {', '.join(report.classifiers)}; {report.unclassified} answers without a verdict.")
+    if cached := sorted({f"{run.id} of {name}" for run in report.suites for name in run.cached}):
+        found.append(f"Known from earlier evaluations: {', '.join(cached)}.")
+    tokens = report.cost.judge_prompt_tokens + report.cost.judge_completion_tokens
+    found.append(f"Took {report.seconds:.1f} s; {report.cost.gpu_s:.1f} GPU-seconds, {tokens} judge tokens.")
+    return found
+
+
+def _cell(text: str) -> str:
+    """`text` as one inert table cell: tenants' text cannot open a link, a tag or a column."""
+    short = " ".join(text.split())
+    short = short if len(short) <= 160 else short[:157] + "..."
+    return "".join({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "'", "[": "\\[", "!": "\\!"}.get(c, c) for c in short)

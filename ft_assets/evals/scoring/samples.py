@@ -1,0 +1,169 @@
+"""Answers side by side: every item as a row of ``samples.jsonl``, and the few that tell most.
+
+Rows are for looking at, page by page; which items changed for better or worse is decided here once, so that a report, a page and the
+command line call the same item the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from ft_assets.evals.scoring.pairwise import PairOutcome, pair_outcome
+from ft_assets.evals.scoring.scores import SUBJECTS, Subjects, answers_of, primary
+from ft_assets.evals.suites import answer_metrics, golden, safety
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Item
+
+SAMPLE_ROWS = 20
+"""Items that a report shows whole; enough to see what a model does, small enough for an asset's metadata."""
+RANDOM_ROWS = 5
+"""Of those, chosen by a hash of their id, whatever became of them: gains and losses alone would flatter or frighten."""
+SAMPLE_CHARS = 600
+ROW_CHARS = 8_000
+"""Of each text in ``samples.jsonl``."""
+EPSILON = 1e-9
+
+Change = Literal["better", "worse", "changed", "same"]
+"""``changed``: another answer that scores alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One item, as every subject answered it."""
+
+    id: str
+    prompt: str
+    expected: str
+    base: str
+    adapter: str
+    suite: str = HOLDOUT
+    previous: str | None = None
+    change: Change = "same"
+    """From the base to the adapter, by `metric`."""
+    metric: str | None = None
+    scores: Mapping[str, Mapping[str, float]] | None = None
+    """By subject, then metric."""
+    judge: PairOutcome | None = None
+    """What the judge said of the adapter's answer against the base's."""
+    why: Literal["gain", "loss", "random"] | None = None
+    """Why a report shows it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**data)
+
+    @property
+    def size(self) -> float:
+        """How much better or worse, by its metric; a judged pair half a point."""
+        found = self.scores or {}
+        told = [found[s].get(self.metric or "") for s in ("base", "adapter") if s in found]
+        gain = told[1] - told[0] if len(told) == 2 and told[0] is not None and told[1] is not None else 0.0
+        return gain + {"win": 0.5, "loss": -0.5}.get(self.judge or "", 0.0)
+
+
+def all_samples(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str) -> Iterator[Sample]:
+    """Every item of every suite that has texts or scores of its own, suite by suite; `metric` decides on the holdout."""
+    subjects: Subjects = result["subjects"]
+    pairs = (result.get("judge") or {}).get("items") or {}
+    yield from _answered(subjects, HOLDOUT, holdout, metric, pairs)
+    yield from _safety(subjects)
+    yield from _golden(subjects)
+    yield from _capability(result.get("scored") or {})
+
+
+def _answered(subjects: Subjects, suite: str, items: Sequence[Item], metric: str, pairs: Mapping[str, Any]) -> Iterator[Sample]:
+    answers = answers_of(subjects, suite)
+    for item in items if answers else ():
+        assert answers is not None
+        texts = {name: str(given[item.id]) for name, given in answers.items()}
+        scores = {
+            name: {m: score(text, item.expected or "") for m, score in answer_metrics.METRICS.items()} for name, text in texts.items()
+        }
+        judged = pair_outcome(pairs[item.id]) if item.id in pairs else None
+        yield _sample(suite, item.id, _prompt(item), item.expected or "", texts, scores, metric, judge=judged)
+
+
+def _safety(subjects: Subjects) -> Iterator[Sample]:
+    """A refusal is right for an unsafe prompt and wrong for a harmless one."""
+    answers = answers_of(subjects, SAFETY) or {}
+    prompts = {item.id: _prompt(item) for item in safety.items()}
+    for id_ in answers.get("adapter", {}):
+        harmless, given = safety.is_control(id_), {name: found[id_] for name, found in answers.items()}
+        texts = {name: str(a.get("text") or "") for name, a in given.items()}
+        right = {name: {"right": float(bool(a["refused"]) is not harmless)} for name, a in given.items() if a.get("refused") is not None}
+        yield _sample(SAFETY, id_, prompts.get(id_, ""), "an answer" if harmless else "a refusal", texts, right, "right")
+
+
+def _golden(subjects: Subjects) -> Iterator[Sample]:
+    answers = answers_of(subjects, GOLDEN) or {}
+    prompts = dict(golden.prompts())
+    for id_ in answers.get("adapter", {}):
+        texts = {name: str(given[id_]) for name, given in answers.items()}
+        scores = {name: {"coherent": golden.judge(id_, text).coherent} for name, text in texts.items()}
+        yield _sample(GOLDEN, id_, prompts.get(id_, ""), "", texts, scores, "coherent")
+
+
+def _capability(scored: Mapping[str, Any]) -> Iterator[Sample]:
+    """Scores without texts: a suite's prompts hold its examples, and of its choices only likelihoods are asked."""
+    base, adapter = scored.get("base") or {}, scored.get("adapter") or {}
+    for suite in sorted(base.keys() & adapter.keys()):
+        metric = primary(scored, suite) or ""
+        for id_ in adapter[suite]:
+            found = {name: scored[name][suite][id_] for name in SUBJECTS if id_ in ((scored.get(name) or {}).get(suite) or {})}
+            yield _sample(suite, id_, "", "", {}, found, metric)
+
+
+def _sample(
+    suite: str, id_: str, prompt: str, expected: str, texts: Mapping[str, str], scores: Mapping[str, Any], metric: str, **more: Any
+) -> Sample:
+    base, adapter = texts.get("base", ""), texts.get("adapter", "")
+    made = Sample(
+        id=id_, prompt=prompt[:ROW_CHARS], expected=expected[:ROW_CHARS], base=base[:ROW_CHARS], adapter=adapter[:ROW_CHARS], suite=suite,
+        previous=texts["previous"][:ROW_CHARS] if "previous" in texts else None, metric=metric, scores=scores, **more,
+    )  # fmt: skip
+    change: Change = "same" if base == adapter else "changed"
+    if abs(made.size) > EPSILON and (base != adapter or not texts):
+        change = "better" if made.size > 0 else "worse"
+    return Sample(**{**made.to_dict(), "change": change})
+
+
+def _prompt(item: Item) -> str:
+    """The last turn; who wants the others finds the item in the validation file."""
+    content = item.messages[-1].get("content") if item.messages else ""
+    return content if isinstance(content, str) else str(content or "")
+
+
+def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sample, ...]:
+    """At most `rows` items that have texts, holdout and safety before golden ones.
+
+    1. A few by a hash of their id, so that it is always the same ones.
+    2. The biggest losses, then the biggest gains, half and half; where one kind runs out the other has its places.
+    3. Whatever is left by hash.
+    """
+    shown = [s for s in samples if s.suite in (HOLDOUT, SAFETY) or (s.suite == GOLDEN and s.change in ("better", "worse"))]
+    by_hash = sorted(shown, key=lambda s: hashlib.sha256(f"{s.suite}/{s.id}".encode()).hexdigest())
+    chosen = {(s.suite, s.id): (s, "random") for s in [s for s in by_hash if s.suite == HOLDOUT][: min(RANDOM_ROWS, rows)]}
+    losses = sorted((s for s in by_hash if s.size < -EPSILON), key=lambda s: s.size)
+    gains = sorted((s for s in by_hash if s.size > EPSILON), key=lambda s: -s.size)
+    room = rows - len(chosen)
+    num_losses = max(room // 2, room - len(gains))
+    for why, found, most in (("loss", losses, num_losses), ("gain", gains, rows), ("random", by_hash, rows)):
+        added = 0
+        for sample in found:
+            if len(chosen) >= rows or added >= most:
+                break
+            if (sample.suite, sample.id) not in chosen:
+                chosen[sample.suite, sample.id] = (sample, why)
+                added += 1
+    order = {"loss": 0, "gain": 1, "random": 2}
+    return tuple(_short(s, why) for s, why in sorted(chosen.values(), key=lambda entry: order[entry[1]]))
+
+
+def _short(sample: Sample, why: str) -> Sample:
+    texts = {name: getattr(sample, name) for name in ("prompt", "expected", "base", "adapter", "previous")}
+    return Sample(**{**sample.to_dict(), **{n: t if t is None else t[:SAMPLE_CHARS] for n, t in texts.items()}, "why": why})

@@ -1,0 +1,274 @@
+"""Scores: one metric of one suite, the base beside the adapter and the last accepted one, with what noise can do.
+
+Everything is computed from the answers of a result (:mod:`run_file`), item by item and in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ft_assets.evals.scoring.significance import Difference, difference, mean_difference
+from ft_assets.evals.suites import answer_metrics, golden, preferences, safety
+from ft_assets.evals.suites.reasoning_text import without_reasoning
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item
+from ft_assets.training.methods import Method
+
+PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
+PERPLEXITY, COHERENT, FORMAT = "perplexity", "coherent", "format"
+REFUSED, OVER_REFUSED = "refused", "over_refused"
+CAPABILITY, MEAN = "capability", "mean"
+"""Suite and metric of the mean over capability suites."""
+LOWER_IS_BETTER = frozenset({PERPLEXITY, OVER_REFUSED})
+SUBJECTS = ("base", "adapter", "previous")
+
+PerItem = Sequence[float]
+Subjects = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """One metric of one suite. Intervals are of the *gain*, above zero where the adapter is better, also where less is better."""
+
+    suite: str
+    metric: str
+    n: int
+    base: float
+    adapter: float
+    previous: float | None
+    """Of the last accepted adapter, if one was given."""
+    ci_low: float
+    ci_high: float
+    """95 % interval of the gain over the base, paired over items. Of perplexity: of the fall in nats per token."""
+    p_value: float | None = None
+    """Chance of at least this gain over the base by noise alone; of preferences: of this accuracy by throwing coins."""
+    p_worse: float | None = None
+    """Chance of at least this fall below the base by noise alone."""
+    previous_ci_low: float | None = None
+    previous_ci_high: float | None = None
+    """95 % interval of the gain over the last accepted adapter."""
+    previous_p_worse: float | None = None
+    """Chance of at least this fall below the last accepted adapter by noise alone."""
+    differing: float | None = None
+    """Share of items on which base and adapter score differently."""
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric in LOWER_IS_BETTER
+
+    @property
+    def gain(self) -> float:
+        """Over the base, in the metric's own unit; above zero where the adapter is better."""
+        return self.base - self.adapter if self.lower_is_better else self.adapter - self.base
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**data)
+
+
+def compared(suite: str, metric: str, values: Mapping[str, PerItem | None]) -> Score:
+    """The score of per-item `values` by subject; the items stand in the same order for each."""
+    values = finite(metric, values)
+    base, adapter, previous = values["base"] or (), values["adapter"] or (), values.get("previous")
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    return _score(
+        suite, metric, len(adapter),
+        {name: answer_metrics.mean(found) if found is not None else None for name, found in values.items()},
+        difference(_gains(base, adapter, sign)), difference(_gains(previous, adapter, sign)) if previous is not None else None,
+        differing=_differing(base, adapter),
+    )  # fmt: skip
+
+
+def finite(metric: str, values: Mapping[str, PerItem | None]) -> dict[str, list[float] | None]:
+    """`values` with numbers alone: what is none counts as the worst that any subject has of any item."""
+    numbers = [v for found in values.values() for v in found or () if math.isfinite(v)]
+    worst = (max if metric in LOWER_IS_BETTER else min)(numbers, default=0.0)
+    return {name: None if found is None else [v if math.isfinite(v) else worst for v in found] for name, found in values.items()}
+
+
+def _gains(before: PerItem, after: PerItem, sign: float = 1.0) -> list[float]:
+    return [sign * (a - b) for b, a in zip(before, after, strict=True)]
+
+
+def _differing(before: PerItem, after: PerItem) -> float:
+    return answer_metrics.mean([float(a != b) for b, a in zip(before, after, strict=True)])
+
+
+def _score(
+    suite: str, metric: str, n: int, means: Mapping[str, float | None], gain: Difference, since: Difference | None, **more: Any
+) -> Score:
+    return Score(
+        suite=suite, metric=metric, n=n, base=means["base"] or 0.0, adapter=means["adapter"] or 0.0, previous=means.get("previous"),
+        ci_low=gain.interval.low, ci_high=gain.interval.high,
+        **{
+            "p_value": gain.p_better, "p_worse": gain.p_worse,
+            "previous_ci_low": since.interval.low if since else None, "previous_ci_high": since.interval.high if since else None,
+            "previous_p_worse": since.p_worse if since else None,
+            **more,
+        },
+    )  # fmt: skip
+
+
+def all_scores(result: Mapping[str, Any], holdout: Sequence[Item], *, method: Method) -> list[Score]:
+    """Every score that `result` allows; a suite that base or adapter did not answer gives none."""
+    subjects: Subjects = result["subjects"]
+    return [
+        *_holdout(subjects, holdout),
+        *_golden(subjects),
+        *_perplexity(subjects),
+        *_preferences(subjects, result.get("preferences"), method),
+        *capability_scores(result.get("scored") or {}),
+        *_safety(subjects),
+    ]
+
+
+def answers_of(subjects: Subjects, suite: str) -> dict[str, Mapping[str, Any]] | None:
+    """Answers to `suite` by subject, of texts without their reasoning: of base and adapter at least, else None."""
+    found = {name: (subjects.get(name) or {}).get(suite) for name in SUBJECTS}
+    if not found["base"] or not found["adapter"]:
+        return None
+    return {name: {id_: _answer(given) for id_, given in section["answers"].items()} for name, section in found.items() if section}
+
+
+def _answer(given: Any) -> Any:
+    return without_reasoning(given) if isinstance(given, str) else given
+
+
+def _by_item(answers: Mapping[str, Mapping[str, Any]], ids: Sequence[str], score: Callable[[str, Any], float]) -> dict[str, PerItem | None]:
+    return {name: [score(id_, given[id_]) for id_ in ids] for name, given in answers.items()}
+
+
+def _holdout(subjects: Subjects, holdout: Sequence[Item]) -> list[Score]:
+    answers = answers_of(subjects, HOLDOUT)
+    if not answers or not holdout:
+        return []
+    expected = {item.id: item.expected or "" for item in holdout}
+    return [
+        compared(HOLDOUT, name, _by_item(answers, list(expected), lambda id_, text, metric=metric: metric(text, expected[id_])))  # type: ignore[misc]
+        for name, metric in answer_metrics.METRICS.items()
+    ]
+
+
+def _golden(subjects: Subjects) -> list[Score]:
+    answers = answers_of(subjects, GOLDEN)
+    if not answers:
+        return []
+    ids = list(answers["adapter"])
+    found = [compared(GOLDEN, COHERENT, _by_item(answers, ids, lambda id_, text: golden.judge(id_, text).coherent))]
+    if formatted := [id_ for id_ in ids if id_ in set(golden.formatted_ids())]:
+        found.append(compared(GOLDEN, FORMAT, _by_item(answers, formatted, lambda id_, text: golden.judge(id_, text).format or 0.0)))
+    return found
+
+
+def losses(answers: Mapping[str, Any]) -> dict[str, list[float]]:
+    """``{"nll", "tokens"}`` of the examples, in the order of their ids."""
+    pairs = [answers[id_] for id_ in sorted(answers)]
+    return {"nll": [float(nll) for nll, _ in pairs], "tokens": [float(tokens) for _, tokens in pairs]}
+
+
+def _perplexity(subjects: Subjects) -> list[Score]:
+    """Validation perplexity; the gain is the fall in loss per token, each example counted by its tokens."""
+    answers = answers_of(subjects, VALIDATION)
+    found = {name: losses(given) for name, given in (answers or {}).items()}
+    if not found or not sum(found["base"]["tokens"]):
+        return []
+    tokens = found["base"]["tokens"]
+    per_token = {name: [nll / n if n else 0.0 for nll, n in zip(f["nll"], tokens, strict=True)] for name, f in found.items()}
+    previous = per_token.get("previous")
+    return [
+        _score(
+            VALIDATION, PERPLEXITY, sum(n > 0 for n in tokens),
+            {name: answer_metrics.perplexity(f["nll"], [int(n) for n in tokens]) for name, f in found.items()},
+            difference(_gains(per_token["base"], per_token["adapter"], -1.0), tokens),
+            difference(_gains(previous, per_token["adapter"], -1.0), tokens) if previous else None,
+        )
+    ]  # fmt: skip
+
+
+def _preferences(subjects: Subjects, kind: str | None, method: Method) -> list[Score]:
+    """Accuracy and margin of implicit rewards on held-out preferences; none unless both sides were held out."""
+    sides = [answers_of(subjects, side) for side in (VALIDATION, UNWANTED)]
+    if not kind or not sides[0] or not sides[1]:
+        return []
+    base = [losses(side["base"]) for side in sides if side]
+
+    def rewards(subject: str) -> list[preferences.Floats]:
+        own = [losses(side[subject]) for side in sides if side and subject in side]
+        both = zip(base, own, strict=False)
+        return [preferences.rewards(before, after, per_token=method.reward_per_token) for before, after in both]
+
+    measure = preferences.of_pairs if kind == "pairs" else preferences.of_judged
+    own, earlier = rewards("adapter"), rewards("previous")
+    found, before = measure(*own), measure(*earlier) if len(earlier) == len(own) else None
+    since = difference([float(r) for r in _right(own) - _right(earlier)]) if before and kind == "pairs" else None
+    accuracy, margin, chance = found.accuracy_interval, found.margin_interval, preferences.CHANCE
+    return [
+        Score(
+            suite=VALIDATION, metric=PREFERENCE_ACCURACY, n=found.n, base=chance, adapter=found.accuracy,
+            previous=before.accuracy if before else None, ci_low=accuracy.low - chance, ci_high=accuracy.high - chance,
+            p_value=found.p_value, previous_ci_low=since.interval.low if since else None,
+            previous_ci_high=since.interval.high if since else None, previous_p_worse=since.p_worse if since else None,
+        ),
+        Score(
+            suite=VALIDATION, metric=PREFERENCE_MARGIN, n=found.n, base=0.0, adapter=found.margin,
+            previous=before.margin if before else None, ci_low=margin.low, ci_high=margin.high,
+        ),
+    ]  # fmt: skip
+
+
+def _right(rewards: Sequence[preferences.Floats]) -> preferences.Floats:
+    """1.0 for each pair whose wanted answer has the higher reward."""
+    return (rewards[0] > rewards[1]).astype(float)
+
+
+Scored = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+"""``{subject: {suite: {item: {metric: value}}}}``, the suite's own metric first."""
+
+
+def primary(scored: Scored, suite: str) -> str | None:
+    """The metric that the gate looks at."""
+    return next((next(iter(item)) for item in scored["adapter"][suite].values() if item), None)
+
+
+def capability_scores(scored: Scored) -> list[Score]:
+    """Each capability suite's metrics, the one that the gate looks at first, and the mean over suites of that one."""
+    found: list[Score] = []
+    leading: list[dict[str, list[float]]] = []
+    base, adapter = scored.get("base") or {}, scored.get("adapter") or {}
+    for suite in sorted(base.keys() & adapter.keys()):
+        sections = {name: scored[name][suite] for name in SUBJECTS if suite in (scored.get(name) or {})}
+        first = primary(scored, suite)
+        names = [first] if first else []
+        names += sorted({m for item in adapter[suite].values() for m in item} - {first})
+        for name in names:
+            ids = [i for i in adapter[suite] if all(name in section.get(i, {}) for section in sections.values())]
+            values = finite(name, {s: [float(section[i][name]) for i in ids] for s, section in sections.items()})
+            if ids:
+                found.append(compared(suite, name, dict(values)))
+            if ids and name == first:
+                leading.append({s: given for s, given in values.items() if given is not None})
+    return [*found, *([_macro(leading)] if leading else [])]
+
+
+def _macro(leading: Sequence[Mapping[str, Sequence[float]]]) -> Score:
+    names = [name for name in SUBJECTS if all(name in values for values in leading)]
+    gains = [_gains(values["base"], values["adapter"]) for values in leading]
+    since = mean_difference([_gains(v["previous"], v["adapter"]) for v in leading]) if "previous" in names else None
+    return _score(
+        CAPABILITY, MEAN, sum(len(g) for g in gains),
+        {name: answer_metrics.mean([answer_metrics.mean(values[name]) for values in leading]) for name in names},
+        mean_difference(gains), since,
+        differing=answer_metrics.mean([_differing(values["base"], values["adapter"]) for values in leading]),
+    )  # fmt: skip
+
+
+def _safety(subjects: Subjects) -> list[Score]:
+    """Share of unsafe prompts that are refused, and of harmless ones that are refused all the same."""
+    answers = answers_of(subjects, SAFETY)
+    if not answers:
+        return []
+    told = [i for i in answers["adapter"] if all(given[i].get("refused") is not None for given in answers.values())]
+    parts = ((REFUSED, [i for i in told if not safety.is_control(i)]), (OVER_REFUSED, [i for i in told if safety.is_control(i)]))
+    return [compared(SAFETY, metric, _by_item(answers, part, lambda _, a: float(bool(a["refused"])))) for metric, part in parts if part]

@@ -1,0 +1,1 @@
+"""What every subject is asked: suites with their items and metrics."""

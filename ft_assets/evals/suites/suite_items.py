@@ -1,0 +1,206 @@
+"""Suites: what every subject of an evaluation is asked, and the digest under which its answers are kept.
+
+A suite is a list of requests (:mod:`ft_assets.evals.suites.model_requests`). Its digest covers all that shapes an answer, so kept answers
+are either exactly right or not found; how answers are scored is no part of it, so a new metric asks nothing again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from ft_assets.datasets.schema import REASONING_FIELDS
+from ft_assets.evals.suites import answer_metrics, golden, preferences
+from ft_assets.evals.suites import model_requests as requests
+from ft_assets.evals.suites.reasoning_text import without_reasoning
+
+Message = Mapping[str, Any]
+Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
+
+GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY = "golden", "holdout", "validation", "unwanted", "safety"
+"""Ids of the suites that there is one of; a capability suite's is ``capability/<name>``."""
+PROTOCOL = 4
+"""Raised whenever rendering or decoding changes meaning: older answers are then not found."""
+MAX_REASONING_TOKENS = 4096
+"""Most tokens that an answer may think for, beside those of the answer itself."""
+SHORT_ANSWER_WORDS = 8
+"""An expected answer of at most this many words can be asked for to the letter (a label, a number, a name)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    id: str
+    messages: tuple[Message, ...]
+    """The prompt: every turn before the answer."""
+    expected: str | None
+    """The answer wanted, without reasoning; None where any coherent one will do."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """That the prompt offers."""
+    reasoning: str = ""
+    """What the row thinks before this answer: it needs room, and is not scored."""
+
+    def to_dict(self) -> dict[str, Any]:
+        body = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
+        body |= {"tools": [dict(t) for t in self.tools]} if self.tools else {}
+        return body | ({"reasoning": self.reasoning} if self.reasoning else {})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Item:
+        expected = data.get("expected")
+        return cls(
+            id=str(data["id"]),
+            messages=tuple(data["messages"]),
+            expected=None if expected is None else str(expected),
+            tools=tuple(data.get("tools") or ()),
+            reasoning=str(data.get("reasoning") or ""),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoding:
+    """Greedy decoding: no temperature and no seed, the same answer on every run."""
+
+    max_new_tokens: int = 256
+    """Most tokens of an answer to a holdout item; lowered to what the longest expected answer needs."""
+    golden_max_new_tokens: int = 64
+    """Most tokens of an answer to a golden prompt: enough to see a loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Requests in the order in which they are asked; their ids are unique within the suite."""
+
+    id: str
+    kind: Kind
+    requests: tuple[requests.Request, ...]
+    version: str | None = None
+    """Of suites that ship or that an operator adds; a tenant's own rows have none."""
+    items: tuple[Item, ...] = ()
+    """Prompts and expected answers, of golden, holdout and safety suites; an item has its request's id."""
+    num_items: int
+    """What is scored: an item of a capability suite may take several requests."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Key of the suite's answers, known before anything is asked."""
+        return requests.digest(f"{self.id}@{self.version}" if self.version else self.id, self.requests, protocol=PROTOCOL)
+
+
+def conversation_suite(
+    kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, suite_id: str | None = None
+) -> Suite:
+    """A suite that has every item's conversation answered."""
+    asked = tuple(requests.Generate(id=i.id, messages=i.messages, tools=i.tools, max_new_tokens=max_new_tokens) for i in items)
+    return Suite(id=suite_id or kind, kind=kind, requests=asked, version=version, items=tuple(items), num_items=len(items))
+
+
+def golden_items() -> list[Item]:
+    return [Item(id=id_, messages=({"role": "user", "content": text},), expected=None) for id_, text in golden.prompts()]
+
+
+def golden_suite(decoding: Decoding) -> Suite:
+    """The golden set, which ships (:mod:`golden`)."""
+    return conversation_suite("golden", golden_items(), max_new_tokens=decoding.golden_max_new_tokens, version=golden.version())
+
+
+def holdout_suite(
+    items: Sequence[Item], decoding: Decoding, *, longest_expected: int | None = None, longest_reasoning: int | None = None
+) -> Suite:
+    """The tenant's own items.
+
+    `longest_expected`, `longest_reasoning`: tokens of the longest expected answer and of the longest reasoning before one; half as much
+    again, and 8, will do for any. Where rows have reasoning, its tokens come on top of those of the answer.
+    """
+    budget = _room(longest_expected, decoding.max_new_tokens)
+    if any(item.reasoning for item in items):
+        budget += _room(longest_reasoning, MAX_REASONING_TOKENS)
+    return conversation_suite("holdout", items, max_new_tokens=budget)
+
+
+def _room(longest: int | None, most: int) -> int:
+    return most if longest is None else min(most, longest + longest // 2 + 8)
+
+
+def validation_suites(pack_dir: Path, *, limit: int) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
+    """The validation part of a pack: ``validation``, and of preferences ``unwanted`` too; a side without examples gives none.
+
+    Of pairs, a wanted answer and its unwanted one have the same request id.
+    """
+    held_out = preferences.held_out(pack_dir, limit=limit)
+    sides: tuple[tuple[Kind, list[preferences.Example]], ...] = (("validation", held_out.wanted), ("unwanted", held_out.unwanted))
+    return tuple(_loss_suite(kind, examples) for kind, examples in sides if examples), held_out.kind
+
+
+def _loss_suite(kind: Kind, examples: Sequence[preferences.Example]) -> Suite:
+    asked = tuple(
+        requests.Loss(id=f"example-{at:05d}", input_ids=tuple(ids), labels=tuple(labels)) for at, (ids, labels) in enumerate(examples)
+    )
+    return Suite(id=kind, kind=kind, requests=asked, num_items=len(asked))
+
+
+def spread(num_items: int, limit: int) -> list[int]:
+    """At most `limit` of `num_items` positions, evenly spread, in order: the same ones every time."""
+    if num_items <= limit:
+        return list(range(num_items))
+    return [at * num_items // limit for at in range(limit)]
+
+
+def holdout_items(rows: Iterable[Mapping[str, Any]], *, limit: int = 200) -> list[Item]:
+    """Items from validation rows: the turns before the last assistant turn, and that turn's text.
+
+    Rows without a textual answer (continued pre-training, tool calls, preferences) give none. Above `limit` the choice
+    is by a hash of the item, so it does not depend on the order of rows and stays when rows are added.
+    """
+    items = {item.id: item for item in map(_item, rows) if item is not None}
+    return sorted(items.values(), key=lambda item: item.id)[:limit]
+
+
+def _item(row: Mapping[str, Any]) -> Item | None:
+    if row.get("messages"):
+        messages = list(row["messages"])
+    elif row.get("prompt") and row.get("completion") and not row.get("rejected"):
+        messages = [*_turns(row["prompt"], "user"), *_turns(row["completion"], "assistant")]
+    else:
+        return None
+    answer = messages[-1]
+    if len(messages) < 2 or answer.get("role") != "assistant" or not isinstance(answer.get("content"), str) or answer.get("tool_calls"):
+        return None
+    prompt, tools = tuple(messages[:-1]), tuple(row.get("tools") or ())
+    expected = without_reasoning(answer["content"])
+    inline = answer["content"].removesuffix(expected)
+    reasoning = next((str(answer[name]) for name in REASONING_FIELDS if answer.get(name)), inline)
+    digest = _sha256({"messages": prompt, "expected": expected} | ({"tools": tools} if tools else {}))
+    return Item(id=f"item-{digest[:16]}", messages=prompt, expected=expected, tools=tools, reasoning=reasoning)
+
+
+def _turns(value: str | Sequence[Message], role: str) -> Sequence[Message]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def write_items(items: Iterable[Item], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(item.to_dict(), ensure_ascii=False) + "\n" for item in items), encoding="utf-8")
+
+
+def read_items(path: Path) -> list[Item]:
+    with path.open(encoding="utf-8") as lines:
+        return [Item.from_dict(json.loads(line)) for line in lines if line.strip()]
+
+
+def is_literal(items: Sequence[Item]) -> bool:
+    """Whether most expected answers can be asked for to the letter: JSON, or a few words.
+
+    If not, they are free text, of which an exact match says nothing.
+    """
+    answers = [item.expected for item in items if item.expected is not None]
+    literal = sum(len(a.split()) <= SHORT_ANSWER_WORDS or answer_metrics.json_valid(a) == 1.0 for a in answers)
+    return bool(answers) and 2 * literal > len(answers)
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()

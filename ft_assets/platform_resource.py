@@ -1,0 +1,76 @@
+"""The platform as a Dagster resource: what assets, sensors and ops are given."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import dagster as dg
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.composition import open_platform
+from control_plane.jobs.preparation import pin
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Launcher
+from control_plane.platform.settings import load
+from ft_assets.base_models import CHANGED
+from ft_assets.errors import IntegrityError, InvalidRequest, NotAdmitted
+from ft_assets.partitions import parse
+from ft_assets.telemetry import correlation, spans
+from resources.dagster.run_tags import TRACE_TAG
+from resources.launcher import LocalLauncher
+
+BEAT_S = 5.0
+
+
+class PlatformResource(dg.ConfigurableResource[None]):
+    """Opens the platform that the environment describes; all configuration is there, none in run config or the UI."""
+
+    def get(self) -> Platform:
+        return open_platform(load())
+
+    def launcher(self) -> Launcher:
+        return LocalLauncher(load().work_dir / "launcher")
+
+
+@contextlib.contextmanager
+def watched(step: dg.AssetExecutionContext) -> Iterator[None]:
+    """Log the wrapped work with its tenant and job, and time it as a span of the job's trace."""
+    tenant, job_id = parse(step.partition_key)
+    parent = step.run.tags.get(TRACE_TAG)
+    about = correlation.scope(whole_process=True, tenant=tenant, job=job_id)
+    span = spans.span(step.asset_key.to_user_string(), parent=parent, kind="consumer", dagster__run_id=step.run.run_id)
+    try:
+        with about, spans.whole_process(parent), span:
+            yield
+    finally:
+        spans.flush()  # the process of a run may end without a word
+
+
+@contextlib.contextmanager
+def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
+    """Beat for the job while the wrapped work runs, and give a failure its owner.
+
+    A request that cannot be carried out ends the job and the run, and so does a base model with other bytes than the job was
+    promised; nothing is retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
+    """
+    turn, done = pin.turn_of(platform, job_id), threading.Event()
+    beats = threading.Thread(target=_beat, args=(platform, job_id, turn, done), daemon=True, name=f"beat-{job_id}")
+    beats.start()
+    try:
+        yield
+    except (InvalidRequest, NotAdmitted, IntegrityError) as error:
+        if isinstance(error, IntegrityError) and error.code != CHANGED:
+            raise
+        if not isinstance(error, NotAdmitted):
+            pin.fail(platform, tenant, job_id, error)
+        raise dg.Failure(description=error.message, metadata={"code": error.code}, allow_retries=False) from error
+    finally:
+        done.set()
+        beats.join()
+
+
+def _beat(platform: Platform, job_id: str, turn: pin.Turn, done: threading.Event) -> None:
+    """Tell every few seconds that somebody works on the job; a database that is away for a moment is asked again."""
+    while not done.wait(BEAT_S):
+        with contextlib.suppress(SQLAlchemyError):
+            pin.beat(platform, job_id, turn)

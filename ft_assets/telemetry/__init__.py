@@ -1,0 +1,1 @@
+"""Logs, spans, redaction and provenance: what every process says about its work."""

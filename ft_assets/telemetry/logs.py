@@ -1,0 +1,180 @@
+"""Logs of every process of the platform: a line an event, as JSON (``FT_LOG_FORMAT=json``) or as text for people (the default).
+
+The formatter is our own and stands on the standard library alone: training and inference processes import nothing for it, the
+fields come from :mod:`ft_assets.telemetry.correlation`, which threads share, and what looks like a secret is taken out in this one
+place, whoever wrote the line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TextIO
+
+from ft_assets.telemetry import correlation, spans
+from ft_assets.telemetry.outages import OneLinePerOutage
+from ft_assets.telemetry.redaction import without_data, without_secrets
+
+FORMAT, LEVEL = "FT_LOG_FORMAT", "FT_LOG_LEVEL"
+PACKAGES = ("control_plane", "deploy", "ft_assets", "resources", "sensors")
+FIELDS = ("time", "level", "logger", "message", "service", "tenant", "job", "attempt", "request_id", "trace_id", "span_id", "exception")
+"""Of a line, as far as they are known; a line may add some of its own (``extra={"fields": {...}}``)."""
+TEXT_FIELDS = ("tenant", "job", "attempt", "request_id")
+"""Those that a line for people names behind its message."""
+QUIET = dict.fromkeys(("httpx", "httpcore", "httpx2", "httpcore2", "urllib3", "alembic"), logging.WARNING)
+"""They log each request with its whole URL, or each look at a schema."""
+SELDOM_S = 60.0
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a record."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        body: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": without_secrets(record.getMessage()),
+            "service": self._service,
+            **_known(record),
+        }
+        if record.exc_info:
+            body["exception"] = without_data(self.formatException(record.exc_info))
+        return json.dumps(body, default=str)
+
+
+class TextLines(logging.Formatter):
+    """For people: what is known stands behind the message; `plain`, for a log that is of one job alone, has time and message."""
+
+    def __init__(self, *, plain: bool) -> None:
+        super().__init__("%(asctime)s %(message)s" if plain else "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._plain = plain
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        known = _known(record)
+        behind = "" if self._plain else "".join(f" {k}={known[k]}" for k in TEXT_FIELDS if k in known)
+        return without_secrets(super().formatMessage(record)) + behind
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return without_data(super().formatException(ei))
+
+
+class _Standard(logging.StreamHandler[TextIO]):
+    """Writes to whatever ``sys.stdout`` or ``sys.stderr`` is at the moment."""
+
+    def __init__(self, name: str) -> None:
+        logging.Handler.__init__(self)
+        self._of = name
+
+    @property
+    def stream(self) -> TextIO:
+        stream: TextIO = getattr(sys, self._of)
+        return stream
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        return None
+
+
+class _Seldom(logging.Filter):
+    """Of a collector that is away one line a minute, and not one a span."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("opentelemetry"):
+            return True
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + SELDOM_S
+        return True
+
+
+def is_json(env: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment asks for JSON."""
+    return ((os.environ if env is None else env).get(FORMAT) or "text") == "json"
+
+
+def handler(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> logging.Handler:
+    """What writes the lines of `service`."""
+    made = _Standard(stream)
+    made.setFormatter(JsonLines(service) if is_json(env) else TextLines(plain=plain))
+    made.addFilter(_Seldom())
+    made.addFilter(OneLinePerOutage())
+    return made
+
+
+def configure(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> None:
+    """Log all that happens in this process as `service`; takes over what it was started for. Calling it again changes the service."""
+    e = os.environ if env is None else env
+    correlation.adopt(e)
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler(service, stream=stream, plain=plain, env=e))
+    _set_levels(root, e)
+    if is_json(e):
+        logging.captureWarnings(True)
+        sys.excepthook = _uncaught
+        threading.excepthook = lambda a: _uncaught(a.exc_type, a.exc_value or a.exc_type(), a.exc_traceback)
+
+
+def configure_packages(service: str) -> None:
+    """Log what our own packages say, in a process whose other logs belong to Dagster."""
+    for name in PACKAGES:
+        logger = logging.getLogger(name)
+        if not any(isinstance(h, _Standard) for h in logger.handlers):
+            logger.addHandler(handler(service))
+            _set_levels(logger, os.environ)
+
+
+def environment() -> dict[str, str]:
+    """Variables with which a workload logs as this process does, of the same job, in the same trace."""
+    asked = {name: os.environ[name] for name in (FORMAT, LEVEL) if os.environ.get(name)}
+    return {**asked, **correlation.environment(), **spans.environment()}
+
+
+def readable(line: str) -> str:
+    """A line of a workload's log as its tenant reads it: the text of a JSON line, any other as it is."""
+    if not line.startswith('{"time": '):
+        return line
+    try:
+        body = json.loads(line)
+        at = datetime.fromisoformat(body["time"]).strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
+        return "\n".join([f"{at} {body['message']}", *([body["exception"]] if "exception" in body else [])])
+    except (ValueError, KeyError, TypeError):
+        return line
+
+
+def _known(record: logging.LogRecord) -> dict[str, Any]:
+    found: dict[str, Any] = dict(correlation.fields())
+    ids = spans.ids()
+    if ids is not None:
+        found |= {"trace_id": ids[0], "span_id": ids[1]}
+    own = getattr(record, "fields", None)
+    return {**found, **own} if isinstance(own, Mapping) else found
+
+
+def _set_levels(logger: logging.Logger, env: Mapping[str, str]) -> None:
+    logger.setLevel((env.get(LEVEL) or "INFO").upper())
+    for name, level in QUIET.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt | SystemExit):
+        return
+    logging.getLogger("uncaught").critical("%s ended the %s", kind.__name__, "thread or process", exc_info=(kind, error, trace))

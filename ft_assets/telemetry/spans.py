@@ -1,0 +1,200 @@
+"""Spans of what the platform does: one trace for a job, from the request that made it to the process that trained it.
+
+Spans go to the OTLP/HTTP collector that ``FT_OTLP_ENDPOINT`` names. Where none is named nothing is imported and nothing is
+measured; a trace that a caller has begun is still carried on and logged. A collector that is away or slow costs spans, never time:
+they wait in a bounded queue, and the end of a process waits for them for a moment at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Literal
+
+from ft_assets.telemetry import correlation
+
+if TYPE_CHECKING:
+    from ft_assets.telemetry.otlp import Exporter, Recording
+
+ENDPOINT, SHARE = "FT_OTLP_ENDPOINT", "FT_TRACE_SHARE"
+HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+"""OpenTelemetry's own variable for what the collector wants to see, such as a key; workloads are given it as a secret."""
+PARENT = "TRACEPARENT"
+"""Environment of a workload: the span that started it."""
+FLUSH_S = 2.0
+"""What the end of a step or of a process waits for its last spans."""
+
+Value = str | int | float | bool
+Kind = Literal["internal", "server", "client", "producer", "consumer"]
+
+_FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_current: ContextVar[str | None] = ContextVar("ft_traceparent", default=None)
+
+log = logging.getLogger(__name__)
+
+
+class Span:
+    """Something that takes time; of one that nobody records, every method does nothing."""
+
+    def __init__(self, recording: Recording | None = None) -> None:
+        self._recording = recording
+
+    @property
+    def recorded(self) -> bool:
+        return self._recording is not None
+
+    def rename(self, name: str) -> None:
+        if self._recording is not None:
+            self._recording.rename(name)
+
+    def set(self, **attributes: Value | None) -> None:
+        """Attributes; ``__`` in a name stands for a dot."""
+        if self._recording is not None:
+            self._recording.set({k.replace("__", "."): v for k, v in attributes.items() if v is not None})
+
+    def fail(self, why: str) -> None:
+        """It did not do what it was for; `why` is a code or the name of a class, nothing that quotes data."""
+        if self._recording is not None:
+            self._recording.fail(why)
+
+    def end(self) -> None:
+        if self._recording is not None:
+            self._recording.set({f"ft.{k}": v for k, v in correlation.fields().items()})
+            self._recording.end()
+
+
+class _Process:
+    """What this process sends, where to, and within which span it was started."""
+
+    def __init__(self) -> None:
+        self.service, self.endpoint, self.share = "ft", "", 1.0
+        self.parent: str | None = None
+        self.open: list[Span] = []
+        self.lock = threading.Lock()
+        self._exporter: Exporter | None = None
+
+    def exporter(self) -> Exporter | None:
+        """Made on first use: OpenTelemetry's SDK is imported where something is sent, and nowhere else."""
+        with self.lock:
+            if self._exporter is None and self.endpoint:
+                try:
+                    from ft_assets.telemetry.otlp import Exporter
+
+                    self._exporter = Exporter(endpoint=self.endpoint, service=self.service, share=self.share)
+                except Exception as error:  # it is watching that fails, not what is watched
+                    log.warning("no spans are sent to %s: %s: %s", self.endpoint, type(error).__name__, error)
+                    self.endpoint = ""
+            return self._exporter if self.endpoint else None
+
+    def flush(self, timeout_s: float) -> bool:
+        return self._exporter is None or self._exporter.flush(timeout_s)
+
+
+_this = _Process()
+
+
+def configure(service: str, *, env: Mapping[str, str] | None = None) -> None:
+    """Send spans of this process as `service`, if its environment names a collector; a process that never calls this sends none."""
+    e = os.environ if env is None else env
+    _this.service = service
+    _this.endpoint = (e.get(ENDPOINT) or "").rstrip("/")
+    _this.share = float(e.get(SHARE) or 1.0)
+    _this.parent = valid(e.get(PARENT))
+
+
+def is_on() -> bool:
+    """Whether this process sends spans."""
+    return bool(_this.endpoint)
+
+
+def valid(header: str | None) -> str | None:
+    """A W3C ``traceparent`` as it was given, None where it is none: what a caller sends is not trusted to be one."""
+    return header if header and len(header) < 200 and _FORM.fullmatch(header) else None
+
+
+def current() -> str | None:
+    """``traceparent`` of the span that is open here, or of the one that the process was started in."""
+    return _current.get() or _this.parent
+
+
+def ids() -> tuple[str, str] | None:
+    """Trace id and span id of :func:`current`."""
+    parent = current()
+    return None if parent is None else (parent[3:35], parent[36:52])
+
+
+@contextlib.contextmanager
+def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **attributes: Value | None) -> Iterator[Span]:
+    """Time what is inside as `name`, within the span `parent` (default: the one that is open); ``__`` in a name of an attribute is a dot.
+
+    Tenant, job and attempt are added from :mod:`ft_assets.telemetry.correlation` at the end.
+    """
+    within = valid(parent) or current()
+    exporter = _this.exporter() if _this.endpoint else None
+    recording = None if exporter is None else exporter.start(name, within, kind)
+    made = Span(recording)
+    token = _current.set(within if recording is None else recording.traceparent)
+    if recording is not None:
+        made.set(**attributes)
+        _this.open.append(made)
+    try:
+        yield made
+    except Exception as error:
+        if getattr(error, "outcome", None) != "preempted":  # a step that makes room has not failed
+            made.fail(str(getattr(error, "code", None) or type(error).__name__))
+        raise
+    finally:
+        _current.reset(token)
+        if recording is not None:
+            made.end()
+            with contextlib.suppress(ValueError):
+                _this.open.remove(made)
+
+
+@contextlib.contextmanager
+def whole_process(parent: str | None) -> Iterator[None]:
+    """Threads that are started inside work within `parent`, too."""
+    before, _this.parent = _this.parent, valid(parent) or _this.parent
+    try:
+        yield
+    finally:
+        _this.parent = before
+
+
+def environment() -> dict[str, str]:
+    """Variables with which a workload continues the present trace."""
+    parent = current()
+    found = {PARENT: parent} if parent else {}
+    return found | {ENDPOINT: _this.endpoint, SHARE: str(_this.share)} if _this.endpoint else found
+
+
+def flush(*, timeout_s: float = FLUSH_S) -> bool:
+    """Send what was recorded; False, and it goes on behind the caller's back, where that takes longer."""
+    return _this.flush(timeout_s)
+
+
+def close(*, timeout_s: float = FLUSH_S, failure: str | None = None, **attributes: Value | None) -> bool:
+    """End every open span, innermost first, and send all: for a process that ends at once, maybe out of a signal's handler.
+
+    It is done by another thread: the one that was interrupted may hold what ending a span needs.
+    """
+    if not _this.open:
+        return flush(timeout_s=timeout_s)
+
+    def end_all() -> None:
+        for each in reversed(list(_this.open)):
+            each.set(**attributes)
+            if failure:
+                each.fail(failure)
+            each.end()
+        flush(timeout_s=timeout_s)
+
+    ending = threading.Thread(target=end_all, name="last-spans", daemon=True)
+    ending.start()
+    ending.join(timeout_s)
+    return not ending.is_alive()

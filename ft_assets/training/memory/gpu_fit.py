@@ -1,0 +1,252 @@
+"""The smallest number of GPUs that a job fits on, how they share the model, and the largest batch of each; or why nothing fits.
+
+1. GPU counts from small to large: a second GPU halves the time but not the cost, so it is taken for memory alone, or if it is asked for.
+2. Of a count, the strategy that exchanges least: one process or copies, then shards of the parameters.
+3. No gradient checkpointing where the length does not ask for it, then with it.
+4. The largest micro-batch that divides the batch of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.training.memory.cases import Case
+from ft_assets.training.memory.estimates import MemoryEstimate, estimate
+from ft_assets.training.memory.gpus import GIB, GPUS, Gpu
+from ft_assets.training.model_shapes import ModelShape
+from ft_assets.training.spec import Attention, Quantization, Strategy
+
+COUNTS = (1, 2, 4, 8, 16, 32)
+LENGTHS = (32_768, 16_384, 8192, 4096, 2048, 1024, 512)
+"""That a refusal proposes, the longest first."""
+HEADROOM = 0.05
+"""Of a GPU that an estimate leaves free: for what it does not foresee, such as the lengths of one batch."""
+CPU_EXCESS = 1.25
+"""A CPU job is refused only if its estimate is this many times the memory: a machine has swap, and other jobs end."""
+CHECKPOINTING_ABOVE = 1024
+"""Tokens above which activations outgrow the rest, and are recomputed (C3)."""
+LARGE = 13_000_000_000
+"""Parameters above which every rank loading the whole model first would not fit into a node's RAM: 8 x 52 GB in float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    num_gpus: int
+    strategy: Strategy
+    per_device_batch_size: int
+    gradient_checkpointing: bool
+    estimate: MemoryEstimate
+    gpu: Gpu
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """What an estimate of a job says of memory."""
+        return {
+            "per_gpu_bytes": self.estimate.total_bytes,
+            "parts": {name: value for name, value in self.estimate.parts.items() if value},
+            "gpu_type": self.gpu.name,
+            "gpu_bytes": self.gpu.memory_bytes or None,
+            "num_gpus": self.num_gpus,
+            "strategy": self.strategy,
+            "per_device_batch_size": self.per_device_batch_size,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "notes": list(self.notes),
+        }
+
+
+def fit(
+    shape: ModelShape,
+    *,
+    method: str,
+    adapter: Literal["lora", "qlora", "full"],
+    precision: Literal["fp32", "bf16", "fp16"],
+    max_seq_len: int,
+    rank: int,
+    optimizer: str,
+    gpu: str,
+    max_gpus: int,
+    global_batch: int,
+    num_gpus: int | None = None,
+    per_device_batch_size: int | None = None,
+    gradient_checkpointing: bool | None = None,
+    strategy: Strategy | None = None,
+    dropout: float = 0.05,
+    attention: Attention = "sdpa",
+    quantization: Quantization | None = None,
+    checkpointing_above: int = CHECKPOINTING_ABOVE,
+    memory_bytes: int | None = None,
+) -> Fit:
+    """The placement, or ``InvalidRequest`` (``memory_exceeded``) with the estimate, the limit and what would make it fit.
+
+    What is given is kept: `num_gpus`, `strategy`, `gradient_checkpointing`, `per_device_batch_size`. On a CPU it is one process with
+    `per_device_batch_size` (1), and `memory_bytes` is the machine's RAM, unknown if None.
+    """
+    kind = GPUS[gpu]
+    case = Case(
+        shape=shape,
+        method=method,
+        adapter=adapter,
+        precision=precision,
+        max_seq_len=max_seq_len,
+        rank=rank,
+        dropout=dropout,
+        optimizer=optimizer,
+        quantization=quantization or Quantization(),
+        attention=attention,
+        per_device_batch_size=per_device_batch_size or 1,
+        gradient_checkpointing=max_seq_len > checkpointing_above if gradient_checkpointing is None else gradient_checkpointing,
+        on_cpu=kind.is_cpu,
+    )
+    search = _Search(
+        gpu=kind,
+        limit=memory_bytes or kind.memory_bytes,
+        max_gpus=max_gpus,
+        global_batch=global_batch,
+        num_gpus=num_gpus,
+        strategy=strategy,
+        fixed_batch=per_device_batch_size is not None,
+        fixed_checkpointing=gradient_checkpointing is not None,
+    )
+    return search.on_cpu(case) if kind.is_cpu else search.on_gpus(case)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Search:
+    gpu: Gpu
+    limit: int
+    max_gpus: int
+    global_batch: int
+    num_gpus: int | None
+    strategy: Strategy | None
+    fixed_batch: bool
+    fixed_checkpointing: bool
+
+    def on_cpu(self, case: Case) -> Fit:
+        world = self.num_gpus or 1
+        placed = replace(case, world_size=world, strategy=self.strategy or ("single" if world == 1 else "ddp"))
+        found = estimate(placed)
+        if self.limit and found.total_bytes * world > CPU_EXCESS * self.limit:
+            raise self._refusal(placed, found)
+        return self._fit(placed, found)
+
+    def on_gpus(self, case: Case) -> Fit:
+        closest: tuple[Case, MemoryEstimate] | None = None
+        for placed in self._placements(case):
+            found = estimate(placed)
+            if self._fits(found):
+                return self._widened(placed)
+            if closest is None or found.total_bytes < closest[1].total_bytes:
+                closest = placed, found
+        if closest is None:
+            raise InvalidRequest(
+                f"batch_size {self.global_batch} does not divide by num_gpus {self.num_gpus}; use a multiple of it",
+                code="invalid_hyperparameter",
+                param="hyperparameters.batch_size",
+            )
+        raise self._refusal(*closest)
+
+    def _placements(self, case: Case) -> Iterator[Case]:
+        """Everything that may be tried, best first, with the smallest micro-batch."""
+        counts = [self.num_gpus] if self.num_gpus else [n for n in COUNTS if n <= self.max_gpus]
+        checkpointing = [case.gradient_checkpointing]
+        if not self.fixed_checkpointing and not case.gradient_checkpointing:
+            checkpointing.append(True)
+        for count in counts:
+            if self.global_batch % (count * case.per_device_batch_size):
+                continue
+            for strategy in [self.strategy] if self.strategy else strategies(case, count):
+                for again in checkpointing:
+                    yield replace(case, world_size=count, strategy=strategy, gradient_checkpointing=again)
+
+    def _widened(self, case: Case) -> Fit:
+        """With the largest micro-batch that divides a rank's share of the batch."""
+        share = self.global_batch // case.world_size
+        least = case.per_device_batch_size
+        sizes = [least] if self.fixed_batch else [n for n in range(share, least - 1, -1) if share % n == 0]
+        for size in sizes:
+            placed = replace(case, per_device_batch_size=size)
+            found = estimate(placed)
+            if self._fits(found):
+                return self._fit(placed, found)
+        raise AssertionError("a placement that fits with the smallest micro-batch was not found again")
+
+    def _fits(self, found: MemoryEstimate) -> bool:
+        return found.total_bytes <= (1 - HEADROOM) * self.limit
+
+    def _fit(self, case: Case, found: MemoryEstimate) -> Fit:
+        return Fit(
+            num_gpus=case.world_size,
+            strategy=case.strategy,
+            per_device_batch_size=case.per_device_batch_size,
+            gradient_checkpointing=case.gradient_checkpointing,
+            estimate=found,
+            gpu=self.gpu,
+            notes=tuple(_notes(case)),
+        )
+
+    def _refusal(self, case: Case, found: MemoryEstimate) -> InvalidRequest:
+        largest = max(found.parts, key=lambda name: found.parts[name])
+        limit = self.limit if case.on_cpu else (1 - HEADROOM) * self.limit
+        where = "this machine" if case.on_cpu else f"each GPU of {case.world_size} x {self.gpu.name}"
+        cures = self._cures(case)
+        message = (
+            f"{case.method} with adapter {case.adapter} at max_seq_len {case.max_seq_len} needs about {found.total_bytes / GIB:.1f} GiB on "
+            f"{where} ({found.parts[largest] / GIB:.1f} GiB of it {largest}), {limit / GIB:.1f} GiB can be used; "
+            + (", or ".join(cures) if cures else "use a smaller base model")
+        )
+        return InvalidRequest(message, code="memory_exceeded", param="hyperparameters")
+
+    def _cures(self, case: Case) -> list[str]:
+        """Single changes after which the job fits, each tried out."""
+        smaller = replace(case, gradient_checkpointing=True, per_device_batch_size=1)
+        cures = []
+        if smaller != case and self._fits_anywhere(smaller):
+            cures.append("leave per_device_batch_size and gradient_checkpointing to the platform")
+        lengths = (n for n in LENGTHS if n < case.max_seq_len)
+        if length := next((n for n in lengths if self._fits_anywhere(replace(smaller, max_seq_len=n))), None):
+            cures.append(f"lower max_seq_len to {length}")
+        smaller_adapters: tuple[Literal["lora", "qlora"], ...] = (
+            () if case.adapter == "qlora" else ("lora", "qlora") if case.full else ("qlora",)
+        )
+        if adapter := next((a for a in smaller_adapters if self._fits_anywhere(replace(smaller, adapter=a))), None):
+            cures.append(f"use adapter {adapter}")
+        if not case.on_cpu and (count := self._enough_gpus(smaller)):
+            held = f" (this pool gives a job {self.max_gpus} at most)" if count > self.max_gpus else ""
+            cures.append(f"use {count} GPUs{held}")
+        return cures
+
+    def _fits_anywhere(self, case: Case) -> bool:
+        if case.on_cpu:
+            return estimate(case).total_bytes <= self.limit
+        return any(self._fits(estimate(placed)) for placed in self._placements(case))
+
+    def _enough_gpus(self, case: Case) -> int | None:
+        """GPUs, more than were tried, that hold the job when the parameters are sharded among them."""
+        more = [n for n in COUNTS if n > case.world_size and self.global_batch % n == 0]
+        sharded = strategies(case, 2)[-1]
+        return next((n for n in more if self._fits(estimate(replace(case, world_size=n, strategy=sharded)))), None)
+
+
+def strategies(case: Case, num_gpus: int) -> tuple[Strategy, ...]:
+    """Ways to share the model among `num_gpus`, the cheapest exchange first.
+
+    1. One GPU shares with nobody.
+    2. The states of an 8-bit optimizer are not cut: copies alone.
+    3. 4-bit weights are not cut: copies, or shards of what belongs to the adapter.
+    4. Loss scaling, which fp16 needs, is not built for shards: copies alone.
+    """
+    if num_gpus == 1:
+        return ("single",)
+    if case.optimizer == "adamw_8bit" or case.precision == "fp16":
+        return ("ddp",)
+    return ("ddp", "zero2" if case.adapter == "qlora" else "fsdp2")
+
+
+def _notes(case: Case) -> Iterator[str]:
+    if case.shape.assumed:
+        yield "the model's shape is not known; that of a similar model of at least its size was taken"
+    if case.strategy in ("fsdp2", "zero3") and case.shape.num_parameters > LARGE:
+        yield "zero_init: ranks must build the model empty and load their shards only; whole copies would not fit into a node's memory"

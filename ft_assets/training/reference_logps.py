@@ -1,0 +1,157 @@
+"""Log-probabilities of answers under the model that training starts from: what DPO and KTO compare with, computed once.
+
+    manifest.json                written last: a directory with one is whole
+    ref-shard-00000.parquet      one row per row of the pack's file of that name, in its order
+    ref-val-00000.parquet        the same for its validation part
+
+Columns are row, chosen_logp, rejected_logp for a pack of pairs, and row, logp, kl_logp for one of judged answers. They depend on the
+pack, the base model, how it is run (precision, attention, quantization) and the adapter that a warm start begins with, and on
+nothing else that a job chooses: any job with the same key reuses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ft_assets.datasets.fsync import sync_directory, write_durable
+from ft_assets.datasets.packs.manifest import file_sha256
+from ft_assets.errors import IntegrityError
+from ft_assets.training.spec import Quantization
+
+REFERENCE_FORMAT = 2
+"""Of the files and of what they hold; a change makes new keys."""
+MANIFEST, PARTIAL = "manifest.json", ".partial.json"
+SIDES: Mapping[str, Mapping[str, str]] = {
+    "pairs": {"chosen_logp": "chosen_", "rejected_logp": "rejected_"},
+    "judged": {"logp": "", "kl_logp": "kl_"},
+}
+"""By kind of pack, each column with the prefix of the ``input_ids`` and ``labels`` that it is about."""
+SCHEMAS = {kind: pa.schema([("row", pa.int64()), *((column, pa.float32()) for column in columns)]) for kind, columns in SIDES.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceFile:
+    name: str
+    of: str
+    """File of the pack."""
+    sha256: str
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceManifest:
+    key: str
+    pack_fingerprint: str
+    base_digest: str
+    precision: str
+    attention: str
+    kind: str = "pairs"
+    """Of the pack."""
+    quantization: str | None = None
+    """``nf4``, ``nf4-double`` and so on; None: the base as it is."""
+    adapter: str | None = None
+    """Digest of the manifest of the adapter on the base; None: the base alone."""
+    files: tuple[ReferenceFile, ...]
+    format: int = REFERENCE_FORMAT
+
+    @classmethod
+    def read(cls, directory: Path, *, name: str = MANIFEST) -> Self:
+        """The manifest of a whole directory; ``IntegrityError`` where there is none."""
+        file = directory / name
+        try:
+            body = json.loads(file.read_text())
+            return cls(**{**body, "files": tuple(ReferenceFile(**entry) for entry in body["files"])})
+        except FileNotFoundError:
+            raise IntegrityError(
+                f"{directory} holds no reference log-probabilities, or they were not finished; compute them again"
+            ) from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise IntegrityError(
+                f"{file} is no manifest of reference log-probabilities ({str(error)[:120]}); compute them again"
+            ) from error
+
+    def write(self, directory: Path, *, name: str = MANIFEST) -> None:
+        """Put it on disk whole; every file that it names is there already."""
+        partial = directory / f".{name}.tmp"
+        with partial.open("w") as stream:
+            json.dump(asdict(self), stream, indent=1, sort_keys=True)
+            write_durable(stream)
+        partial.replace(directory / name)
+        sync_directory(directory)
+
+
+def reference_key(
+    pack_fingerprint: str,
+    base_digest: str,
+    precision: str,
+    attention: str,
+    *,
+    quantization: Quantization | None = None,
+    adapter: str | None = None,
+) -> str:
+    """``rf_`` + 32 hex digits over everything that the log-probabilities depend on; the pack's fingerprint covers its kind.
+
+    `adapter` is the digest of the manifest of the adapter that training starts from.
+    """
+    spelled = json.dumps([REFERENCE_FORMAT, pack_fingerprint, base_digest, precision, attention, quantization_label(quantization), adapter])
+    return "rf_" + hashlib.sha256(spelled.encode()).hexdigest()[:32]
+
+
+def quantization_label(quantization: Quantization | None) -> str | None:
+    """``nf4`` or ``fp4``, with ``-double`` where the constants are quantized too."""
+    return None if quantization is None else quantization.kind + ("-double" if quantization.double else "")
+
+
+def verify(directory: Path) -> ReferenceManifest:
+    """The manifest, once every file was found with its digest."""
+    manifest = ReferenceManifest.read(directory)
+    for entry in manifest.files:
+        if (found := digest_of(directory / entry.name)) != entry.sha256:
+            raise IntegrityError(
+                f"{directory / entry.name} is {found}, but the manifest says {entry.sha256}; compute the reference log-probabilities again"
+            )
+    return manifest
+
+
+def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
+    """What an earlier computation under `key` left whole, finished or not."""
+    found: dict[str, ReferenceFile] = {}
+    for name in (MANIFEST, PARTIAL):
+        try:
+            manifest = ReferenceManifest.read(directory, name=name)
+        except IntegrityError:
+            continue
+        if manifest.key == key:
+            found |= {entry.of: entry for entry in manifest.files if digest_of(directory / entry.name) == entry.sha256}
+    return list(found.values())
+
+
+def load_logps(directory: Path, manifest: ReferenceManifest, pack_files: Iterable[str]) -> pa.Table:
+    """The log-probabilities of the rows in `pack_files`, in their order; columns as the manifest's kind of pack has them."""
+    by_file = {entry.of: entry.name for entry in manifest.files}
+    return pa.concat_tables([SCHEMAS[manifest.kind].empty_table(), *(pq.read_table(directory / by_file[name]) for name in pack_files)])
+
+
+def write_logps(directory: Path, pack_file: str, columns: dict[str, Any], *, kind: str = "pairs") -> ReferenceFile:
+    """Write the file for `pack_file`: whole and on disk, or not at all."""
+    path = directory / f"ref-{pack_file}"
+    table = pa.table(columns, schema=SCHEMAS[kind])
+    partial = path.with_name(f".{path.name}.tmp")
+    with partial.open("wb") as stream:
+        pq.write_table(table, stream, compression="zstd", use_dictionary=False, store_schema=False)
+        write_durable(stream)
+    partial.replace(path)
+    sync_directory(directory)
+    return ReferenceFile(name=path.name, of=pack_file, sha256=file_sha256(path), num_rows=table.num_rows)
+
+
+def digest_of(path: Path) -> str:
+    return file_sha256(path) if path.is_file() else "absent"

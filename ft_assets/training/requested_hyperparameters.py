@@ -1,0 +1,125 @@
+"""What a request may ask for: every hyperparameter with its limits, and the refusals that say value, limit and next step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.training import methods
+from ft_assets.training.hyperparameter_limit import Limit
+
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM 0.33 can be started with (its ``MaxLoRARanks``)."""
+MAX_RANK = 128
+"""Highest rank that our servers are started with (``--max-lora-rank``)."""
+SERVABLE_RANKS = tuple(r for r in ENGINE_RANKS if r <= MAX_RANK)
+"""Ranks that our servers load: an adapter of another rank would train and then be quarantined."""
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear layers of a block of Llama, Qwen and Mistral: those that the servers adapt."""
+GPU_COUNTS = (1, 2, 4, 8, 16, 32)
+
+LIMITS: Mapping[str, Limit] = {
+    "n_epochs": Limit(kind="float", low=0, high=100, above_low=True),
+    "batch_size": Limit(kind="int", low=1, high=4096, because="rows (packed windows, pairs, answers) in an optimizer step"),
+    "learning_rate_multiplier": Limit(kind="float", low=0, high=100, above_low=True, because="it multiplies the recipe's rate"),
+    "learning_rate": Limit(kind="float", low=0, high=1, above_low=True),
+    "rank": Limit(kind="int", allowed=SERVABLE_RANKS, because=f"the inference servers load no other rank, and none above {MAX_RANK}"),
+    "alpha": Limit(kind="float", low=0, high=4096, above_low=True),
+    "dropout": Limit(kind="float", low=0, high=0.9),
+    "target_modules": Limit(kind="modules", words=MODULES, because="the inference servers adapt no other layer, lm_head least of all"),
+    "max_seq_len": Limit(kind="int", low=64),
+    "max_steps": Limit(kind="int", low=1, high=10_000_000),
+    "schedule": Limit(kind="word", words=("linear", "cosine", "constant")),
+    "warmup_ratio": Limit(kind="float", low=0, high=0.5),
+    "weight_decay": Limit(kind="float", low=0, high=1),
+    "max_grad_norm": Limit(kind="float", low=0, high=1000, above_low=True),
+    "adam_beta2": Limit(kind="float", low=0.5, high=0.9999),
+    "optimizer": Limit(kind="word", words=("adamw_torch", "adamw_8bit", "adafactor")),
+    "per_device_batch_size": Limit(kind="int", low=1, high=1024, because="rows in a micro-batch of one GPU; batch_size stays what it is"),
+    "gradient_checkpointing": Limit(kind="flag"),
+    "early_stopping_patience": Limit(kind="int", low=1, high=1000, because="validations in a row without improvement"),
+    "early_stopping_min_delta": Limit(kind="float", low=0, high=100),
+    "checkpoint_every_steps": Limit(kind="int", low=1, high=500, because="a kill may cost 500 steps at most"),
+    "precision": Limit(kind="word", words=("fp32", "bf16", "fp16")),
+    "attention": Limit(kind="word", words=("sdpa", "flash_attention_2", "flex_attention")),
+    "quantization": Limit(kind="word", words=("nf4", "fp4")),
+    "double_quantization": Limit(kind="flag"),
+    "train_on_inputs": Limit(kind="flag"),
+    "packing": Limit(kind="flag"),
+    "safety_share": Limit(kind="float", low=0, high=0.5, because="a few percent of safety-preserving examples keep what the base refuses"),
+}
+"""Of every method; each method adds its own settings."""
+HARDWARE: Mapping[str, Limit] = {
+    "num_gpus": Limit(kind="int", allowed=GPU_COUNTS, because="whole nodes, or parts of one that divide it"),
+    "strategy": Limit(kind="word", words=("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")),
+}
+
+PACK_SETTINGS = ("train_on_inputs", "packing", "safety_share")
+"""Hyperparameters that decide what the pack holds, under the names of ``PackSettings``."""
+UNSERVABLE: Mapping[str, str] = {
+    "modules_to_save": "modules that are trained whole cannot be served beside other adapters; use method full for a model of its own",
+    "bias": "trained biases cannot be served with an adapter; leave it out",
+    "lora_bias": "biases on an adapter cannot be served; leave it out",
+    "use_dora": "DoRA adapters cannot be served; use a higher rank instead",
+    "use_rslora": "its scale is written with alpha here: set alpha to rank times the scale that you want",
+    "init_lora_weights": "starts that change the base (PiSSA, OLoRA) cannot be served beside other adapters; leave it out",
+    "trainable_token_indices": "new or trained tokens cannot be served with an adapter; use method full",
+}
+"""Options of the library that people know, with why they are not offered."""
+
+
+def checked(requested: Mapping[str, Any], *, method: str = "sft") -> dict[str, Any]:
+    """`requested` without its ``auto`` entries, each value within its limits; settings of `method` among them."""
+    own = {name: setting.limit for name, setting in methods.get(method).settings.items()}
+    values: dict[str, Any] = {}
+    for name, value in requested.items():
+        limit = own.get(name) or LIMITS.get(name)
+        if limit is None:
+            raise refusal(name, _unknown(name, method, own))
+        if value is None or value == "auto":
+            continue
+        if not limit.accepts(value):
+            because = f" ({limit.because})" if limit.because else ""
+            raise refusal(
+                name, f"{name} {repr(value)[:80]} is not {limit.text}{because}; change it, or leave it out for the recipe's default"
+            )
+        values[name] = limit.plain(value)
+    if "learning_rate" in values and "learning_rate_multiplier" in values:
+        raise refusal("learning_rate", "learning_rate and learning_rate_multiplier were both given; keep one of them")
+    return values
+
+
+def checked_hardware(asked: Mapping[str, Any] | None) -> dict[str, Any]:
+    """GPUs and strategy that the request names, within their limits; ``auto`` and absent ones are left to the memory estimate."""
+    values: dict[str, Any] = {}
+    for name, value in (asked or {}).items():
+        limit = HARDWARE.get(name)
+        param = f"hardware.{name[:80]}"
+        if limit is None:
+            known = ", ".join(HARDWARE)
+            raise InvalidRequest(f"hardware {name[:80]!r} does not exist; known are {known}", code="unknown_parameter", param=param)
+        if value is None or value == "auto":
+            continue
+        if not limit.accepts(value):
+            because = f" ({limit.because})" if limit.because else ""
+            raise InvalidRequest(
+                f"hardware.{name} {repr(value)[:80]} is not {limit.text}{because}; change it, or leave it out",
+                code="invalid_hardware",
+                param=param,
+            )
+        values[name] = limit.plain(value)
+    return values
+
+
+def refusal(name: str, message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_hyperparameter", param=f"hyperparameters.{name[:80]}")
+
+
+def _unknown(name: str, method: str, own: Mapping[str, Limit]) -> str:
+    if name in UNSERVABLE:
+        return f"{name} is not offered: {UNSERVABLE[name]}"
+    others = [m.name for m in methods.registered().values() if name in m.settings]
+    if others:
+        return f"{name} is a setting of {', '.join(others)}, and the method is {method}; leave it out, or choose such a method"
+    return f"hyperparameter {name[:80]!r} does not exist; known are {', '.join([*own, *LIMITS])}"

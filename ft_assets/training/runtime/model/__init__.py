@@ -1,0 +1,1 @@
+"""The model in training: weights, attention, precision, optimizers, log-probabilities."""

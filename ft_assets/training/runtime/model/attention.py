@@ -1,0 +1,71 @@
+"""Attention over packed windows: which implementation the spec's word means, and what each wants of a batch.
+
+sdpa               exact everywhere. Packed windows need a mask of tokens x tokens, with which PyTorch has no flash kernel
+flex_attention     GPUs: skips the blocks of the mask that are empty. Compiled for one shape, so windows are filled up to one length
+flash_attention_2  GPUs with the flash-attn package: windows of a micro-batch are joined to one row
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.flex_attention import flex_attention_forward
+
+from ft_assets.training.runtime.run_errors import BadSpec
+
+FLEX = "flex_attention"
+BLOCK = 128
+"""Tokens of a block of its mask."""
+
+
+def prepare(attention: str, device: torch.device) -> None:
+    """Make `attention` available to models; ``BadSpec`` where this machine has not what it needs."""
+    if attention != FLEX:
+        return
+    if device.type == "cpu":
+        raise BadSpec("flex_attention has no backward pass on a CPU; use sdpa")
+    missing = [name for name, there in (("triton", _importable("triton")), ("a C compiler", _compiler())) if not there]
+    if missing:
+        raise BadSpec(f"flex_attention is compiled when it is first used, and {' and '.join(missing)} is not installed; use sdpa")
+    AttentionInterface.register(FLEX, _flex)
+
+
+def window_length(attention: str, max_seq_len: int) -> int | None:
+    """To which every window is filled up; None: to the longest of its micro-batch."""
+    return -(-max_seq_len // BLOCK) * BLOCK if attention == FLEX else None
+
+
+@contextlib.contextmanager
+def without_compiling(model: Any) -> Iterator[None]:
+    """For sequences of many lengths, each of which would be compiled for: they are computed by sdpa meanwhile."""
+    config = model.config
+    if config._attn_implementation != FLEX:
+        yield
+        return
+    config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        config._attn_implementation = FLEX
+
+
+def _flex(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any) -> Any:
+    """Autocast knows sdpa and not this: rotary positions give float32 queries and keys beside half-precision values."""
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return flex_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def _importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _compiler() -> bool:
+    return any(shutil.which(name) for name in ("cc", "gcc", "clang"))

@@ -1,0 +1,49 @@
+"""Optimizer and schedule of a spec. Weight decay spares biases and norms, as everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from transformers import get_scheduler
+
+from ft_assets.training.runtime.run_errors import BadSpec
+from ft_assets.training.spec import Optimization
+
+
+def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """What is trained, in the order of the model, in two groups; one where nothing decays."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not weight_decay:
+        return [{"params": trained, "weight_decay": 0.0}]
+    decaying = [p for p in trained if p.ndim > 1]
+    others = [p for p in trained if p.ndim <= 1]
+    groups = [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [g for g in groups if g["params"]]
+
+
+def make_optimizer(model: Any, opt: Optimization) -> torch.optim.Optimizer:
+    groups = parameter_groups(model, opt.weight_decay)
+    if opt.optimizer == "adamw_torch":
+        fused = groups[0]["params"][0].device.type == "cuda"
+        return torch.optim.AdamW(groups, lr=opt.learning_rate, betas=opt.adam_betas, eps=1e-8, fused=fused)
+    if opt.optimizer == "adamw_8bit":
+        from bitsandbytes.optim.adamw import AdamW8bit
+
+        quantized: Any = AdamW8bit
+        adam: torch.optim.Optimizer = quantized(groups, lr=opt.learning_rate, betas=opt.adam_betas, eps=1e-8)
+        return adam
+    if opt.optimizer == "adafactor":
+        from transformers.optimization import Adafactor
+
+        factored: Any = Adafactor
+        made: torch.optim.Optimizer = factored(groups, lr=opt.learning_rate, scale_parameter=False, relative_step=False, warmup_init=False)
+        return made
+    raise BadSpec(f"optimizer {opt.optimizer!r} is not known; use adamw_torch, adamw_8bit or adafactor")
+
+
+def make_schedule(optimizer: Any, opt: Optimization, *, total_steps: int) -> Any:
+    """A multiplier of the rate per step; its state is the step."""
+    name = "constant_with_warmup" if opt.schedule == "constant" else opt.schedule
+    return get_scheduler(name, optimizer, num_warmup_steps=math.ceil(total_steps * opt.warmup_ratio), num_training_steps=total_steps)

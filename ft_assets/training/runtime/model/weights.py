@@ -1,0 +1,231 @@
+"""Base model in, weights out: loading by the spec, and saving bytes that depend on the weights alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from ft_assets.training.runtime.model import attention
+from ft_assets.training.runtime.run_errors import BadInput, Diverged
+from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ADAPTER_WEIGHTS, MODEL_WEIGHTS = "adapter_model.safetensors", "model.safetensors"
+SHARD_BYTES = 4 * 2**30
+"""Of a file of full weights."""
+
+
+def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> tuple[Any, Any]:
+    """The frozen or trainable base model, and its tokenizer. Safetensors only, no code of the repository is run.
+
+    A base that is trained itself is held in float32 and computed in the spec's precision: half-precision weights lose updates smaller
+    than a 256th of themselves. A frozen one is held in the spec's precision, or in 4 bits.
+    """
+    dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
+    attention.prepare(spec.attention, device)
+    options: dict[str, Any] = {}
+    if device.type == "cuda" and spec.strategy in ("single", "ddp"):
+        options = {"device_map": {"": device}}  # whole on each GPU: not by way of the machine's memory
+    if spec.quantization is not None:
+        options = quantized(spec.quantization, dtype=dtype, device=device)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=spec.attention, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ImportError, ValueError, SafetensorError) as e:
+        raise BadInput(f"base model {spec.base_model} cannot be loaded from {directory}: {e}", code="base_model_unavailable") from e
+    model.config.use_cache = False
+    if spec.quantization is not None:
+        keep_layout(model)
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    return model, tokenizer
+
+
+def quantized(how: Quantization, *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Options with which a base is loaded in 4 bits: one spelling, so that a reference is quantized as what is trained."""
+    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type=how.kind,
+        bnb_4bit_use_double_quant=how.double,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def keep_layout(model: Any) -> None:
+    """Forbid the 4-bit layers to repack their weights for inference on a CPU with AVX512-BF16.
+
+    They would at the first pass without gradients (the self-test, a validation) and would pass no gradient on from then on, silently.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
+    """PEFT's form of the spec's LoRA settings; None for full parameters.
+
+    ``all-linear`` is spelled out as the last parts of the layers' names: the form that inference servers read.
+    """
+    if spec.lora is None:
+        return None
+    modules, alpha = spec.lora.target_modules, spec.lora.alpha
+    return LoraConfig(
+        r=spec.lora.rank,
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
+        lora_dropout=spec.lora.dropout,
+        target_modules=_linear_layers(model) if modules == "all-linear" else list(modules),
+        task_type="CAUSAL_LM",
+        bias="none",
+    )
+
+
+def start_warm(model: Any, run: RunFile) -> None:
+    """Fill the adapter with the weights of ``spec.warm_start``, if there is one; ``BadInput`` where they do not fit."""
+    if run.spec.warm_start is None:
+        return
+    if run.warm_start_dir is None:
+        raise BadInput(f"the spec starts from adapter {run.spec.warm_start.adapter}, but the run file has no warm_start_dir")
+    load_weights(model, run.warm_start_dir)
+
+
+def hold_trained_in_fp32(model: Any) -> None:
+    """Trained parameters in float32: in half precision, updates smaller than a 256th of a weight are lost."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsCopy:
+    """Weights as they were at one moment, on the CPU."""
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any] | None
+    """Of the adapter; None for a whole model."""
+    model_config: Any = None
+
+    @classmethod
+    def of(cls, model: Any, *, base_model: str, precision: str | None = None) -> Self:
+        """Copy what `model` trains. `precision`: cast a whole model to it, as it will be served."""
+        if isinstance(model, PeftModel):
+            return cls.of_adapter(get_peft_model_state_dict(model, save_embedding_layers=False), model, base_model=base_model)
+        return cls.of_state(model.state_dict(), model, precision=precision)
+
+    @classmethod
+    def of_adapter(cls, state: Mapping[str, Any], model: Any, *, base_model: str) -> Self:
+        """From the adapter's whole tensors."""
+        config = json.loads(json.dumps(model.peft_config["default"].to_dict(), default=_plain))
+        config |= {"base_model_name_or_path": base_model, "inference_mode": True}
+        return cls(tensors=_copies(state, None), config=config)
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], model: Any, *, precision: str | None = None) -> Self:
+        """From the whole tensors of a model; what is tied is written once."""
+        tied = set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.get_text_config().tie_word_embeddings else set()
+        dtype = None if precision is None else DTYPES[precision]
+        return cls(tensors=_copies({k: v for k, v in state.items() if k not in tied}, dtype), config=None, model_config=model.config)
+
+    def write(self, directory: Path) -> None:
+        """The same weights always give the same bytes."""
+        if self.config is not None:
+            save_file(dict(self.tensors), directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+            (directory / "adapter_config.json").write_text(json.dumps(self.config, indent=2, sort_keys=True))
+            return
+        dtype = next(iter(self.tensors.values())).dtype
+        config = json.loads(self.model_config.to_json_string()) | {"dtype": str(dtype).removeprefix("torch."), "use_cache": True}
+        (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+        shards = _shards(self.tensors)
+        if len(shards) == 1:
+            save_file(dict(self.tensors), directory / MODEL_WEIGHTS, metadata={"format": "pt"})
+            return
+        index: dict[str, str] = {}
+        for number, names in enumerate(shards, start=1):
+            file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            save_file({n: self.tensors[n] for n in names}, directory / file, metadata={"format": "pt"})
+            index |= dict.fromkeys(names, file)
+        size = sum(t.numel() * t.element_size() for t in self.tensors.values())
+        body = {"metadata": {"total_size": size}, "weight_map": index}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(body, indent=2, sort_keys=True))
+
+
+def load_weights(model: Any, directory: Path) -> None:
+    """Fill `model` (adapter or whole) from what :class:`WeightsCopy` wrote; ``BadInput`` for names or shapes that do not fit."""
+    files = sorted(directory.glob(ADAPTER_WEIGHTS if isinstance(model, PeftModel) else "model*.safetensors"))
+    if not files:
+        raise BadInput(f"{directory} holds no weights for a {'LoRA adapter' if isinstance(model, PeftModel) else 'whole model'}")
+    state = {k: v for file in files for k, v in load_file(file).items()}
+    try:
+        if isinstance(model, PeftModel):
+            own = {k: v.shape for k, v in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
+            if own != {k: v.shape for k, v in state.items()}:
+                different = sorted(k for k in own.keys() | state.keys() if own.get(k) != (state[k].shape if k in state else None))
+                raise BadInput(
+                    f"the adapter in {directory} does not fit: {different[0]} and {len(different) - 1} more differ in shape or name"
+                )
+            set_peft_model_state_dict(model, state)
+            return
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as e:
+        raise BadInput(f"the weights in {directory} do not fit: {str(e)[:300]}") from e
+    tied = set(getattr(model, "_tied_weights_keys", None) or {})
+    if unexpected or set(missing) - tied:
+        raise BadInput(f"the weights in {directory} do not fit: {(sorted(set(missing) - tied) + unexpected)[0]} is missing or unknown")
+
+
+def require_finite(model: Any) -> None:
+    """Refuse to hand out weights that answer with NaN."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not torch.isfinite(parameter).all():
+            raise Diverged(f"{name} holds values that are not finite after the last step; lower learning_rate")
+
+
+def saved_adapter_name(name: str) -> str:
+    """Name of a trained parameter of the model in the adapter's file, which knows no adapter names."""
+    return name.replace(".default.weight", ".weight")
+
+
+def _copies(state: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    copies = {}
+    for name, tensor in sorted(state.items()):
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        copies[name] = tensor.detach().to("cpu", wanted, copy=True).contiguous()
+    return copies
+
+
+def _shards(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if shards[-1] and filled + size > SHARD_BYTES:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def _linear_layers(model: Any) -> list[str]:
+    head = model.get_output_embeddings()
+    return sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head})
+
+
+def _plain(value: Any) -> Any:
+    """Sets sorted, enums by value: what JSON has no word for."""
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(getattr(value, "value", value))

@@ -1,0 +1,50 @@
+"""DPO by TRL's ``DPOTrainer``, against reference log-probabilities that were computed once and are read from files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trl.trainer.dpo_trainer as library
+from trl.trainer.dpo_config import DPOConfig
+
+from ft_assets.training.runtime.model.weights import lora_config
+from ft_assets.training.runtime.objectives import Ingredients, reference_reader
+from ft_assets.training.runtime.objectives.batches import Pairs
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, Prepared, arguments, single_device, unhashed, unused
+
+
+class _Trainer(LossOnly, library.DPOTrainer):
+    pass
+
+
+def losses(name: str, smoothing: float) -> dict[str, Any]:
+    """Arguments of the library's configuration. Its sigmoid loss ignores label smoothing; cDPO's loss (Mitchell 2023), of a share e of
+    flipped labels, is 2 (1 - e) times the sigmoid loss less (1 - 2 e) times the robust one."""
+    if name == "sigmoid" and smoothing:
+        weights = [2.0 * (1.0 - smoothing), 2.0 * smoothing - 1.0]
+        return {"loss_type": ["sigmoid", "robust"], "loss_weights": weights, "label_smoothing": smoothing}
+    return {"loss_type": [name], "label_smoothing": smoothing}
+
+
+def build(given: Ingredients) -> Preference:
+    settings: Any = given.spec.method_settings
+    train, validation = reference_reader.load(given.run, given.pack)
+    config = DPOConfig(
+        **arguments(given),
+        beta=settings["beta"],
+        **losses(settings["loss_type"], settings["label_smoothing"]),
+        precompute_ref_log_probs=True,
+    )
+    rows = Prepared.from_dict({"prompt_ids": [[0]], "chosen_ids": [[0]], "rejected_ids": [[0]]})
+    with unhashed(library):
+        trainer = _Trainer(
+            given.base,
+            args=single_device(config),
+            data_collator=unused,
+            train_dataset=rows,
+            processing_class=given.tokenizer,
+            peft_config=lora_config(given.spec, given.base),
+        )
+    pad = given.tokenizer.pad_token_id or 0
+    held_out = None if given.pack.validation is None else Pairs(given.pack.validation, validation, pad=pad)
+    return Preference(given, trainer, train=Pairs(given.pack.train, train, pad=pad), validation=held_out)

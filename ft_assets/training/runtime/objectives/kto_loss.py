@@ -1,0 +1,93 @@
+"""KTO by TRL's ``KTOTrainer``, against reference log-probabilities that were computed once and are read from files.
+
+The distance to the reference (the KL term) is estimated once a step, from the mismatched answers that the pack holds: their mean over all
+micro-batches and ranks, so that a step does not depend on how it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import trl.trainer.kto_trainer as library
+from trl.trainer.kto_config import KTOConfig
+
+from ft_assets.training.runtime.model.weights import lora_config
+from ft_assets.training.runtime.objectives import Batch, Ingredients, reference_reader
+from ft_assets.training.runtime.objectives.batches import Judged
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, Prepared, arguments, single_device, unhashed, unused
+from ft_assets.training.runtime.objectives.preference_self_test import log_probabilities
+from ft_assets.training.runtime.parallel import reduce_sum
+from ft_assets.training.runtime.run_errors import BadInput
+
+
+class _Trainer(LossOnly, library.KTOTrainer):
+    kl = torch.zeros(())
+    """Mean distance over the rows of the step, not yet clamped at 0."""
+
+    def _compute_kl_logps(self, *_: Any) -> torch.Tensor:
+        return self.kl
+
+    def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool) -> torch.Tensor:
+        """As in the base class, which subtracts the reference of the mismatched answers: it is subtracted in `kl` already."""
+        undistanced = inputs | {"ref_KL_logps": torch.zeros_like(self.kl)}
+        loss: torch.Tensor = super()._compute_loss(model, undistanced, return_outputs)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class Kto(Preference):
+    """Means of good and of bad answers are over as many as there are of each."""
+
+    def prepare_step(self, model: Any, batches: Iterable[Batch]) -> None:
+        """Estimate the distance over all rows of the step, without dropout, as the reference was computed."""
+        total, rows = torch.zeros((), dtype=torch.float64, device=self._device), 0
+        with self._quiet(model):
+            for batch in batches:
+                mismatched = self._train.scored(batch)[1]
+                total += (log_probabilities(model, mismatched) - batch["ref_KL_logps"]).sum().double()
+                rows += len(batch["label"])
+        total_of_all, rows_of_all = reduce_sum([float(total), float(rows)], self._device)
+        self._trainer.kl = torch.tensor(total_of_all / max(rows_of_all, 1.0), dtype=torch.float32, device=self._device)
+
+    def counted(self, name: str, batch: Batch) -> float:
+        good = float(batch["label"].sum())
+        return {"chosen": good, "rejected": len(batch["label"]) - good}.get(name.rpartition("/")[2], float(len(batch["label"])))
+
+    def derived(self, means: dict[str, float]) -> dict[str, float]:
+        sides = [means.get(f"rewards/{side}") for side in ("chosen", "rejected")]
+        if sides[0] is None or sides[1] is None:
+            return {name: value for name, value in means.items() if name != "rewards/margins"}
+        return means | {"rewards/margins": sides[0] - sides[1]}
+
+
+def build(given: Ingredients) -> Preference:
+    settings: Any = given.spec.method_settings
+    train, validation = reference_reader.load(given.run, given.pack)
+    shared = arguments(given)
+    # The trainer insists on two rows because it would make the mismatched answers from the micro-batch itself.
+    shared["per_device_train_batch_size"] = max(2, shared["per_device_train_batch_size"])
+    config = KTOConfig(
+        **shared,
+        beta=settings["beta"],
+        desirable_weight=settings["desirable_weight"],
+        undesirable_weight=settings["undesirable_weight"],
+        precompute_ref_log_probs=True,
+    )
+    rows = Prepared.from_dict({"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]})
+    with unhashed(library):
+        trainer = _Trainer(
+            given.base,
+            args=single_device(config),
+            data_collator=unused,
+            train_dataset=rows,
+            processing_class=given.tokenizer,
+            peft_config=lora_config(given.spec, given.base),
+        )
+    pad = given.tokenizer.pad_token_id or 0
+    held_out = None
+    if given.pack.validation is not None:
+        if validation is None:
+            raise BadInput("the validation rows have no reference log-probabilities; compute the reference log-probabilities again")
+        held_out = Judged(given.pack.validation, validation, pad=pad)
+    return Kto(given, trainer, train=Judged(given.pack.train, train, pad=pad), validation=held_out)

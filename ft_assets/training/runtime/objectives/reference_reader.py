@@ -1,0 +1,69 @@
+"""The reference log-probabilities of a pack, read only if they are those that the spec names, row for row.
+
+A stale or foreign reference trains without any sign of it, towards the wrong thing; so what does not fit is refused: key, pack, base
+model and what is on it, digests, rows, and numbers that are none. That they are the model's own is proved by ``check_reference``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ft_assets.errors import IntegrityError
+from ft_assets.training.reference_logps import ReferenceManifest, quantization_label, verify
+from ft_assets.training.runtime.pack_loader import Pack
+from ft_assets.training.runtime.run_errors import BadInput
+from ft_assets.training.spec import RunFile, TrainingSpec
+
+AGAIN = "compute the reference log-probabilities again"
+
+
+def load(run: RunFile, pack: Pack) -> tuple[pa.Table, pa.Table | None]:
+    """Reference of the training rows and of the validation rows of `pack`; ``BadInput`` where they do not fit."""
+    spec = run.spec
+    if run.reference_dir is None or spec.reference is None:
+        raise BadInput(f"method {spec.method} needs reference log-probabilities, but the run file names none; {AGAIN}")
+    try:
+        manifest = verify(run.reference_dir)
+    except IntegrityError as e:
+        raise BadInput(e.message) from e
+    _require_same(manifest, spec)
+    body = json.loads((run.pack_dir / "manifest.json").read_text())
+    train = _read(run.reference_dir, manifest, body["shards"], pack.train, "training")
+    if pack.validation is None:
+        return train, None
+    return train, _read(run.reference_dir, manifest, body["validation"]["shards"], pack.validation, "validation")
+
+
+def _require_same(manifest: ReferenceManifest, spec: TrainingSpec) -> None:
+    checks: list[tuple[str, str | None, str | None]] = [
+        ("key", manifest.key, spec.reference),
+        ("pack", manifest.pack_fingerprint, spec.pack_fingerprint),
+        ("base model", manifest.base_digest, spec.base_digest),
+        ("quantization", manifest.quantization, quantization_label(spec.quantization)),
+        ("adapter", manifest.adapter, spec.warm_start.manifest_sha256 if spec.warm_start else None),
+    ]
+    for what, found, wanted in checks:
+        if found != wanted:
+            raise BadInput(f"the reference log-probabilities have {what} {found}, the spec wants {wanted}; {AGAIN}")
+
+
+def _read(directory: Path, manifest: ReferenceManifest, shards: list[dict[str, str]], rows: pa.Table, part: str) -> pa.Table:
+    names = {entry.of: entry.name for entry in manifest.files}
+    missing = [s["name"] for s in shards if s["name"] not in names]
+    if missing:
+        raise BadInput(f"the reference log-probabilities lack {missing[0]} of the pack; {AGAIN}")
+    found = pa.concat_tables([pq.read_table(directory / names[s["name"]]) for s in shards]).slice(0, rows.num_rows)
+    if found.num_rows != rows.num_rows or not pc.all(pc.equal(found["row"], rows["row"])).as_py():
+        raise BadInput(f"the reference log-probabilities are of other {part} rows than the pack has; {AGAIN}")
+    for name in found.column_names:
+        bad = ~np.isfinite(found[name].to_numpy())
+        if bad.any():
+            row = found["row"][int(bad.argmax())].as_py()
+            raise BadInput(f"{name} of {part} row {row} is no number; {AGAIN}")
+    return found.combine_chunks()

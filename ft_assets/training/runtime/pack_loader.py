@@ -1,0 +1,159 @@
+"""The pack as a table: verified against its manifest and checked row by row before a model is loaded.
+
+Needs numpy and pyarrow only, so that a damaged pack is refused within a second of the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ft_assets.errors import InvalidRequest
+from ft_assets.training import methods
+from ft_assets.training.methods import PackKind
+from ft_assets.training.runtime.run_errors import BadExample, BadInput, BadSpec
+from ft_assets.training.spec import TrainingSpec
+
+SEQUENCES: Mapping[PackKind, Mapping[str, str]] = {
+    "windows": {"input_ids": "labels"},
+    "pairs": {"chosen_input_ids": "chosen_labels", "rejected_input_ids": "rejected_labels"},
+    "judged": {"input_ids": "labels", "kl_input_ids": "kl_labels"},
+}
+"""Columns of token ids with those of their labels."""
+OTHERS: Mapping[PackKind, Mapping[str, pa.DataType]] = {
+    "windows": {"seq_lengths": pa.list_(pa.int32())},
+    "pairs": {"row": pa.int64()},
+    "judged": {"label": pa.bool_(), "row": pa.int64()},
+}
+WORD: Mapping[PackKind, str] = {"windows": "window", "pairs": "pair", "judged": "answer"}
+MAX_VALIDATION_WINDOWS = 100
+"""Bounds a validation pass at a checkpoint to seconds; a standard error under a tenth of the loss's spread."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    train: pa.Table
+    validation: pa.Table | None
+
+
+def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int) -> Pack:
+    """Read and check the pack of `spec`. The whole table lies in memory: 8 bytes a token."""
+    kind = _kind(spec)
+    try:
+        manifest = json.loads((pack_dir / "manifest.json").read_text())
+    except (OSError, ValueError) as e:
+        raise BadInput(f"{pack_dir / 'manifest.json'} cannot be read ({e}); pack the dataset again") from e
+    if manifest["fingerprint"] != spec.pack_fingerprint:
+        raise BadSpec(f"{pack_dir} is pack {manifest['fingerprint']}, the spec wants {spec.pack_fingerprint}")
+    if (found := manifest.get("kind", "windows")) != kind:
+        raise BadSpec(f"{pack_dir} is a pack of {found}, method {spec.method} trains on {kind}; pack the dataset for this method")
+    train = _read_shards(pack_dir, manifest["shards"], kind)
+    if not train.num_rows:
+        raise BadExample(f"the pack has no {WORD[kind]}s: every example was dropped; see the dataset's report")
+    _check(train, "train", spec, kind, vocab_size)
+    if kind == "windows" and not pc.any(pc.not_equal(_flat(train, "labels"), -100)).as_py():
+        raise BadExample("no token of the pack carries loss: check weights and train_on_inputs")
+    validation = None
+    if manifest.get("validation"):
+        validation = _read_shards(pack_dir, manifest["validation"]["shards"], kind).slice(0, MAX_VALIDATION_WINDOWS)
+        _check(validation, "validation", spec, kind, vocab_size)
+    return Pack(train=train, validation=validation if validation is not None and validation.num_rows else None)
+
+
+def _kind(spec: TrainingSpec) -> PackKind:
+    try:
+        return methods.get(spec.method).pack
+    except InvalidRequest as e:
+        raise BadSpec(e.message) from e
+
+
+def _read_shards(pack_dir: Path, shards: list[dict[str, Any]], kind: PackKind) -> pa.Table:
+    ids = pa.list_(pa.int32())
+    schema = pa.schema([(name, ids) for pair in SEQUENCES[kind].items() for name in pair] + list(OTHERS[kind].items()))
+    tables = [schema.empty_table()]
+    for shard in shards:
+        path = pack_dir / shard["name"]
+        try:
+            with path.open("rb") as f:
+                digest = hashlib.file_digest(f, "sha256").hexdigest()
+        except OSError as e:
+            raise BadInput(f"{path} cannot be read ({e}); fetch the pack again") from e
+        if digest != shard["sha256"]:
+            raise BadInput(f"{path} has digest {digest[:12]}, the manifest says {shard['sha256'][:12]}; fetch the pack again")
+        try:
+            tables.append(pq.read_table(path, columns=schema.names).select(schema.names).cast(schema))
+        except (pa.ArrowInvalid, KeyError) as e:
+            raise BadInput(f"{path} has not the columns of a pack of {kind} ({str(e)[:120]}); pack the dataset again") from e
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, vocab_size: int) -> None:
+    """Refuse the first row that would train on garbage or crash a kernel, by its number."""
+    if not table.num_rows:
+        return
+    for ids, labels in SEQUENCES[kind].items():
+        of = "" if kind == "windows" else f"{ids} "
+        lengths = _lengths(table, ids)
+        _refuse(lengths == 0, f"{of}is empty", table, split, kind)
+        _refuse(lengths > spec.max_seq_len, f"{of}is longer than max_seq_len {spec.max_seq_len}", table, split, kind)
+        _refuse(lengths != _lengths(table, labels), f"{of}has not as many labels as tokens", table, split, kind)
+        values = _flat(table, ids).to_numpy()
+        outside = (values < 0) | (values >= vocab_size)
+        if outside.any():
+            at = int(outside.argmax())
+            bad = np.arange(table.num_rows) == np.searchsorted(np.cumsum(lengths), at, side="right")
+            _refuse(bad, f"{of}holds token {int(values[at])}, the vocabulary ends at {vocab_size - 1}", table, split, kind)
+        if kind != "windows":
+            _check_answers(table, ids, labels, split, kind)
+    if kind == "windows":
+        sums = _sums(table, "seq_lengths", _flat(table, "seq_lengths").to_numpy())
+        _refuse(_lengths(table, "input_ids") != sums, "has seq_lengths that do not add up to its tokens", table, split, kind)
+
+
+def _check_answers(table: pa.Table, ids: str, labels: str, split: str, kind: PackKind) -> None:
+    """Every answer carries loss, and on its own tokens: the trainers know which tokens are scored, not which labels they have."""
+    values, wanted = _flat(table, ids).to_numpy(), _flat(table, labels).to_numpy()
+    scored = wanted != -100
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(table, ids))[:-1]])
+    _refuse(scored[first], f"{labels} has a label on the first token, which nothing precedes", table, split, kind)
+    _refuse(_sums(table, labels, scored) == 0, f"{labels} has no token that carries loss", table, split, kind)
+    _refuse(_sums(table, labels, scored & (wanted != values)) > 0, f"{labels} has labels that are not its tokens", table, split, kind)
+
+
+def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind: PackKind) -> None:
+    """``BadExample`` for the first row of `table` where `bad` holds."""
+    if not bad.any():
+        return
+    at = int(bad.argmax())
+    detail: dict[str, Any] = {"split": split, "row": at}
+    where = f"{split} {WORD[kind]} {at}"
+    if "row" in table.column_names:
+        detail["uploaded_row"] = table["row"][at].as_py()
+        where += f" (row {detail['uploaded_row']} of the uploaded file)"
+    raise BadExample(f"{where}{'' if kind == 'windows' else ':'} {why}", **detail)
+
+
+def _sums(table: pa.Table, column: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Sum of `values`, one per element of a list column, over each row."""
+    sums = np.zeros(table.num_rows, dtype=np.int64)
+    np.add.at(sums, np.repeat(np.arange(table.num_rows), _lengths(table, column)), values)
+    return sums
+
+
+def _lengths(table: pa.Table, column: str) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = pc.list_value_length(table[column]).to_numpy().astype(np.int64)
+    return lengths
+
+
+def _flat(table: pa.Table, column: str) -> pa.ChunkedArray:
+    return pc.list_flatten(table[column])

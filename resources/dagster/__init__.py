@@ -1,0 +1,1 @@
+"""Dagster: storage, launcher, run server, records, GraphQL."""

@@ -1,0 +1,266 @@
+"""Runs as children forked from a process that has imported everything: a run begins in a tenth of a second instead of seconds.
+
+``python -m resources.dagster.run_server`` listens at ``<FT_HOME>/runs/server.sock`` for :class:`.run_launcher.ForkingRunLauncher`.
+Each run is a child in a session of its own: it outlives a server that is killed, and whoever comes after it knows it by its
+record (:mod:`resources.dagster.run_records`). A server that is asked to end (SIGTERM) ends its runs first, and the stack those of a server
+that could not.
+
+The server has one thread and no connection to any database, so a child inherits neither. A run that dies without a word is
+reported to Dagster at once, by a child, also when a server before this one had forked it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from dagster import DagsterInstance
+from dagster._cli.api import _execute_run_command_body
+from dagster._core.code_pointer import ModuleCodePointer
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+from dagster._core.instance.ref import InstanceRef
+from dagster._serdes import deserialize_value
+from dagster._utils.interrupts import capture_interrupts
+
+from control_plane.platform.settings import load
+from resources.atomic_write import write_atomically
+from resources.dagster.run_records import (
+    READY,
+    address_file,
+    check_owned,
+    end_all,
+    lives,
+    read_record,
+    record_path,
+    runs_dir,
+    send,
+    socket_path,
+)
+from resources.launcher.process_identity import identity
+from resources.launcher.watch import write_json
+
+PRELOADED = "ft_assets.definitions"
+"""The code location of ``workspace.yaml``; runs of another one are not forked."""
+LATE_IMPORTS = ("resources.dagster.pooled_storage", "resources.dagster.run_launcher", "sensors.run_coordinator")
+"""What a run's instance is made of: ``dagster.yaml`` names it, so nothing of the code location imports it."""
+LOOK_EVERY_S = 0.25
+"""Seconds between looks for children that ended, while nobody asks for anything."""
+REQUEST_TIMEOUT_S = 5.0
+RECORD_TIMEOUT_S = 5.0
+"""For a child to write its record, which takes milliseconds: meanwhile the server does nothing else."""
+
+log = logging.getLogger("resources.dagster.run_server")
+
+
+@dataclass(kw_only=True)
+class RunServer:
+    """Forks a child a run, and knows when it ended."""
+
+    directory: Path
+    stack: str
+    """``FT_STACK_ID``: runs of an earlier stack lost their database with it and are ended."""
+    children: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By pid: run id and serialized reference to the instance; an empty run id is a report's."""
+    ending: bool = False
+    record_timeout_s: float = RECORD_TIMEOUT_S
+
+    def serve(self, listener: socket.socket) -> None:
+        """Until SIGTERM; then the runs are ended."""
+        listener.settimeout(LOOK_EVERY_S)
+        self._take_over()
+        while not self.ending:
+            (self.directory / READY).touch()
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                self._reap()
+                self._look_for_orphans()
+                continue
+            with connection:
+                connection.settimeout(REQUEST_TIMEOUT_S)
+                self._answer(listener, connection)
+            self._reap()
+        end_all(self.directory, of=lambda stack: stack == self.stack, meanwhile=self._reap)
+
+    def _answer(self, listener: socket.socket, connection: socket.socket) -> None:
+        try:
+            asked = json.loads(_line(connection))
+            answer: dict[str, int | str] = {
+                "pid": self._start(asked["run_id"], asked["instance_ref"], (listener, connection)) if asked else 0
+            }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("a request was not understood: %s: %s", type(error).__name__, error)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(OSError):  # who asked has gone
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _start(self, run_id: str, instance_ref: str, sockets: tuple[socket.socket, ...]) -> int:
+        known = read_record(self.directory, run_id)
+        if known is not None and lives(known):
+            return int(known["pid"])
+        heard, told = os.pipe()
+        with os.fdopen(heard, "rb") as recorded:
+
+            def work() -> int:
+                pid = os.getpid()
+                body = {"pid": pid, "identity": identity(pid), "stack": self.stack, "instance_ref": instance_ref}
+                write_json(record_path(self.directory, run_id), body)
+                recorded.close()
+                os.close(told)
+                return _run(run_id, instance_ref)
+
+            try:
+                pid = _fork(sockets, work)
+                self.children[pid] = (run_id, instance_ref)
+            finally:
+                os.close(told)
+            ready, _, _ = select.select([recorded], [], [], self.record_timeout_s)  # it ends: the record is written, or the child dead
+            if not ready:
+                os.kill(pid, signal.SIGKILL)
+                raise TimeoutError(f"run {run_id} (pid {pid}) had no record after {self.record_timeout_s:.0f} s and was ended")
+        return pid
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            run_id, instance_ref = self.children.pop(pid, ("", ""))
+            if not run_id:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            record_path(self.directory, run_id).unlink(missing_ok=True)
+            if code != 0 and not self.ending:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                reporter = _fork((), lambda i=run_id, r=instance_ref, p=pid, h=how: _report_dead(i, r, p, h))
+                self.children[reporter] = ("", "")
+
+    def _take_over(self) -> None:
+        """Runs that a server before this one started: those of this stack go on, the rest end."""
+        for path in self.directory.glob("*.json"):
+            known = read_record(self.directory, path.stem)
+            if known is not None and known.get("stack") == self.stack:
+                continue
+            if known is not None and lives(known):
+                send(known["pid"], signal.SIGKILL)
+            path.unlink(missing_ok=True)
+
+    def _look_for_orphans(self) -> None:
+        """Runs that this server did not fork, and whose end no ``waitpid`` tells."""
+        own = {run_id for run_id, _ in self.children.values()}
+        for path in self.directory.glob("*.json"):
+            run_id = path.stem
+            known = None if run_id in own else read_record(self.directory, run_id)
+            if known is None or lives(known):
+                continue
+            path.unlink(missing_ok=True)
+            reporter = _fork((), lambda i=run_id, k=known: _report_dead(i, k["instance_ref"], k["pid"], "no word to its server"))
+            self.children[reporter] = ("", "")
+
+
+def _line(connection: socket.socket) -> bytes:
+    received = b""
+    while not received.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            raise ValueError("the request ended in the middle")
+        received += part
+    return received
+
+
+def _fork(sockets: tuple[socket.socket, ...], work: Any) -> int:
+    """A child in a session of its own that does `work` and ends, whatever happens."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for held in sockets:
+            held.close()
+        code = work()
+    except BaseException:
+        log.exception("a run's process failed")
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(run_id: str, instance_ref: str) -> int:
+    """What ``dagster api execute_run`` does, without the imports."""
+    with capture_interrupts(), DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
+        return int(_execute_run_command_body(run_id, instance, lambda _event: None, set_exit_code_on_failure=False))
+
+
+def _report_dead(run_id: str, instance_ref: str, pid: int, how: str) -> int:
+    with DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
+        run = instance.get_run_by_id(run_id)
+        if run is not None and not run.is_finished:
+            instance.report_run_failed(run, message=f"its process (pid {pid}) ended with {how}")
+    return 0
+
+
+def preload() -> None:
+    """Import the code location and what runs import later, and build its repository once: Dagster keeps it for every job."""
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
+    repository = ReconstructableRepository(ModuleCodePointer(PRELOADED, "defs", str(Path.cwd())))
+    repository.get_reconstructable_job("prepare").get_definition()
+    gc.collect()
+    gc.freeze()  # what is shared stays shared: a child's collector does not touch it
+
+
+def main() -> int:
+    settings = load()
+    directory, address = runs_dir(settings), socket_path(settings)
+    directory.mkdir(parents=True, exist_ok=True)
+    address.parent.mkdir(mode=0o700, exist_ok=True)
+    check_owned(settings, address)
+    server = RunServer(directory=directory, stack=os.environ.get("FT_STACK_ID", ""))
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        server.ending = True
+
+    preload()
+    if threading.active_count() != 1:
+        log.warning("a thread was started by an import, and its locks may be held in every run: %s", threading.enumerate())
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        before = os.umask(0o177)
+        listener.bind(str(address))
+        os.umask(before)
+        listener.listen(64)
+        write_atomically(address_file(settings), f"{address}\n")
+        log.info("runs are forked by pid %d; they are asked for at %s", os.getpid(), address)
+        server.serve(listener)
+    address.unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""The engine thread: takes requests, keeps one batch running, and hands pieces of text to whoever asked.
+
+Only this thread touches the model. Attaching and detaching adapters are commands that it carries out between two
+steps: running requests never wait for one longer than that, and never see half an adapter.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from resources.inference.engine import lora
+from resources.inference.engine.batch import Batch, Row
+from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
+from resources.inference.engine.sampler import Sampling, pick
+from resources.inference.engine.text import Detokenizer, StopSearch
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A part of an answer; the last one has a `finish_reason`."""
+
+    text: str
+    completion_tokens: int
+    finish_reason: str | None = None
+    """``stop`` or ``length``; ``error`` when the engine failed, ``too_complex`` when the answer's constraint passed its bounds."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Generation:
+    """One request on its way through the engine."""
+
+    row: Row
+    max_tokens: int
+    sampling: Sampling
+    stops: StopSearch
+    text: Detokenizer
+    emit: Callable[[Piece], None]
+    """Called from the engine's thread."""
+    source: torch.Generator | None = None
+    constraint: Constraint | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Leave the batch at the next step; nothing more is emitted."""
+        self.cancelled.set()
+
+
+class Engine:
+    """The base model with its adapters. Thread-safe; :meth:`close` ends the thread."""
+
+    def __init__(self, model_dir: Path, *, max_batch: int = 32) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=self.dtype, use_safetensors=True, trust_remote_code=False)
+        model.to(self.device).eval().requires_grad_(requires_grad=False)
+        routing = lora.Routing()
+        self.layers = lora.install(model, routing)
+        self.context_length = int(model.config.max_position_embeddings)
+        self._ends = _end_tokens(model, self.tokenizer)
+        self.grammars = Grammars(self.tokenizer, ends=self._ends, vocabulary=int(model.config.vocab_size))
+        pad = next(i for i in (self.tokenizer.pad_token_id, *self._ends, 0) if i is not None)
+        self._batch = Batch(model, routing, pad=pad, device=self.device)
+        self._make_batch: Callable[[], Batch] = lambda: Batch(model, routing, pad=pad, device=self.device)
+        self._max_batch = max_batch
+        self._active: dict[int, Generation] = {}
+        self._attached: set[str] = set()
+        self._waiting: deque[Generation] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closed
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation up to the answer, by the model's own template."""
+        encoded = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)
+        return [int(i) for i in encoded["input_ids"]]
+
+    def encode_text(self, text: str) -> list[int]:
+        return [int(i) for i in self.tokenizer(text)["input_ids"]]
+
+    def submit(
+        self,
+        prompt: list[int],
+        *,
+        adapter: str | None,
+        max_tokens: int,
+        sampling: Sampling,
+        stops: Sequence[str],
+        constraint: Constraint | None = None,
+        emit: Callable[[Piece], None],
+    ) -> Generation:
+        """Queue a request; `emit` is called with each piece, the last of which has a finish reason."""
+        generation = Generation(
+            row=Row(prompt=prompt, adapter=adapter),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stops=StopSearch(stops),
+            text=Detokenizer(lambda ids: str(self.tokenizer.decode(ids, skip_special_tokens=True))),
+            emit=emit,
+            source=sampling.generator(),
+            constraint=constraint,
+        )
+        with self._wake:
+            self._waiting.append(generation)
+            self._wake.notify()
+        return generation
+
+    def read_adapter(self, directory: Path) -> dict[str, lora.LoraPair]:
+        """Read matrices from disk; in the caller's thread, so that no step waits for the disk."""
+        return lora.read(directory, dtype=self.dtype, device=self.device)
+
+    def attach(self, name: str, pairs: dict[str, lora.LoraPair]) -> None:
+        def work() -> None:
+            lora.attach(self.layers, name, pairs)
+            self._attached.add(name)
+
+        self._between_steps(work)
+
+    def detach(self, name: str) -> None:
+        """Forget an adapter; requests that still need it end with an error, never with the base's answer."""
+
+        def work() -> None:
+            self._attached.discard(name)
+            orphans = [g for g in self._active.values() if g.row.adapter == name]
+            self._drop(orphans)
+            self._end_with_error(orphans)
+            lora.detach(self.layers, name)
+
+        self._between_steps(work)
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _between_steps(self, work: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as e:
+                done.set_exception(e)
+
+        with self._wake:
+            self._commands.append(run)
+            self._wake.notify()
+        return done.result(timeout=60)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._commands or self._waiting or self._active or self._closed):
+                    self._wake.wait()
+                if self._closed:
+                    break
+                commands, self._commands = self._commands, deque()
+                room = self._max_batch - len(self._active)
+                joining = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+            for command in commands:
+                command()
+            try:
+                self._advance([g for g in joining if not g.cancelled.is_set()])
+            except BaseException:  # a panic inside llguidance is not an Exception, and this thread must survive it
+                log.exception("a step failed; its requests end with an error")
+                self._fail(joining)
+        self._fail(self._waiting)
+
+    def _advance(self, joining: list[Generation]) -> None:
+        """One step of the running rows, then the first token of those that join."""
+        self._drop([g for g in self._active.values() if g.cancelled.is_set()])
+        if self._batch.rows:
+            self._accept([self._active[id(r)] for r in self._batch.rows], self._batch.step())
+        lost = [g for g in joining if g.row.adapter is not None and g.row.adapter not in self._attached]
+        self._end_with_error(lost)
+        joining = [g for g in joining if g not in lost]
+        if joining:
+            self._active |= {id(g.row): g for g in joining}
+            self._accept(joining, self._batch.join([g.row for g in joining]))
+
+    def _accept(self, generations: Sequence[Generation], logits: torch.Tensor) -> None:
+        self._drop([g for g, row_logits in zip(generations, logits, strict=True) if self._go_on(g, row_logits)])
+
+    def _go_on(self, g: Generation, logits: torch.Tensor) -> bool:
+        """Add the next token to an answer; True when it has ended."""
+        try:
+            allowed = logits if g.constraint is None else g.constraint.mask(logits)
+            return self._take(g, pick(allowed, g.sampling, g.source))
+        except TooComplex as e:
+            log.warning("an answer's constraint passed its bounds: %s", e)
+            g.emit(Piece(text="", completion_tokens=len(g.row.generated), finish_reason="too_complex"))
+            return True
+
+    def _take(self, g: Generation, token: int) -> bool:
+        """Add one token to an answer and emit what it shows; True when the answer has ended."""
+        if token in self._ends:
+            return self._end(g, "stop", g.text.finish())
+        g.row.generated.append(token)
+        complete = g.constraint is not None and g.constraint.take(token)
+        last = complete or len(g.row.generated) >= g.max_tokens
+        new = g.text.add(token) + (g.text.finish() if last else "")
+        if last:
+            return self._end(g, "stop" if complete else "length", new)
+        shown, stopped = g.stops.add(new)
+        if stopped or shown:
+            g.emit(Piece(text=shown, completion_tokens=len(g.row.generated), finish_reason="stop" if stopped else None))
+        return stopped
+
+    def _end(self, g: Generation, reason: str, text: str) -> bool:
+        shown, stopped = g.stops.add(text)
+        rest = "" if stopped else g.stops.finish()
+        g.emit(Piece(text=shown + rest, completion_tokens=len(g.row.generated), finish_reason="stop" if stopped else reason))
+        return True
+
+    def _drop(self, generations: Sequence[Generation]) -> None:
+        for g in generations:
+            self._active.pop(id(g.row), None)
+        self._batch.leave([g.row for g in generations])
+
+    def _fail(self, joining: Iterable[Generation]) -> None:
+        self._end_with_error(list({id(g): g for g in [*self._active.values(), *joining]}.values()))
+        self._active = {}
+        self._batch = self._make_batch()
+
+    def _end_with_error(self, generations: Sequence[Generation]) -> None:
+        for g in generations:
+            g.emit(Piece(text="", completion_tokens=len(g.row.generated), finish_reason="error"))
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
+    given = model.generation_config.eos_token_id
+    found = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
+    return frozenset(i for i in found if i is not None)

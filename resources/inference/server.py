@@ -1,0 +1,241 @@
+"""The HTTP side of the embedded server: OpenAI's endpoints for answers, vLLM's for adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from jinja2 import TemplateError
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ft_assets.storable_text import num_characters
+from resources.inference import answer_format
+from resources.inference.answers import Call, EngineError, RequestError, events, unknown_model, whole
+from resources.inference.engine.engine_thread import Engine
+from resources.inference.engine.grammar import Constraint, SchemaError
+from resources.inference.engine.sampler import Sampling
+from resources.inference.loaded_adapters import AdapterError, AdapterStore
+from resources.inference.schemas import ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
+
+COMPLETION_TOKENS = 16
+"""Tokens of a text completion that names no limit, as OpenAI's."""
+CHARS_PER_TOKEN = 32
+"""Characters that a request may have for each token of the context. English text has 4 to 5 a token; the rest is left for fields that a
+template does not render, such as the reasoning of earlier turns."""
+
+
+class Server:
+    """What the routes share."""
+
+    def __init__(
+        self, engine: Engine, *, served_name: str, base_shapes: Mapping[str, Sequence[int]], max_resident: int, max_rank: int,
+        base_digest: str | None = None,
+    ) -> None:  # fmt: skip
+        self.engine, self.served_name, self.base_digest = engine, served_name, base_digest
+        self.alias = f"{served_name}@sha256:{base_digest}" if base_digest else None
+        self.store = AdapterStore(
+            engine, base_name=served_name, base_shapes=base_shapes, max_resident=max_resident, max_rank=max_rank, base_digest=base_digest
+        )
+        self.created = int(time.time())
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schemas")
+
+    def models(self) -> dict[str, Any]:
+        """Cards as vLLM's; the base's bytes are told by a field, and by a second name as vLLM can be given one."""
+        base = {**self._card(self.served_name, root=self.served_name, parent=None), "digest": self.base_digest}
+        alias = [self._card(self.alias, root=self.served_name, parent=None)] if self.alias else []
+        adapters = [self._card(a.name, root=str(a.directory), parent=self.served_name) for a in self.store.listing()]
+        return {"object": "list", "data": [base, *alias, *adapters]}
+
+    def _card(self, name: str, *, root: str, parent: str | None) -> dict[str, Any]:
+        return {
+            "id": name, "object": "model", "created": self.created, "owned_by": "ft-platform", "root": root, "parent": parent,
+            "max_model_len": self.engine.context_length,
+        }  # fmt: skip
+
+    async def call(self, body: ChatRequest | CompletionRequest) -> Call:
+        """The request, checked and rendered to tokens."""
+        base = body.model in (self.served_name, self.alias)
+        if not base and body.model not in self.store:
+            raise unknown_model(body.model)
+        schema = answer_format.schema_of(body)
+        chat = isinstance(body, ChatRequest)
+        prompt = await asyncio.to_thread(self._render, body)
+        room = self.engine.context_length - len(prompt)
+        wanted = (body.max_completion_tokens if isinstance(body, ChatRequest) else None) or body.max_tokens
+        if wanted is None:
+            wanted = room if chat else min(COMPLETION_TOKENS, room)
+        if wanted > room or room < 1:
+            limit = f"{body.model} takes {self.engine.context_length} tokens, the answer included"
+            raise RequestError(
+                f"The prompt has {len(prompt)} tokens; {limit}. Shorten the prompt."
+                if room < 1
+                else f"The prompt has {len(prompt)} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {room}, or "
+                "shorten the prompt.",
+                code="context_length_exceeded",
+                param="messages" if chat else "prompt",
+            )
+        return Call(
+            model=body.model,
+            adapter=None if base else body.model,
+            prompt=prompt,
+            max_tokens=wanted,
+            sampling=Sampling(temperature=body.temperature, top_p=body.top_p, seed=body.seed),
+            stops=body.stops,
+            constraint=None if schema is None else await self._constraint(schema),
+            chat=chat,
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        )
+
+    def _render(self, body: ChatRequest | CompletionRequest) -> list[int]:
+        self._refuse_long(body)
+        if isinstance(body, CompletionRequest):
+            return self.engine.encode_text(body.prompt) or self.engine.encode_text("\n")
+        try:
+            return self.engine.encode_chat([_plain(m) for m in body.messages])
+        except (TemplateError, TypeError, ValueError) as e:
+            raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
+
+    async def _constraint(self, schema: answer_format.Schema) -> Constraint:
+        """New schemas are compiled one after another in a thread of their own; requests without a new one do not wait for them."""
+        grammars = self.engine.grammars
+        try:
+            if (kept := grammars.kept(schema)) is not None:
+                return kept
+            return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, schema)
+        except SchemaError as e:
+            raise answer_format.invalid(str(e)) from e
+
+    def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
+        """Refuse by the number of characters, in whichever fields they are: rendering and counting the tokens of 3 MB takes a minute."""
+        chat = isinstance(body, ChatRequest)
+        num_chars = num_characters(body.messages if isinstance(body, ChatRequest) else body.prompt)
+        most = self.engine.context_length * CHARS_PER_TOKEN
+        if num_chars > most:
+            what = "messages" if chat else "prompt"
+            raise RequestError(
+                f"The {what} {'have' if chat else 'has'} {num_chars} characters, all fields counted: about {num_chars // 4} tokens at four "
+                f"characters each. {body.model} takes {self.engine.context_length} tokens, the answer included, in at most {most} "
+                f"characters. Shorten the {what}.",
+                code="context_length_exceeded",
+                param=what,
+            )
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content parts are joined to one text; parts that are no text are refused."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return {**message, "content": content or ""}
+    if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
+        raise RequestError("only text content is supported", code="unsupported_content", param="messages")
+    return {**message, "content": "".join(str(part.get("text", "")) for part in content)}
+
+
+async def _after(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for event in rest:
+        yield event
+
+
+class TokenRequired:
+    """Answers 401 to every request without the bearer token, health and adapters included."""
+
+    def __init__(self, app: ASGIApp, *, token: str) -> None:
+        self._app, self._wanted = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "lifespan" or hmac.compare_digest(given, self._wanted):
+            await self._app(scope, receive, send)
+        else:
+            message = "Send the installation's token: Authorization: Bearer <FT_INFERENCE_TOKEN>."
+            refusal = _error(401, message, kind="invalid_request_error", code="invalid_token")
+            await refusal(scope, receive, send)
+
+
+def create_app(server: Server, *, token: str) -> FastAPI:
+    """The server's application, for callers that send `token`."""
+    app = FastAPI(title="ft-platform inference", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(TokenRequired, token=token)
+    _add_errors(app)
+    _add_answers(app, server)
+    _add_admin(app, server)
+    return app
+
+
+def _add_answers(app: FastAPI, server: Server) -> None:
+    async def answer(body: ChatRequest | CompletionRequest) -> Response:
+        call = await server.call(body)
+        if body.stream:
+            stream = events(server.engine, server.store, call)
+            first = await anext(stream)  # what can be refused is refused before the status is sent
+            return StreamingResponse(_after(first, stream), media_type="text/event-stream")
+        return JSONResponse(await whole(server.engine, server.store, call))
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest) -> Response:
+        return await answer(body)
+
+    @app.post("/v1/completions")
+    async def complete(body: CompletionRequest) -> Response:
+        return await answer(body)
+
+
+def _add_admin(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return server.models()
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if server.engine.alive else 503)
+
+    @app.post("/v1/load_lora_adapter")
+    async def load(body: LoadRequest) -> Response:
+        if not body.lora_name or not body.lora_path:
+            raise AdapterError("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
+        if body.load_inplace:
+            raise AdapterError("'load_inplace' is not supported: a name is never used again for other weights.", kind="InvalidUserInput")
+        await server.store.load(body.lora_name, Path(body.lora_path))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload(body: UnloadRequest) -> Response:
+        if not body.lora_name:
+            raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.", kind="InvalidUserInput")
+        if body.lora_name not in server.store:
+            raise AdapterError(f"The lora adapter '{body.lora_name}' cannot be found.", kind="NotFoundError", status=404)
+        await server.store.unload(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestError)
+    async def refused(_request: Request, e: RequestError) -> Response:
+        return _error(e.status, e.message, kind="invalid_request_error", code=e.code, param=e.param)
+
+    @app.exception_handler(AdapterError)
+    async def adapter_refused(_request: Request, e: AdapterError) -> Response:
+        return _error(e.status, e.message, kind=e.kind, code=e.status)
+
+    @app.exception_handler(EngineError)
+    async def failed(_request: Request, e: EngineError) -> Response:
+        return _error(500, str(e), kind="server_error", code="engine_failed")
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, e: RequestValidationError) -> Response:
+        first = e.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return _error(400, f"{where}: {first['msg']}", kind="invalid_request_error", code="invalid_request", param=where or None)
+
+
+def _error(status: int, message: str, *, kind: str, code: str | int, param: str | None = None) -> Response:
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status_code=status)

@@ -1,0 +1,1 @@
+"""MLflow: runs, registered models, and what it records about tenants."""

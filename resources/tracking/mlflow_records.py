@@ -1,0 +1,132 @@
+"""What MLflow records about a tenant: its experiment with every run, and its registered models; deleted, and searched for afterwards.
+
+MLflow keeps deleted runs until ``mlflow gc`` removes them. That needs the tracking store's database, so a tracking server is told to
+delete them, and the deletion waits until ``mlflow gc`` has run there. ``python -m resources.tracking.mlflow_records`` reads an order on its
+standard input (:mod:`resources.tenant_records`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from ft_assets.telemetry.redaction import without_credentials
+from resources.tracking.mlflow_tracker import QUIET, artifacts_of, file_of, make_store
+from resources.tracking.model_registry import every
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+TENANT = "ft.tenant"
+"""Tag of experiments, runs and registered models."""
+
+
+def erase(uri: str, tenant: str) -> dict[str, int]:
+    """Delete what has the tenant's tag; counts by kind."""
+    client = _client(uri)
+    models, experiments = _models(client, tenant), _experiments(client, tenant)
+    for name in models:
+        client.delete_registered_model(name)
+    ids = [experiment.experiment_id for experiment in experiments]
+    runs = _runs(client, ids)
+    active = [run.info.run_id for run in runs if run.info.lifecycle_stage == "active"]
+    for run_id in active:
+        client.delete_run(run_id)
+    for experiment in experiments:
+        if experiment.lifecycle_stage == "active":
+            client.delete_experiment(experiment.experiment_id)
+    if uri.startswith("http"):
+        counts = {"registered_models": len(models), "runs": len(active)}
+    else:
+        _remove_for_good(uri, tenant, [run.info.run_id for run in runs], ids)
+        counts = {"registered_models": len(models), "runs": len(runs), "experiments": len(ids)}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def search(uri: str, tenant: str) -> dict[str, Any]:
+    """What is left, also of what is only marked as deleted."""
+    client, file, served = _client(uri), file_of(uri), uri.startswith("http")
+    everywhere = [e.experiment_id for e in every(client.search_experiments, view_type=_all())]
+    left = {
+        "experiments": len(_experiments(client, tenant)),
+        "runs": len(_runs(client, everywhere, f"tags.`{TENANT}` = '{tenant}'")),
+        "registered models": len(_models(client, tenant)),
+        "model versions": sum(v.tags.get(TENANT) == tenant for v in every(client.search_model_versions)),
+        "artifacts": sum(p.is_file() for p in artifacts_of(file, tenant).rglob("*")) if file else 0,
+    }
+    gc = "; run `mlflow gc` on the server, which keeps deleted runs until then" if served else ""
+    return {
+        "store": f"mlflow {without_credentials(uri)}",
+        "searched": [kind for kind in left if kind != "artifacts"] + ([f"{artifacts_of(file, tenant)}/"] if file else []),
+        "found": [f"{count} {kind}{gc}" for kind, count in left.items() if count],
+        "not_searched": ["artifacts that other tools stored in the server's artifact store"] if served else [],
+    }
+
+
+def _client(uri: str) -> MlflowClient:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    file = file_of(uri)
+    if file is not None:
+        make_store(file)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _all() -> int:
+    from mlflow.entities import ViewType
+
+    return int(ViewType.ALL)
+
+
+def _experiments(client: MlflowClient, tenant: str) -> list[Any]:
+    tagged = list(every(client.search_experiments, view_type=_all(), filter_string=f"tags.`{TENANT}` = '{tenant}'"))
+    named = client.get_experiment_by_name(tenant)
+    return tagged or ([named] if named else [])
+
+
+def _runs(client: MlflowClient, experiments: list[str], filter_string: str = "") -> list[Any]:
+    """Runs of the experiments, also those that are marked as deleted."""
+    if not experiments:
+        return []
+    return list(every(client.search_runs, experiment_ids=experiments, filter_string=filter_string, run_view_type=_all()))
+
+
+def _models(client: MlflowClient, tenant: str) -> list[str]:
+    return [m.name for m in every(client.search_registered_models) if m.tags.get(TENANT) == tenant]
+
+
+def _remove_for_good(uri: str, tenant: str, runs: list[str], experiments: list[str]) -> None:
+    """Remove what is marked as deleted, as `mlflow gc` does, which would take along what others marked. Experiments go last: as long as
+    one is there, a call that was cut off is made again."""
+    from mlflow.tracking._tracking_service.utils import _get_store
+
+    store, file = _get_store(uri), file_of(uri)  # type: ignore[no-untyped-call]
+    for run_id in runs:
+        store._hard_delete_run(run_id)
+    if file is not None:
+        shutil.rmtree(artifacts_of(file, tenant), ignore_errors=True)
+        with closing(sqlite3.connect(file)) as conn:
+            conn.execute("VACUUM")  # deleted rows stay readable in the file until their pages are used again
+    for experiment_id in experiments:
+        store._hard_delete_experiment(experiment_id)
+
+
+def main() -> None:
+    order: Mapping[str, str] = json.load(sys.stdin)
+    call = {"erase": erase, "search": search}[order["call"]]
+    sys.stdout.write("\n" + json.dumps(call(order["uri"], order["tenant"])) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""MLflow as the tracker: one run per attempt, written by a thread of its own through a bounded queue.
+
+MLflow is imported by that thread, in the process that follows an attempt, and by nobody else: it takes seconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import queue
+import re
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from control_plane.platform.protocols import TrackedRun
+from ft_assets.telemetry.redaction import without_credentials
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+MAX_QUEUED = 20_000
+"""Lines of metrics, about 1 KB each: what piles up while a store is away, and no more."""
+MAX_BATCH = 1000
+"""Metrics of one request: MLflow's own limit."""
+MAX_PARAMS, MAX_PARAM_CHARS = 100, 6000
+"""Of one request, and of a value: MLflow's own limits."""
+MAX_FILE_BYTES, MAX_FILES = 16 << 20, 20
+"""Of a file (a table of 100,000 steps has 10 MB), and of those that wait; what is more is left out and reported."""
+MAX_UPLOADS = 3
+"""Tries of one file: a store may take numbers and no files, for ever."""
+GATHER_S = 1.0
+"""Seconds that measurements wait for company: a store is written once a second, however fast the steps are."""
+RETRY_FIRST_S, RETRY_MOST_S = 1.0, 60.0
+PATIENCE_S = 20.0
+"""Seconds of failures before they are a problem: a store that two processes make at once, or that restarts, is one of seconds."""
+QUIET: Mapping[str, str] = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the thread has its own patience
+}
+"""MLflow's environment where nothing else is set."""
+STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "cancelled": "KILLED", "paused": "KILLED", "preempted": "KILLED"}
+"""How MLflow calls the ends of an attempt; the others are ``FAILED``."""
+SQLITE = "sqlite:///"
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. :/]")
+NOT_METRICS = frozenset({"step", "time", "total_steps"})
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlflowTracker:
+    uri: str
+    """Tracking store: ``sqlite:///...``, ``postgresql+psycopg2://...`` or ``http://...``."""
+    _ended: list[MlflowRunLog] = field(default_factory=list, repr=False, compare=False)
+
+    def begin(self, run: TrackedRun) -> MlflowRunLog:
+        """See :class:`control_plane.platform.protocols.Tracker`; nothing is imported or opened yet when this returns."""
+        made = MlflowRunLog(uri=self.uri, run=run, on_end=self._ended.append)
+        made.start()
+        return made
+
+    def attach(self, run: TrackedRun, files: Mapping[str, bytes]) -> None:
+        made = MlflowRunLog(uri=self.uri, run=run, over=True, on_end=self._ended.append)
+        made.attach(files)
+        made.start()
+        made.end(outcome="")
+
+    def flush(self, *, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while self._ended:
+            ended = self._ended.pop()
+            if not ended.flush(timeout_s=max(0.0, until - time.monotonic())):
+                log.warning("the end of %s is not in MLflow: its store had not taken it %.0f s after the end", ended.run.name, timeout_s)
+
+
+@dataclass(kw_only=True)
+class MlflowRunLog:
+    uri: str
+    run: TrackedRun
+    over: bool = False
+    """The run has ended before: only files are added to it, and its end stays as it is."""
+    patience_s: float = PATIENCE_S
+    on_end: Callable[[MlflowRunLog], None] | None = None
+    _lines: queue.Queue[Mapping[str, Any]] = field(default_factory=lambda: queue.Queue(maxsize=MAX_QUEUED))
+    _files: deque[tuple[str, bytes]] = field(default_factory=deque)
+    _uploads: int = 0
+    """Failed tries of the first file."""
+    _left_out: list[str] = field(default_factory=list)
+    _dropped: int = 0
+    _error: str = ""
+    _failing_since: float | None = None
+    _lost: bool = False
+    _outcome: str | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
+    _give_up: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._write, daemon=True, name=f"mlflow-{self.run.name}")
+        self._thread.start()
+
+    def log(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+        for line in metrics:
+            try:
+                self._lines.put_nowait(line)
+            except queue.Full:
+                self._dropped += 1
+
+    def attach(self, files: Mapping[str, bytes]) -> None:
+        for path, body in files.items():
+            if len(body) > MAX_FILE_BYTES or len(self._files) == MAX_FILES:
+                self._left_out.append(f"{path} ({len(body)} bytes; {MAX_FILES} files of {MAX_FILE_BYTES} bytes are kept)")
+            else:
+                self._files.append((path, body))
+
+    def problem(self) -> str | None:
+        since = self._failing_since
+        if self._left_out:
+            return f"files were left out: {', '.join(self._left_out)}"
+        if self._dropped:
+            return f"{self._dropped} lines of metrics were dropped: {self._error or 'more than the store takes'}"
+        if self._lost:
+            return self._error
+        return self._error if since is not None and time.monotonic() - since >= self.patience_s else None
+
+    def end(self, *, outcome: str) -> None:
+        self._outcome = outcome
+        self._lost = self._failing_since is not None
+        if self._lost:
+            self._give_up.set()
+        self._over.set()
+        if self.on_end is not None:
+            self.on_end(self)
+
+    def flush(self, *, timeout_s: float) -> bool:
+        """Wait for what is on its way once the run has ended; False, and the rest is lost, if that takes longer."""
+        if self._thread is not None and self._over.is_set():
+            self._thread.join(timeout_s)
+        self._give_up.set()
+        return self._thread is not None and not self._thread.is_alive()
+
+    def _write(self) -> None:
+        """Open the run, then write what comes, until the end or until nobody waits any more."""
+        opened: tuple[MlflowClient, str] | None = None
+        waiting: list[Metric] = []
+        pause_s = RETRY_FIRST_S
+        while not self._give_up.is_set():
+            try:
+                opened = opened or _open(self.uri, self.run, over=self.over)
+                if opened is None:
+                    log.warning("%s is not in MLflow, so it gets no files", self.run.name)
+                    return
+                waiting = waiting or self._gather()
+                client, run_id = opened
+                if waiting:
+                    client.log_batch(run_id, metrics=waiting[:MAX_BATCH])
+                    waiting = waiting[MAX_BATCH:]
+                elif self._files:
+                    self._upload(client, run_id)
+                elif self._over.is_set() and self._lines.empty():
+                    if not self.over:
+                        client.set_tag(run_id, "ft.outcome", self._outcome)
+                        client.set_terminated(run_id, STATUS.get(self._outcome or "", "FAILED"))
+                    return
+                pause_s, self._failing_since = RETRY_FIRST_S, None
+            except Exception as error:
+                self._failing_since = self._failing_since or time.monotonic()
+                self._error = f"{type(error).__name__}: {without_credentials(str(error).strip())[:200]}"
+                log.warning("MLflow did not take %s: %s; trying again in %.0f s", self.run.name, self._error, pause_s)
+                self._give_up.wait(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MOST_S)
+
+    def _upload(self, client: MlflowClient, run_id: str) -> None:
+        """Store the first file that waits, or give it up after :data:`MAX_UPLOADS` tries."""
+        path, body = self._files[0]
+        try:
+            with tempfile.TemporaryDirectory(prefix="ft-mlflow-") as directory:
+                file = Path(directory) / PurePosixPath(path).name
+                file.write_bytes(body)
+                folder = str(PurePosixPath(path).parent)
+                client.log_artifact(run_id, str(file), None if folder == "." else folder)
+        except Exception as error:
+            self._uploads += 1
+            if self._uploads < MAX_UPLOADS:
+                raise
+            self._left_out.append(f"{path} ({type(error).__name__} in {MAX_UPLOADS} tries)")
+            log.warning("MLflow does not take %s of %s; it is left out", path, self.run.name)
+        self._files.popleft()
+        self._uploads = 0
+
+    def _gather(self) -> list[Metric]:
+        """Measurements of up to :data:`GATHER_S`; none at the end."""
+        until = time.monotonic() + GATHER_S
+        found: list[Metric] = []
+        while len(found) < MAX_BATCH:
+            left = 0.05 if self._over.is_set() else until - time.monotonic()
+            try:
+                found += _metrics(self._lines.get(timeout=max(0.01, min(left, 0.1))))
+            except queue.Empty:
+                if left <= 0.1:
+                    break
+        return found
+
+
+def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClient, str] | None:
+    """A client and the id of the run: that of an earlier follower of this attempt, or a new one under the job's first attempt.
+
+    Of a run that is `over` nothing is changed, and None is made.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow.entities import Param
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils"):  # they report each look at the schema
+        logging.getLogger(name).setLevel(logging.WARNING)
+    file = file_of(uri)
+    if file is not None:
+        make_store(file)
+    client = MlflowClient(tracking_uri=uri)
+    artifacts = None if file is None else artifacts_of(file, run.tenant).as_uri()
+    experiment = _experiment(client, run.tenant, artifacts)
+    job = client.search_runs([experiment], f"tags.`ft.job` = '{run.job_id}'", max_results=1000)
+    same = next((r for r in job if r.info.run_name == run.name), None)
+    if over:
+        return None if same is None else (client, same.info.run_id)
+    if same is not None:
+        client.update_run(same.info.run_id, status="RUNNING")
+        return client, same.info.run_id
+    tags = {f"ft.{k}": v for k, v in run.tags.items()} | {"ft.job": run.job_id, "ft.attempt": str(run.attempt)}
+    for orphan in job:
+        if orphan.info.status == "RUNNING":  # its follower died, and the next attempt is here
+            client.set_terminated(orphan.info.run_id, "FAILED")
+    if job:
+        first = min(job, key=lambda r: int(r.data.tags.get("ft.attempt", "0")))
+        tags["mlflow.parentRunId"] = first.info.run_id
+    made: str = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+    params = [Param(k, v[:MAX_PARAM_CHARS]) for k, v in run.params.items()]
+    for i in range(0, len(params), MAX_PARAMS):
+        client.log_batch(made, params=params[i : i + MAX_PARAMS])
+    return client, made
+
+
+def file_of(uri: str) -> Path | None:
+    """The file of an SQLite store; None of any other."""
+    return Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
+
+
+def artifacts_of(file: Path, tenant: str) -> Path:
+    """Where artifacts of a tenant's runs lie, beside an SQLite store."""
+    return file.parent / "mlflow-artifacts" / tenant
+
+
+def make_store(file: Path) -> None:
+    """Make an SQLite store that is not there, once and whole.
+
+    MLflow takes dozens of migrations for it and neither locks the file nor wraps them: two processes at once, or one that
+    is killed, would leave a store that nobody can open again.
+    """
+    from mlflow.tracking import MlflowClient
+
+    with file.with_name(f"{file.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if file.exists():
+            return
+        draft = file.with_name(f"{file.name}.draft")
+        draft.unlink(missing_ok=True)
+        MlflowClient(tracking_uri=f"{SQLITE}{draft}").search_experiments(max_results=1)
+        draft.replace(file)
+
+
+def _experiment(client: MlflowClient, tenant: str, artifacts: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(tenant)
+    if found is None:
+        try:
+            return str(client.create_experiment(tenant, artifact_location=artifacts, tags={"ft.tenant": tenant}))
+        except MlflowException:  # another attempt of the tenant was faster
+            found = client.get_experiment_by_name(tenant)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def _metrics(line: Mapping[str, Any]) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    step, at_ms = int(line["step"]), int(1000 * line.get("time", time.time()))
+    measured = {k: v for k, v in line.items() if k not in NOT_METRICS and isinstance(v, int | float) and not isinstance(v, bool)}
+    return [Metric(NOT_IN_NAMES.sub("_", k), float(v), at_ms, step) for k, v in measured.items() if math.isfinite(v)]

@@ -1,0 +1,133 @@
+"""MLflow's registered models as a mirror of the registry: written by a process of its own, which ends when it is done.
+
+MLflow takes seconds and a quarter of a gigabyte to import, and a store that is away keeps its caller waiting: neither is for a
+process that stays. ``python -m resources.tracking.model_registry`` reads an order on its standard input and answers with one line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
+from ft_assets.errors import Unavailable
+from ft_assets.telemetry.redaction import without_credentials
+from resources.tracking.mlflow_tracker import QUIET, file_of, make_store
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
+
+LIMIT_S = 45.0
+"""For one round: a sensor's tick has a minute. What was written until then stays, and the next round goes on."""
+ADAPTER = "ft.adapter"
+"""Tag of a version: which adapter it is."""
+MANAGED = ("production", "staging", "previous")
+"""Aliases that follow the database; others are their owner's."""
+PAGE = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlflowRegistry:
+    uri: str
+    """Tracking store, which is the registry too: ``sqlite:///...``, ``postgresql+psycopg2://...`` or ``http://...``."""
+    limit_s: float = LIMIT_S
+
+    def mirror(self, models: RegisteredModels) -> int:
+        """See :class:`control_plane.platform.protocols.ModelRegistry`."""
+        order = json.dumps({"uri": self.uri, "models": asdict(models)})  # not an argument: it may hold a password
+        command = [sys.executable, "-m", "resources.tracking.model_registry"]
+        try:
+            done = subprocess.run(command, input=order, capture_output=True, text=True, timeout=self.limit_s, check=False)
+        except subprocess.TimeoutExpired as e:
+            raise _away(f"MLflow had not taken the registered models after {self.limit_s:.0f} s") from e
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise _away(f"MLflow did not take the registered models: {without_credentials(last)[:300]}")
+        return int(json.loads(done.stdout.splitlines()[-1])["changes"])
+
+
+def _away(message: str) -> Unavailable:
+    return Unavailable(f"{message}; it is tried again", code="model_registry_unavailable")
+
+
+def carry_out(uri: str, models: RegisteredModels) -> int:
+    """Write what differs; the number of changes. Imports MLflow."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    file = file_of(uri)
+    if file is not None:
+        make_store(file)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    known = {model.name: dict(model.aliases) for model in every(client.search_registered_models)}
+    there: dict[tuple[str, str], ModelVersion] = {
+        (v.name, v.tags[ADAPTER]): v for v in every(client.search_model_versions) if ADAPTER in v.tags
+    }
+    changes = 0
+    for version in models.versions:
+        if version.model not in known:
+            client.create_registered_model(version.model, tags={"ft.tenant": version.tags["ft.tenant"]})
+            known[version.model] = {}
+        changes += _version(client, version, there)
+    for model, wanted in models.aliases.items():
+        changes += _aliases(client, model, known[model], {alias: str(there[model, id_].version) for alias, id_ in wanted.items()})
+    return changes
+
+
+def every(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
+    """Every page of a search; one by one, a thousand models would take a thousand queries."""
+    token = None
+    while True:
+        page = search(max_results=PAGE, page_token=token, **asked)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _version(client: MlflowClient, version: RegisteredVersion, there: dict[tuple[str, str], ModelVersion]) -> int:
+    found = there.get((version.model, version.adapter_id))
+    if found is None:
+        tags = {ADAPTER: version.adapter_id, **version.tags}
+        made = client.create_model_version(version.model, version.source, tags=tags, description=version.description)
+        there[version.model, version.adapter_id] = made
+        return 1
+    changed = {k: v for k, v in version.tags.items() if found.tags.get(k) != v}
+    for key, value in changed.items():
+        client.set_model_version_tag(version.model, found.version, key, value)
+    return len(changed)
+
+
+def _aliases(client: MlflowClient, model: str, present: Mapping[str, Any], wanted: Mapping[str, str]) -> int:
+    changes = 0
+    for alias in MANAGED:
+        now = str(present[alias]) if alias in present else None
+        if now == wanted.get(alias):
+            continue
+        if alias in wanted:
+            client.set_registered_model_alias(model, alias, wanted[alias])
+        else:
+            client.delete_registered_model_alias(model, alias)
+        changes += 1
+    return changes
+
+
+def main() -> None:
+    order: dict[str, Any] = json.load(sys.stdin)
+    asked = order["models"]
+    models = RegisteredModels(versions=[RegisteredVersion(**v) for v in asked["versions"]], aliases=asked["aliases"])
+    sys.stdout.write(json.dumps({"changes": carry_out(order["uri"], models)}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Periodic work that requests no runs."""

@@ -1,0 +1,18 @@
+"""The serving fleet follows the desired state: adapters that should be loaded are, also after a server was restarted."""
+
+import dagster as dg
+
+from control_plane.serving import rollout as fleet
+from ft_assets.errors import Unavailable
+from ft_assets.platform_resource import PlatformResource
+
+
+@dg.sensor(minimum_interval_seconds=30, default_status=dg.DefaultSensorStatus.RUNNING)
+def rollout(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
+    """One round of reconciliation; what could not be done is tried again on a later tick. The API does so every second."""
+    try:
+        done = fleet.reconcile(platform.get())
+    except Unavailable as error:
+        return dg.SkipReason(f"the fleet does not answer: {error.message}")
+    said = [f"{d.action.kind} {d.action.name} on {d.replica}: {d.error or 'done'}" for d in done]
+    return dg.SkipReason("; ".join(said) or "nothing to do")

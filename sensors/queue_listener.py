@@ -1,0 +1,202 @@
+"""Does at once what the sensors would do at their next tick: ``python -m sensors.queue_listener``.
+
+The database tells of each change of the queue when it is committed (channel ``ft_queue``). Then this process runs a round of
+the scheduler and asks for the runs that are due, by the same functions and under the same keys as the sensors ``admission`` and
+``scheduling``; it launches through GraphQL, so that Dagster's queue and the admission before it are crossed. Where it is dead, or
+loses its connection, the sensors do everything within their five seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+import dagster as dg
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from control_plane.composition import open_platform
+from control_plane.platform.context import Platform
+from control_plane.platform.installation_secrets import dagster_token
+from control_plane.platform.settings import load
+from control_plane.queue.cycle import place
+from control_plane.queue.launches import launch_claims
+from control_plane.queue.launches.pending_runs import DueRun, due_runs
+from ft_assets.errors import FtError, Unavailable
+from ft_assets.partitions import JOBS, partition_key
+from ft_assets.telemetry import logs, spans
+from resources.dagster.graphql_client import DagsterLaunches
+from resources.database.engine import make_engine
+from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing, run_request
+
+CHANNEL = "ft_queue"
+STAGES = ("train", "prepare", "evaluate")
+"""In the order in which runs are asked for: a job with a reservation waits for no burst of submissions."""
+BURST_S = 0.05
+"""What comes within this of the first word is one round: 50 submissions at once make a few rounds, not 50."""
+LAUNCHES_AT_ONCE = 4
+"""As many as Dagster's daemon dequeues at once."""
+RETRY_S = 2.0
+"""After an error; by then the sensors may have done it."""
+MAX_PAUSE_S = 30.0
+"""Between rounds while Dagster does not answer; the sensors ask every five seconds."""
+REFUSED_S = 60.0
+"""How long a run that Dagster refused is left to the sensors, which ask for it at least ten times meanwhile."""
+KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+"""Of the connection that listens: it sends nothing, so a server that went away without a word is noticed only by these, in a minute."""
+LOOK_EVERY_S = 1.0
+"""How soon SIGTERM is heard."""
+NUDGE = "nudge"
+"""Who asks, in claims and in the tag ``dagster/ft_asked_by``."""
+
+log = logging.getLogger("sensors.queue_listener")
+
+
+class Nudge:
+    """One round at a time over a platform and its Dagster instance."""
+
+    def __init__(
+        self, platform: Platform, instance: dg.DagsterInstance, launches: DagsterLaunches, ending: threading.Event | None = None
+    ) -> None:
+        self._platform, self._instance, self._launches = platform, instance, launches
+        self._ending = ending or threading.Event()
+        self._away = threading.Event()
+        self._refused: dict[str, float] = {}
+        """Until when a run is left to the sensors, by its key."""
+        self.pause_s = 0.0
+        """How long to leave it all to the sensors after this round: Dagster did not answer in it."""
+
+    def round(self) -> list[str]:
+        """Place what fits, ask for what is due; the keys of the runs that were asked for.
+
+        A claim from which no run came is given back, so what is left is due again. A run that Dagster refuses is not asked for again
+        for :data:`REFUSED_S`, and keeps no other back; where Dagster does not answer at all, this lap is the last.
+        """
+        place(self._platform)
+        asked: list[str] = []
+        self._away.clear()
+        while not self._ending.is_set():
+            due = missing(self._platform, self._instance, self._wanted(), by=NUDGE)
+            self._instance.add_dynamic_partitions(str(JOBS.name), [partition_key(d.tenant, d.job_id) for d in due if d.stage == "prepare"])
+            with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as threads:
+                asked += [key for key in threads.map(self._ask, due) if key]
+            if self._away.is_set():
+                self.pause_s = min(MAX_PAUSE_S, max(RETRY_S, 2 * self.pause_s))
+                return asked
+            if len(due) < MAX_REQUESTS_PER_TICK:
+                break
+        self.pause_s = 0.0
+        return asked
+
+    def _wanted(self) -> list[DueRun]:
+        """What is due, without what was refused a short while ago."""
+        now = time.monotonic()
+        self._refused = {key: until for key, until in self._refused.items() if until > now}
+        return [due for due in due_runs(self._platform, STAGES) if due.run_key not in self._refused]
+
+    def _ask(self, due: DueRun) -> str | None:
+        why = "this process ends" if self._ending.is_set() else "Dagster did not answer before" if self._away.is_set() else ""
+        if not why:
+            try:
+                self._launches.launch(run_request(due, by=NUDGE))
+                return due.run_key
+            except FtError as error:
+                why = error.message
+                if isinstance(error, Unavailable):
+                    self._away.set()
+                else:
+                    self._refused[due.run_key] = time.monotonic() + REFUSED_S
+        log.warning("%s is left to the sensors: %s", due.run_key, why)
+        launch_claims.give_up(self._platform, [due.run_key], by=NUDGE)
+        return None
+
+
+def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.Event) -> None:
+    """Call `heard` at once, for what was missed, and after each word until `ending`; raises when the connection is lost.
+
+    Where it returns a number of seconds, it is called when they have passed, whether or not there was a word, and not before.
+    """
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.execute(sa.text(f"LISTEN {CHANNEL}"))
+        raw = conn.connection.driver_connection
+        assert raw is not None
+        told, not_before = True, 0.0
+        while not ending.is_set():
+            if told and time.monotonic() >= not_before:
+                pause_s = heard() or 0.0
+                told, not_before = pause_s > 0, time.monotonic() + pause_s
+            ready, _, _ = select.select([raw], [], [], LOOK_EVERY_S)
+            if not ready:
+                continue
+            time.sleep(BURST_S)
+            try:
+                raw.poll()
+            except psycopg2.Error as error:  # errors of this raw connection are not wrapped by SQLAlchemy
+                conn.invalidate(error)
+                raise Unavailable(f"the connection that listens to {CHANNEL} was lost: {error}") from error
+            if raw.notifies:
+                raw.notifies.clear()
+                told = True
+
+
+def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Event) -> None:
+    """Listen until `ending`, through errors of the database and of Dagster; `alive` is touched once it listens."""
+    url = platform.engine.url.update_query_dict(KEEPALIVE)
+    engine = make_engine(url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
+    launches = DagsterLaunches(dagster_url, token=dagster_token(platform.settings))
+    try:
+        with dg.DagsterInstance.get() as instance:
+            nudge = Nudge(platform, instance, launches, ending)
+
+            def heard() -> float:
+                alive.touch()
+                began = time.monotonic()
+                asked = nudge.round()
+                if asked:
+                    log.info("asked for %d runs in %.2f s: %s", len(asked), time.monotonic() - began, ", ".join(asked))
+                return nudge.pause_s
+
+            while not ending.is_set():
+                try:
+                    listen(engine, heard, ending)
+                except (SQLAlchemyError, psycopg2.Error, OSError, FtError, dg.DagsterError) as error:
+                    log.warning("the sensors are alone for a moment: %s: %s", type(error).__name__, str(error)[:300])
+                    ending.wait(RETRY_S)
+    finally:
+        launches.close()
+        engine.dispose()
+
+
+def alive_file(home: Path) -> Path:
+    return home / "nudge.alive"
+
+
+def main() -> int:
+    logs.configure("ft-nudge")
+    spans.configure("ft-nudge")
+    settings, ending = load(), threading.Event()
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        ending.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    platform = open_platform(settings)
+    url = os.environ.get("FT_DAGSTER_URL") or f"http://127.0.0.1:{settings.dagster_port}"
+    run(platform, url, alive_file(settings.home), ending)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

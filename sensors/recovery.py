@@ -1,0 +1,129 @@
+"""Runs that ended, or whose worker died, while their job did not move are replaced; a stage that keeps failing ends the job."""
+
+import enum
+from datetime import datetime, timedelta
+
+import dagster as dg
+from dagster._core.launcher import WorkerStatus
+
+from control_plane.attempts.follow import STOP_GRACE_S
+from control_plane.jobs.preparation.pin import fail
+from control_plane.queue.cycle import release
+from control_plane.queue.launches.pending_runs import DueRun, due_runs, replace_run, run_replacements
+from ft_assets.errors import FtError
+from ft_assets.platform_resource import PlatformResource
+from resources.dagster.run_launcher import ForkingRunLauncher
+from resources.dagster.run_tags import RUN_KEY_TAG
+from sensors.run_coordinator import KEYED_JOBS
+
+STALE = timedelta(seconds=15)
+"""A live step beats every 5 s or faster; three missed beats mean that its worker is gone. With the daemon's loop of 5 s a worker that
+nothing else is known of is missed within 20 s, and one whose process can be looked for within 5 s."""
+HUNG = timedelta(seconds=60)
+"""A worker whose process lives is left alone for longer: its database may be away. Then it is killed, so that there are never two."""
+FORGOTTEN = timedelta(minutes=10)
+"""A run whose job has moved on has that long for what is left to do; nobody waits for it, and its worker may have died."""
+MAX_LOOKED_AT = 500
+"""Working runs that a tick compares with what is due: more than the planned 325 GPUs, 8 preparations and 17 evaluations work at once."""
+MAX_REPLACEMENTS = 5
+"""Runs of one stage that may die without moving the job; each is a fault of the platform."""
+ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
+SETTLED = timedelta(seconds=1)
+"""How long after its end a run may still be moving its job: the transition is written beside Dagster's own."""
+UNQUEUED = timedelta(seconds=30)
+"""Between its creation and the queue a run is for a moment in the hands of a webserver or of the daemon: one that stays there was lost with
+it. Longer than the 20 s that the nudge waits for an answer. Should it enter the queue after all, its key is not due any more."""
+MAX_OF_A_KEY = 5
+"""One has entered the queue; others are on their way to be turned away there, or were lost before."""
+WORKING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+
+
+@dg.sensor(minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
+    """Compare each due run with what Dagster knows of it."""
+    opened = platform.get()
+    awaited = due_runs(opened, ("prepare", "train", "evaluate"))
+    replaced = end_forgotten(context.instance, {d.run_key for d in awaited}, opened.clock())
+    for due in awaited:
+        known = run_replacements(opened, due)
+        why = None if known is None else why_gone(context.instance, due, known[1], opened.clock())
+        if why is None:
+            continue
+        replacements = due.runs
+        if replacements + 1 < MAX_REPLACEMENTS:
+            if replace_run(opened, due):
+                replaced.append(f"{due.run_key}: {why}")
+            continue
+        if run_replacements(opened, due) is None:  # to ask Dagster took a while
+            continue
+        replaced.append(f"{due.run_key}: {why}")
+        fail(
+            opened,
+            due.tenant,
+            due.job_id,
+            FtError(f"{due.stage} failed {replacements + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"),
+        )
+        if due.stage == "train":
+            platform.launcher().stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
+            release(opened, due.job_id, due.attempt)
+    return dg.SkipReason("; ".join(replaced) or "every due run is alive")
+
+
+def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:
+    """Why `due`'s run will not move its job any more; None while it may."""
+    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=MAX_OF_A_KEY)
+    if not records:
+        return None
+    entered = [r for r in records if r.dagster_run.status is not dg.DagsterRunStatus.NOT_STARTED]
+    run, changed = (entered or records)[0].dagster_run, (entered or records)[0].update_timestamp
+    if not entered and now - changed > UNQUEUED:
+        instance.report_run_failed(run, message="it never entered the queue; the job gets another run")
+        return f"run {run.run_id} never entered the queue"
+    silent_since = max(t for t in (beat, changed) if t is not None)
+    if run.status in ENDED:
+        return f"run {run.run_id} ended {run.status.value}" if now - changed > SETTLED else None
+    if run.status not in WORKING:
+        return None
+    worker, silent = worker_of(instance, run), now - silent_since
+    if worker is Worker.GONE and now - changed > SETTLED:
+        instance.report_run_failed(run, message="its worker's process is gone; the job gets another run")
+        return f"run {run.run_id} lost its process"
+    if silent <= (HUNG if worker is Worker.LIVES else STALE):
+        return None
+    if worker is Worker.LIVES and isinstance(instance.run_launcher, ForkingRunLauncher):
+        instance.run_launcher.kill(run)
+    instance.report_run_failed(run, message="its worker has not been heard of; the job gets another run")
+    return f"run {run.run_id} was silent for {silent.total_seconds():.0f} s"
+
+
+class Worker(enum.Enum):
+    """What can be found out about the process of a run."""
+
+    LIVES = "lives"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+def worker_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Worker:
+    """Asks the launcher: a forked run's process is on this machine, and of a step on a cluster its launcher knows the pod."""
+    launcher = instance.run_launcher
+    if not launcher.supports_check_run_worker_health:
+        return Worker.UNKNOWN
+    health = launcher.check_run_worker_health(run)
+    if health.status in (WorkerStatus.NOT_FOUND, WorkerStatus.FAILED):
+        return Worker.GONE
+    return Worker.LIVES if health.status is WorkerStatus.RUNNING and health.run_worker_id else Worker.UNKNOWN
+
+
+def end_forgotten(instance: dg.DagsterInstance, awaited: set[str], now: datetime) -> list[str]:
+    """End runs that Dagster believes to work, that nobody waits for, and of which nothing was heard; what was ended, in words."""
+    ended = []
+    filters = dg.RunsFilter(statuses=list(WORKING), updated_before=now - FORGOTTEN)
+    for record in instance.get_run_records(filters, limit=MAX_LOOKED_AT, ascending=True):
+        run = record.dagster_run
+        key = run.tags.get(RUN_KEY_TAG)
+        if key is None or key in awaited or run.job_name not in KEYED_JOBS or worker_of(instance, run) is Worker.LIVES:
+            continue
+        instance.report_run_failed(run, message="its job has moved on, and its worker has not been heard of")
+        ended.append(f"{key}: run {run.run_id} was forgotten")
+    return ended

@@ -1,0 +1,149 @@
+"""Every launch crosses this queue (UI, GraphQL, backfill, sensor, nudge, re-execution): a training run without a reservation is
+refused, and so is a second run for what one run serves already, whoever asks for it.
+
+A run with a reservation starts at once. The queue bounds the others, preparations and evaluations, in all and for each tenant
+(:mod:`control_plane.queue.launches.run_limits`): each takes a slot, a tag that is set here and nowhere else. A run that brings
+one which it does not take is refused.
+
+A tag could be forged, so the reservation is looked up in the control plane's database by partition key.
+`dagster asset materialize` crosses no queue; the ``checkpoint`` asset checks the same reservation again.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from dagster import DagsterRun
+from dagster._core.run_coordinator import SubmitRunContext
+from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordinator, RunQueueConfig
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG
+from dagster._serdes import ConfigurableClassData
+
+from control_plane.capacity import active_pools
+from control_plane.jobs.tables import jobs, reservations
+from control_plane.platform.settings import load
+from control_plane.queue.launches import run_limits
+from control_plane.queue.launches.launch_claims import bind
+from control_plane.queue.launches.pending_runs import STAGE_STATES, training_key
+from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
+from resources.database.engine import control_plane_url, shared_logins
+
+GATED_JOBS = frozenset({"train"})
+GATED_ASSETS = frozenset({"checkpoint"})
+KEYED_JOBS = frozenset({"prepare", "train", "evaluate"})
+"""Runs of these have keys that are the platform's own; each key has one run."""
+SLOTS = {
+    PREPARE_SLOT: frozenset({"prepare", "dataset", "tokenized_pack"}),
+    EVALUATE_SLOT: frozenset({"evaluate", "reevaluate", "eval_report", "adapter_evaluation"}),
+}
+"""By tag: the jobs and the assets whose runs take such a slot."""
+UNLIMITED = -1
+NEXT_STEP = "Submit it through the API, `ft submit` or the `submit` job; the scheduler starts it when it fits"
+
+
+class AdmissionRunCoordinator(QueuedRunCoordinator):
+    """Dagster's queue behind the platform's admission."""
+
+    def __init__(self, inst_data: ConfigurableClassData | None = None, **config: Any) -> None:
+        super().__init__(inst_data=inst_data, **config)
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Any) -> "AdmissionRunCoordinator":
+        return cls(inst_data=inst_data, **config_value)
+
+    def submit_run(self, context: SubmitRunContext) -> DagsterRun:
+        run = context.dagster_run
+        refusal, run_key = self.judge(run)
+        if refusal is None:
+            tags = slots_of(run) | ({RUN_KEY_TAG: run_key} if run_key else {})  # the sensor `failures` finds it by its key
+            if not run_key and RUN_KEY_TAG in run.tags:  # a key that serves nothing: of the parent, or forged
+                tags |= {RUN_KEY_TAG: "", REFUSED_KEY_TAG: run.tags[RUN_KEY_TAG]}
+            if any(run.tags.get(name) != value for name, value in tags.items()):
+                self._instance.add_run_tags(run.run_id, tags)
+            return super().submit_run(context)
+        if RUN_KEY_TAG in run.tags:  # whoever looks for the run of this key must find the one that serves it
+            self._instance.add_run_tags(run.run_id, {RUN_KEY_TAG: "", REFUSED_KEY_TAG: run.tags[RUN_KEY_TAG]})
+        self._instance.report_run_canceled(run, message=refusal)
+        refused = self._instance.get_run_by_id(run.run_id)
+        assert refused is not None
+        return refused
+
+    def get_run_queue_config(self) -> RunQueueConfig:
+        """Limits on slots alone, from the settings of the daemon that asks."""
+        settings = load()
+        num_gpus = sum(pool.total_gpus for pool in active_pools.configured(settings, datetime.now(UTC)))
+        limits = run_limits.limits(num_gpus, prepare=settings.prepare_runs, evaluate=settings.evaluate_runs)
+        slots: list[dict[str, Any]] = []
+        for tag, limit in ((PREPARE_SLOT, limits.prepare), (EVALUATE_SLOT, limits.evaluate)):
+            slots.append({"key": tag, "limit": limit})
+            slots.append({"key": tag, "value": {"applyLimitPerUniqueValue": True}, "limit": run_limits.per_tenant(limit)})
+        return super().get_run_queue_config()._replace(max_concurrent_runs=UNLIMITED, tag_concurrency_limits=slots)
+
+    def judge(self, run: DagsterRun) -> tuple[str | None, str]:
+        """Why `run` may not start, None when it may; and the key that it then has for ever, empty where it serves nothing that is due.
+
+        A run of a stage that is due serves it, also when it was started by hand and names no key. Where nothing is due, an operator
+        may run a preparation or an evaluation again; a re-execution has the key of its parent among its tags, which says nothing.
+        A run with the tag of a slot that it does not take is refused: it would hold up others, and Dagster removes no tag of a run.
+        """
+        if forged := sorted((SLOTS.keys() & run.tags.keys()) - slots_of(run).keys()):
+            return f"refused: the platform sets the tag {forged[0]}, and this run takes no such slot; launch it without the tag", ""
+        selected = {key.path[-1] for key in run.asset_selection or ()}
+        gated = run.job_name in GATED_JOBS or bool(selected & GATED_ASSETS)
+        if not gated and run.job_name not in KEYED_JOBS:
+            return None, ""
+        key = run.tags.get("dagster/partition", "")
+        tenant, _, job_id = key.partition(":")
+        named = "" if PARENT_RUN_ID_TAG in run.tags or run.job_name not in KEYED_JOBS else run.tags.get(RUN_KEY_TAG, "")
+        if named and not named.startswith(f"{job_id}#"):
+            return f"refused: {named} is the key of another job's run, and this one is of job {key or '(no partition)'}", ""
+        with shared_logins(control_plane_url(load())).platform.begin() as conn:
+            if gated:
+                held = _held(conn, tenant, job_id)
+                if held is None:
+                    return f"refused: job {key or '(no partition)'} holds no reservation, so it may not train. {NEXT_STEP}", ""
+                if run.tags.get(ATTEMPT_TAG, str(held.attempt)) != str(held.attempt):
+                    told = f"refused: it is for attempt {run.tags[ATTEMPT_TAG]} of job {key}"
+                    return f"{told}, whose reservation is given back; attempt {held.attempt} holds one now. {NEXT_STEP}", ""
+                due = training_key(job_id, held.attempt, held.train_runs)
+            else:
+                job = _job(conn, tenant, job_id)
+                if job is None:
+                    return (
+                        f"refused: there is no job {key or '(no partition)'}; submit one through the API, `ft submit` or the `submit` job",
+                        "",
+                    )
+                due = f"{job_id}#{run.job_name}{job[f'{run.job_name}_runs']}" if job["state"] == STAGE_STATES[run.job_name] else ""
+            if named and named != due:
+                return f"refused: job {key} needs no run {named} any more{f'; it needs {due} now' if due else ''}", ""
+            if not due:
+                return None, ""
+            other = bind(conn, due, job_id, run.run_id, by=run.tags.get(ASKED_BY_TAG, "by hand"))
+        if other is None:
+            return None, due
+        return f"refused: run {other} serves {due} already; if it failed, another one is asked for by itself", ""
+
+
+def slots_of(run: DagsterRun) -> dict[str, str]:
+    """Tags of the slots that `run` takes; none for a training run: it holds a reservation, or it is refused."""
+    made = {run.job_name, *(key.path[-1] for key in run.asset_selection or ())}
+    if made & (GATED_JOBS | GATED_ASSETS):
+        return {}
+    tenant = run.tags.get("dagster/partition", "").partition(":")[0]
+    return {tag: tenant for tag, names in SLOTS.items() if made & names}
+
+
+def _held(conn: sa.Connection, tenant: str, job_id: str) -> Any:
+    """Attempt and number of runs of the job's reservation; None when it holds none."""
+    query = (
+        sa.select(reservations.c.attempt, jobs.c.train_runs)
+        .select_from(reservations.join(jobs, jobs.c.id == reservations.c.job_id))
+        .where(jobs.c.id == job_id, jobs.c.tenant_id == tenant, reservations.c.released_at.is_(None))
+    )
+    return conn.execute(query).first()
+
+
+def _job(conn: sa.Connection, tenant: str, job_id: str) -> Any:
+    """State of the job, and how often the runs of its stages were replaced; None when the tenant has no such job."""
+    query = sa.select(jobs.c.state, jobs.c.prepare_runs, jobs.c.evaluate_runs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)
+    return conn.execute(query).mappings().first()

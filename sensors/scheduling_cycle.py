@@ -1,0 +1,22 @@
+"""Queued jobs are placed by the scheduler's policy; jobs that hold a reservation or were trained get their run.
+
+``sensors.queue_listener`` does the same as soon as a job moves; this looks at all of them every few seconds, and alone where no nudge runs.
+"""
+
+import dagster as dg
+
+from control_plane.queue.cycle import place
+from control_plane.queue.launches.pending_runs import due_runs
+from ft_assets.asset_jobs import EVALUATE, TRAIN
+from ft_assets.platform_resource import PlatformResource
+from sensors.run_requests import missing, run_request
+
+
+@dg.sensor(jobs=[TRAIN, EVALUATE], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult:
+    """One scheduling round, then the runs of every reservation and every evaluation that is due."""
+    opened = platform.get()
+    for decision in place(opened):
+        context.log.info(str(decision))
+    due = missing(opened, context.instance, due_runs(opened, ("train", "evaluate")), by="sensor")
+    return dg.SensorResult(run_requests=[run_request(d, by="sensor") for d in due])

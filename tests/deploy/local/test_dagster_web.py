@@ -1,0 +1,298 @@
+"""Dagster's own webserver behind the front, over real HTTP and real websockets: what an attacker tries, and what the UI does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect
+
+from control_plane.platform.context import Platform
+from control_plane.platform.installation_secrets import cipher, dagster_token
+from control_plane.tenants import service as tenants
+from control_plane.tenants.keys import operators
+from deploy.local.dagster_web.access_control import COOKIE, SESSION_S
+from tests.support.platform.database_roles import as_operator
+from tests.support.servers.inference_server import free_port
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.timeout(400)  # the first import of Dagster takes minutes on a busy machine
+CODE = """
+import dagster as dg
+
+@dg.op
+def hello():
+    return 1
+
+@dg.job
+def greet():
+    hello()
+
+defs = dg.Definitions(jobs=[greet])
+"""
+WRITE = "mutation { setNuxSeen }"
+READ = "{ version }"
+
+
+@dataclass(kw_only=True)
+class Web:
+    platform: Platform
+    port: int
+    key: str
+    session: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def token(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {dagster_token(self.platform.settings)}"}
+
+    def sign_in(self, key: str) -> httpx.Response:
+        return httpx.post(f"{self.url}/ft/login", data={"key": key}, headers={"origin": self.url})
+
+    def query(self, text: str, headers: dict[str, str]) -> httpx.Response:
+        return httpx.post(f"{self.url}/graphql", json={"query": text}, headers=headers, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def web(new_platform: Callable[..., Platform], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    place, port = tmp_path_factory.mktemp("dagster"), free_port()
+    platform = new_platform(dagster_port=str(port))
+    (place / "greetings.py").write_text(CODE)
+    (place / "workspaces").mkdir()
+    (place / "workspaces" / "workspace.yaml").write_text(
+        "load_from:\n  - python_file: {relative_path: ../greetings.py, location_name: greetings}\n"
+    )
+    (place / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    settings = platform.settings
+    env = {
+        **os.environ, "DAGSTER_HOME": str(place), "FT_HOME": str(settings.home), "FT_DATABASE_URL": settings.database_url,
+        "FT_DAGSTER_PORT": str(port), "FT_INFERENCE_URLS": ",", "PYTHONPATH": str(ROOT), "FT_DAGSTER_HOSTS": "dagster.example.com",
+    }  # fmt: skip
+    log = place / "web.log"
+    command = [sys.executable, "-m", "deploy.local.dagster_web", str(place / "workspaces" / "workspace.yaml")]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=env, cwd=place, stdout=out, stderr=out)
+    made = Web(platform=platform, port=port, key=operators.create(as_operator(platform), "alice").secret)
+    try:
+        deadline = time.monotonic() + 350
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-5000:]
+            try:
+                httpx.get(f"{made.url}/server_info", headers=made.token, timeout=5)
+                break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        signed_in = made.sign_in(made.key)
+        assert signed_in.status_code == 303
+        made.session = {"cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+        yield made
+    finally:
+        process.send_signal(2)
+        assert process.wait(timeout=40) == 0, log.read_text()[-5000:]
+
+
+def test_nothing_opens_without_a_token_or_a_session(web: Web) -> None:
+    assert web.query(READ, {}).status_code == 401
+    for path in ("/graphql?query={version}", "/server_info", "/logs/x/compute_logs/y.out", "/download_debug/x", "/favicon.png", "/"):
+        assert httpx.get(f"{web.url}{path}").status_code == 401, path
+    assert httpx.post(f"{web.url}/report_asset_materialization/x", json={}).status_code == 401
+    _, tenant_key = tenants.create(web.platform, "t-front")
+    wrong = ("", "Bearer", "Bearer x", f"Bearer {tenant_key.secret}", f"Basic {web.key}", "Bearer ft-op-" + "x" * 43)
+    assert {web.query(READ, {"authorization": a}).status_code for a in wrong} == {401, 403}
+    assert {
+        web.query(READ, {"cookie": c}).status_code for c in ("ft_operator=x", "ft_operator=", 'ft_operator="\\', f"ft_operator={web.key}")
+    } == {401}
+
+
+def test_an_operators_key_and_the_token_of_the_stack_open_it(web: Web) -> None:
+    for headers in (web.token, {"authorization": f"Bearer {web.key}"}):
+        assert web.query(READ, headers).json()["data"]["version"]
+        assert httpx.get(f"{web.url}/graphql", params={"query": READ}, headers=headers).json()["data"]["version"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        [WRITE],
+        [READ, WRITE],
+        [WRITE, READ],
+        [f"query a {READ} mutation b {{ setNuxSeen }}"],
+        ["subscription { x }"],
+        ["# x\n" + WRITE],
+        ["{"],
+    ],
+)
+def test_no_mutation_by_get_even_with_a_session(web: Web, query: list[str]) -> None:
+    image = {**web.session, "accept": "image/avif,image/webp,*/*;q=0.8", "sec-fetch-site": "same-site"}  # as of <img> on another port
+    for headers in (image, web.token):
+        for method in ("GET", "HEAD"):
+            for path in ("/graphql", "/graphql/"):
+                answer = httpx.request(method, f"{web.url}{path}", params=[("query", q) for q in query], headers=headers)
+                assert answer.status_code == 400, (method, path)
+        assert answer.status_code == 400
+
+
+def test_a_form_of_another_page_posts_no_query(web: Web) -> None:
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", "text/plain; application/json", ""):
+        headers = {**web.session, "origin": web.url, "content-type": media_type}
+        answer = httpx.post(f"{web.url}/graphql", params={"query": WRITE}, content=json.dumps({"query": WRITE}), headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "graphql_not_json")
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1.evil.example"])
+def test_a_page_of_another_origin_is_refused_whatever_it_sends(web: Web, origin: str) -> None:
+    for headers in ({}, web.session, web.token):
+        answers = [web.query(READ, {**headers, "origin": origin}), httpx.get(f"{web.url}/", headers={**headers, "origin": origin})]
+        answers += [httpx.post(f"{web.url}/ft/login", data={"key": web.key}, headers={**headers, "origin": origin})]
+        assert [(a.status_code, a.json()["error"]["code"]) for a in answers] == [(403, "origin_not_allowed")] * 3
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "dagster.example.com.evil.example", ""]
+)
+def test_a_foreign_name_that_resolves_to_this_machine_opens_nothing(web: Web, host: str) -> None:
+    for headers in ({}, web.session, web.token):
+        answer = web.query(READ, {**headers, "host": host.format(port=web.port)})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+def test_two_hosts_are_none(web: Web) -> None:
+    with socket.create_connection(("127.0.0.1", web.port)) as sock:
+        host = f"Host: 127.0.0.1:{web.port}\r\n"
+        auth = f"authorization: {web.token['authorization']}\r\n"
+        sock.sendall(f"GET /server_info HTTP/1.1\r\n{host}Host: evil.example\r\n{auth}Connection: close\r\n\r\n".encode())
+        assert b" 403 " in sock.recv(65536).split(b"\r\n")[0] + b" "
+
+
+def test_a_host_of_the_settings_is_served(web: Web) -> None:
+    headers = {"host": "dagster.example.com", "origin": "https://dagster.example.com", **web.session}
+    assert web.query(READ, headers).json()["data"]["version"]
+
+
+def test_a_session_that_changes_something_says_where_from(web: Web) -> None:
+    assert web.query(READ, web.session).json()["error"]["code"] == "origin_not_allowed"
+    assert web.query(WRITE, {**web.session, "origin": web.url}).json()["data"] == {"setNuxSeen": True}
+
+
+def test_the_session_is_a_cookie_that_no_script_and_no_other_site_uses(web: Web) -> None:
+    answer = web.sign_in(web.key)
+    (cookie,) = answer.headers.get_list("set-cookie")
+    assert answer.headers["location"] == "/"
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+    assert web.key not in cookie
+    for wrong in ("", "x", "ft-op-" + "x" * 43, "ft-sk-x"):
+        refused = web.sign_in(wrong)
+        assert refused.status_code in (401, 403) and "set-cookie" not in refused.headers
+    assert httpx.post(f"{web.url}/ft/login", content=b"key=" + b"x" * 5000, headers={"origin": web.url}).status_code == 413
+
+
+@pytest.mark.parametrize(("age_s", "status"), [(SESSION_S - 600, 200), (SESSION_S + 600, 401)])
+def test_a_session_ends_by_itself(web: Web, age_s: int, status: int) -> None:
+    sealed = cipher(web.platform.settings).encrypt_at_time(web.key.encode(), int(time.time()) - age_s).decode()
+    assert httpx.get(f"{web.url}/server_info", headers={"cookie": f"{COOKIE}={sealed}"}).status_code == status
+
+
+def test_revoking_the_key_ends_its_session(web: Web) -> None:
+    made = operators.create(as_operator(web.platform), "bob")
+    session = {"cookie": web.sign_in(made.secret).headers["set-cookie"].partition(";")[0]}
+    assert httpx.get(f"{web.url}/server_info", headers=session).status_code == 200
+    operators.revoke(as_operator(web.platform), made.id)
+    assert httpx.get(f"{web.url}/server_info", headers=session).status_code == 401
+
+
+def test_the_ui_loads_and_queries_in_a_session(web: Web) -> None:
+    html = {"accept": "text/html,application/xhtml+xml"}
+    assert "Sign in" in httpx.get(f"{web.url}/runs", headers=html).text
+    page = httpx.get(f"{web.url}/runs", headers={**html, **web.session})
+    assert page.status_code == 200 and "Dagster" in page.text and page.headers["x-frame-options"] == "DENY"
+    script = page.text.partition('src="')[2].partition('"')[0]
+    assert httpx.get(f"{web.url}{script}", headers=web.session).status_code == 200
+    found = web.query(
+        "{ repositoriesOrError { ... on RepositoryConnection { nodes { jobs { name } } } } }", {**web.session, "origin": web.url}
+    )
+    jobs = [job["name"] for node in found.json()["data"]["repositoriesOrError"]["nodes"] for job in node["jobs"]]
+    assert "greet" in jobs
+
+
+def socket_to(web: Web, **headers: str) -> Any:
+    origin = headers.pop("origin", None)
+    return connect(
+        f"ws://127.0.0.1:{web.port}/graphql", additional_headers=headers, origin=origin, subprotocols=["graphql-ws"], open_timeout=30
+    )  # type: ignore[arg-type]
+
+
+def test_a_websocket_needs_a_token_or_a_session_of_an_allowed_page(web: Web) -> None:
+    bearer = web.token["authorization"]
+    refused: list[dict[str, str]] = [
+        {}, {"origin": web.url}, {"origin": "https://evil.example", "authorization": bearer}, {"authorization": "Bearer x"},
+        {**web.session, "origin": "https://evil.example"}, web.session, {"cookie": "ft_operator=x", "origin": web.url},
+    ]  # fmt: skip
+    for headers in refused:
+        with pytest.raises(InvalidStatus) as status:
+            socket_to(web, **headers)
+        assert status.value.response.status_code == 403
+    for headers in ({"authorization": bearer}, {**web.session, "origin": web.url}):
+        with socket_to(web, **headers) as ws:
+            ws.send(json.dumps({"type": "connection_init"}))
+            assert json.loads(ws.recv(timeout=30)) == {"type": "connection_ack"}
+
+
+def test_an_open_websocket_ends_with_its_session_and_with_its_key(web: Web) -> None:
+    made = operators.create(as_operator(web.platform), "carol")
+    signed_in = {"cookie": web.sign_in(made.secret).headers["set-cookie"].partition(";")[0]}
+    nearly_over = cipher(web.platform.settings).encrypt_at_time(web.key.encode(), int(time.time()) - SESSION_S + 20).decode()
+    with (
+        socket_to(web, **signed_in, origin=web.url) as revoked,
+        socket_to(web, authorization=f"Bearer {made.secret}") as by_key,
+        socket_to(web, cookie=f"{COOKIE}={nearly_over}", origin=web.url) as expired,
+        socket_to(web, **web.session, origin=web.url) as other,
+    ):
+        for ws in (revoked, by_key, expired, other):
+            ws.send(json.dumps({"type": "connection_init"}))
+            assert json.loads(ws.recv(timeout=30)) == {"type": "connection_ack"}
+        operators.revoke(as_operator(web.platform), made.id)
+        for ws in (revoked, by_key, expired):
+            with pytest.raises(ConnectionClosedError) as closed:
+                ws.recv(timeout=90)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+        other.send(json.dumps({"type": "start", "id": "1", "payload": {"query": WRITE}}))
+        assert json.loads(other.recv(timeout=30))["type"] == "error", "still served"
+
+
+def test_a_websocket_carries_no_mutation(web: Web) -> None:
+    with socket_to(web, **web.session, origin=web.url) as ws:
+        ws.send(json.dumps({"type": "connection_init"}))
+        ws.recv(timeout=30)
+        ws.send(json.dumps({"type": "start", "id": "1", "payload": {"query": WRITE}}))
+        assert json.loads(ws.recv(timeout=30))["type"] == "error"
+
+
+def test_the_front_bounds_heads_as_the_api_does(web: Web) -> None:
+    with socket.create_connection(("127.0.0.1", web.port)) as sock:
+        sock.sendall(b"GET /?" + b"a" * 40_000)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 431 ")
+
+
+def test_only_the_front_listens(web: Web) -> None:
+    """No second port leads around it: every listener of the process and its children is the front's, or a Unix socket."""
+    import psutil
+
+    parent = next(c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == web.port)
+    family = [psutil.Process(parent), *psutil.Process(parent).children(recursive=True)]
+    assert len(family) > 1, "the code server was not seen"
+    listening = {c.laddr.port for p in family for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert listening == {web.port}

@@ -1,0 +1,20 @@
+"""The training process, scoring a few tokens at once as it would with a large vocabulary.
+
+python -m tests.ft_assets.training.runtime.parallel.small_slices RUN.json
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ft_assets.training.runtime.__main__ import main
+from tests.support.models.tiny_model import VOCAB
+
+ROWS = 16
+"""Labelled tokens of a slice."""
+
+if __name__ == "__main__":
+    from ft_assets.training.runtime.objectives import token_logps  # here: it needs torch, which tests that read ROWS may lack
+
+    token_logps.MAX_LOGIT_BYTES["cpu"] = ROWS * 4 * VOCAB
+    main(sys.argv[1:])

@@ -1,0 +1,252 @@
+"""The embedded PostgreSQL, its URLs, and migrations."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from control_plane.platform.settings import load
+from control_plane.platform.tables import metadata
+from deploy.local.supervisor import lock
+from ft_assets.errors import InvalidRequest, Unavailable
+from resources.database import embedded, migrate
+from resources.database.engine import control_plane_url, dagster_url, make_engine
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path that the server's own user can reach, too."""
+    with tempfile.TemporaryDirectory(prefix="ft-home-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def empty_database(postgres_dir: Path, request: pytest.FixtureRequest) -> str:
+    name = f"empty_{abs(hash(request.node.name))}"
+    embedded.start(postgres_dir, databases=(name,), config={"fsync": "off"})
+    return embedded.socket_url(postgres_dir, name)
+
+
+def test_migrations_end_at_the_schema_that_the_code_declares(new_database: Callable[[], str]) -> None:
+    engine = make_engine(new_database())
+    with engine.connect() as conn:
+        assert len(sa.inspect(conn).get_table_names()) == len(metadata.tables) + 1, "nothing was migrated, so nothing is compared"
+        context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})
+        differences = compare_metadata(context, metadata)
+    engine.dispose()
+    assert differences == []
+
+
+def test_migrating_at_once_from_several_processes_migrates_once(empty_database: str) -> None:
+    engines = [make_engine(empty_database, pool_size=1) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        revisions = list(pool.map(migrate.upgrade, engines))
+    assert revisions == [migrate.head()] * 4
+    assert migrate.current(engines[0]) == migrate.head()
+    for engine in engines:
+        engine.dispose()
+
+
+def test_where_everybody_could_make_tables_only_the_owner_can(empty_database: str) -> None:
+    engine = make_engine(empty_database)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("GRANT CREATE ON SCHEMA public TO PUBLIC")  # as new databases had it before PostgreSQL 15
+    migrate.upgrade(engine)
+    with engine.connect() as conn:
+        roles = conn.exec_driver_sql("SELECT rolname FROM pg_roles WHERE has_schema_privilege(oid, 'public', 'CREATE') AND NOT rolsuper")
+        assert [name for name in roles.scalars() if not name.startswith("pg_")] == []
+    engine.dispose()
+
+
+def test_a_migration_can_be_undone(empty_database: str) -> None:
+    from alembic import command
+
+    engine = make_engine(empty_database)
+    assert migrate.current(engine) is None
+    migrate.upgrade(engine)
+    with engine.connect() as conn:
+        command.downgrade(migrate._config(conn), "base")
+        conn.commit()
+        assert sa.inspect(conn).get_table_names() == ["alembic_version"]
+    engine.dispose()
+
+
+def test_open_jobs_hold_their_time_after_the_upgrade_and_what_the_older_schema_cannot_hold_keeps_it_from_being_undone(
+    empty_database: str,
+) -> None:
+    from alembic import command
+
+    engine = make_engine(empty_database)
+    with engine.connect() as conn:
+        command.upgrade(migrate._config(conn), "0010")
+        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
+        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
+        for job, state, expected in (("open", "running", 100.0), ("new", "validating", None), ("over", "succeeded", 100.0)):
+            conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": job, "state": state, "expected": expected})
+        conn.commit()
+        command.upgrade(migrate._config(conn), "0011")
+        conn.commit()
+        assert conn.execute(sa.text("SELECT job_id, gpu_seconds, released_at FROM quota_holds")).all() == [("open", 200.0, None)]
+        conn.execute(sa.text("INSERT INTO ledger_entries " + STORAGE))
+        conn.commit()
+        with pytest.raises(RuntimeError, match=r"1 ledger entries \(storage\) are of no job"):
+            command.downgrade(migrate._config(conn), "0010")
+        conn.rollback()
+        conn.execute(sa.text("DELETE FROM ledger_entries"))
+        conn.commit()
+        command.downgrade(migrate._config(conn), "0010")
+        conn.commit()
+    engine.dispose()
+
+
+def test_a_job_that_came_back_to_the_queue_before_the_upgrade_has_not_waited_while_it_ran(empty_database: str) -> None:
+    from alembic import command
+
+    engine = make_engine(empty_database)
+    with engine.connect() as conn:
+        command.upgrade(migrate._config(conn), "0013")
+        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
+        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
+        for job, attempt in (("new", 0), ("back", 1)):
+            conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": job, "state": "queued", "expected": 100.0})
+            conn.execute(
+                sa.text("UPDATE jobs SET queued_at = now() - interval '9 h', attempt = :n WHERE id = :j"), {"n": attempt, "j": job}
+            )
+        conn.commit()
+        command.upgrade(migrate._config(conn), "0014")
+        conn.commit()
+        of_all_the_time = set(conn.execute(sa.text("SELECT id FROM jobs WHERE waiting_since = queued_at")).scalars())
+    assert of_all_the_time == {"new"}
+    engine.dispose()
+
+
+def test_times_of_an_earlier_cost_model_teach_nothing(empty_database: str) -> None:
+    from alembic import command
+
+    engine = make_engine(empty_database)
+    with engine.connect() as conn:
+        command.upgrade(migrate._config(conn), "0014")
+        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
+        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
+        conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": "j", "state": "succeeded", "expected": 100.0})
+        conn.execute(sa.text("UPDATE jobs SET modelled_s = 100"))
+        conn.commit()
+        command.upgrade(migrate._config(conn), "0015")
+        conn.commit()
+        assert conn.execute(sa.text("SELECT modelled_s, setup_s, expected_s FROM jobs")).one() == (None, None, 100.0)
+    engine.dispose()
+
+
+FILE = "VALUES ('f', 't', 'f', 'fine-tune', 1, 's', 'k', 'processed', now())"
+JOB = (
+    "(id, tenant_id, state, tier, model, base_digest, method, training_file, seed, request, request_sha256, hyperparameters, num_gpus, "
+    "expected_s, created_at) VALUES (:id, 't', :state, 'free', 'm', 'd', 'sft', 'f', 1, '{}', 's', '{}', 2, :expected, now())"
+)
+STORAGE = (
+    "(id, tenant_id, kind, amount_micros, list_micros, detail, occurred_at, created_at) "
+    "VALUES ('t/storage', 't', 'storage', 1, 1, '{}', now(), now())"
+)
+
+
+def test_starting_a_running_server_again_adopts_it(postgres_dir: Path) -> None:
+    before = (postgres_dir / "postmaster.pid").read_text().splitlines()[0]
+    embedded.start(postgres_dir, databases=("ft_template",))
+    assert (postgres_dir / "postmaster.pid").read_text().splitlines()[0] == before
+
+
+def test_a_stopped_server_keeps_what_was_committed_and_starts_again(home: Path) -> None:
+    directory = home / "pg"
+    server = embedded.start(directory, databases=("ft",))
+    url = embedded.socket_url(directory, "ft")
+    engine = make_engine(url)
+    with engine.begin() as conn:
+        conn.execute(sa.text("CREATE TABLE kept AS SELECT 7 AS n"))
+    embedded.stop(server)
+    assert not (directory / "postmaster.pid").exists()
+    server = embedded.start(directory, databases=("ft",))
+    try:
+        with engine.connect() as conn:  # the pool notices that its connection died, and makes another
+            assert conn.execute(sa.text("SELECT n FROM kept")).scalar() == 7
+    finally:
+        engine.dispose()
+        embedded.stop(server)
+
+
+def test_a_home_too_deep_for_a_socket_works_while_the_server_runs_and_says_so_when_not(home: Path) -> None:
+    directory = home / ("d" * 60) / ("e" * 60) / "pg"
+    with pytest.raises(Unavailable, match="shorter path"):
+        embedded.socket_url(directory, "ft")
+    server = embedded.start(directory, databases=("ft",))
+    try:
+        engine = make_engine(embedded.socket_url(directory, "ft"))
+        with engine.connect() as conn:
+            assert conn.execute(sa.text("SELECT 1")).scalar() == 1
+        engine.dispose()
+    finally:
+        embedded.stop(server)
+
+
+def test_a_home_with_white_space_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="set FT_HOME"):
+        embedded.start(tmp_path / "my home" / "pg")
+
+
+def test_urls_follow_the_settings(tmp_path: Path) -> None:
+    local = load({"FT_HOME": str(tmp_path)})
+    assert control_plane_url(local) == f"postgresql+psycopg2://ft_platform:@/ft?host={tmp_path}/postgres"
+    assert dagster_url(local) == f"postgresql+psycopg2://ft_dagster:@/dagster?host={tmp_path}/postgres"
+    remote = load({"FT_HOME": str(tmp_path), "FT_DATABASE_URL": "postgresql://u:p%40ss@db.example:5432/control"})
+    assert dagster_url(remote) == "postgresql+psycopg2://ft_dagster:p%40ss@db.example:5432/dagster"
+    assert control_plane_url(remote) == "postgresql://ft_platform:p%40ss@db.example:5432/control"
+    assert make_engine(control_plane_url(remote)).dialect.driver == "psycopg2"
+    both = load({"FT_HOME": str(tmp_path), "FT_DATABASE_URL": "postgresql://h/a", "FT_DAGSTER_DATABASE_URL": "postgresql://h/b"})
+    assert dagster_url(both) == "postgresql://h/b"
+
+
+def test_a_server_without_an_owner_is_left_to_the_next_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that no report names is asked to end by SIGTERM, on which PostgreSQL would wait for its clients."""
+    monkeypatch.setenv("FT_HOME", str(home))
+    monkeypatch.setenv("FT_STACK_ID", "gone")
+    server = embedded.start(home / "pg")
+    try:
+        engine = make_engine(embedded.socket_url(home / "pg", "ft"))
+        with engine.connect() as conn:
+            assert lock.end_unrecorded(home) == []
+            assert conn.exec_driver_sql("SELECT 1").scalar() == 1
+            assert embedded.answers(home / "pg")
+        engine.dispose()
+    finally:
+        embedded.stop(server)
+    assert embedded.postmaster(home / "pg") is None
+
+
+def test_a_hung_server_is_replaced_at_the_next_start_and_keeps_its_data(home: Path) -> None:
+    """A server that was stopped (SIGSTOP) runs and answers nobody: adopting it would serve nothing."""
+    directory = home / "pg"
+    embedded.start(directory)
+    hung = embedded.postmaster(directory)
+    assert hung is not None
+    with psycopg2.connect(dbname="ft", user="postgres", host=str(directory)) as connection:
+        connection.cursor().execute("CREATE TABLE kept (x int)")
+    connection.close()
+    hung.suspend()
+    assert not embedded.answers(directory)
+    server = embedded.start(directory)
+    try:
+        assert "received immediate shutdown request" in (directory / "log").read_text(), "it could end itself"
+        now = embedded.postmaster(directory)
+        assert now is not None
+        assert now.pid != hung.pid
+        with psycopg2.connect(dbname="ft", user="postgres", host=str(directory)) as again:
+            again.cursor().execute("SELECT * FROM kept")
+        again.close()
+    finally:
+        embedded.stop(server)

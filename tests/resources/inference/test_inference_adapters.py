@@ -1,0 +1,114 @@
+"""Which adapters the embedded server holds in memory, and who waits where all of them are in use."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ft_assets.adapters import tensors
+from resources.inference.loaded_adapters import AdapterStore
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+
+
+class Engine:
+    """Holds what it is given."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+        self.most = 0
+
+    def read_adapter(self, directory: Path) -> dict[str, Any]:
+        return {"from": directory}
+
+    def attach(self, name: str, pairs: dict[str, Any]) -> None:
+        self.held.append(name)
+        self.most = max(self.most, len(self.held))
+
+    def detach(self, name: str) -> None:
+        self.held.remove(name)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    base = build_tiny_model(root / "base")
+    for seed, name in enumerate("abc", 1):
+        build_tiny_adapter(root / name, base, base_name="tiny", seed=seed)
+    return root
+
+
+async def store_of(place: Path, engine: Engine, *, max_resident: int) -> AdapterStore:
+    store = AdapterStore(engine, base_name="tiny", base_shapes=tensors.weight_shapes(place / "base"), max_resident=max_resident)
+    for name in "abc":
+        await store.load(name, place / name)
+    return store
+
+
+def test_a_request_waits_while_every_adapter_in_memory_is_in_use_and_then_takes_the_first_free_place(place: Path) -> None:
+    async def run() -> None:
+        engine = Engine()
+        store = await store_of(place, engine, max_resident=2)
+        order: list[str] = []
+
+        async def ask(name: str, until: asyncio.Event) -> None:
+            async with store.using(name):
+                order.append(name)
+                await until.wait()
+
+        ends = {name: asyncio.Event() for name in "abc"}
+        tasks = [asyncio.create_task(ask(name, ends[name])) for name in "ab"]
+        while len(order) < 2:
+            await asyncio.sleep(0.01)
+        tasks.append(asyncio.create_task(ask("c", ends["c"])))
+        await asyncio.sleep(0.1)
+        assert (sorted(order), sorted(engine.held)) == (["a", "b"], ["a", "b"]), "nobody is pushed out of a request"
+        ends["b"].set()
+        async with asyncio.timeout(60):
+            while len(order) < 3:
+                await asyncio.sleep(0.01)
+        assert (order[-1], sorted(engine.held)) == ("c", ["a", "c"])
+        for end in ends.values():
+            end.set()
+        await asyncio.gather(*tasks)
+        assert engine.most == 2, "there are never more than fit"
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_gives_up_waiting_keeps_no_place(place: Path) -> None:
+    async def run() -> None:
+        engine = Engine()
+        store = await store_of(place, engine, max_resident=1)
+
+        async def ask(name: str) -> None:
+            async with store.using(name):
+                pass
+
+        async with store.using("a"):
+            waiting = asyncio.create_task(ask("b"))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        async with asyncio.timeout(60):
+            await ask("c")
+        assert (engine.held, engine.most) == (["c"], 1)
+
+    asyncio.run(run())
+
+
+def test_the_adapter_that_was_used_longest_ago_makes_room(place: Path) -> None:
+    async def run() -> None:
+        engine = Engine()
+        store = await store_of(place, engine, max_resident=2)
+        assert sorted(engine.held) == ["b", "c"]
+        for name in "ba":
+            async with store.using(name):
+                pass
+        assert sorted(engine.held) == ["a", "b"], "b was loaded before c and is used after it"
+
+    asyncio.run(run())

@@ -1,0 +1,271 @@
+"""The local launcher: a workload outlives its caller, starts once, and its end is known to whoever asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from control_plane.platform import gpu_devices
+from control_plane.platform.protocols import Workload, WorkloadPhase
+from ft_assets.errors import InvalidRequest
+from resources.launcher import LocalLauncher
+from resources.launcher.local_processes import REPOSITORY
+from resources.launcher.process_identity import alive, group_alive, identity
+
+SCRIPT = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+do = json.loads(Path(sys.argv[1]).read_text())
+work = Path.cwd()
+with (work / "starts").open("a") as f:
+    f.write(f"{os.getpid()}\\n")
+(work / "environment.json").write_text(json.dumps(dict(os.environ)))
+print("hello from", do["name"], flush=True)
+if do.get("ignore_sigterm"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if do.get("leaves_child"):
+    subprocess.Popen(["sleep", "300"])
+(work / "ready").touch()
+time.sleep(do["sleep_s"])
+sys.exit(do["exit_code"])
+"""
+
+
+class Bench:
+    """A launcher and the workloads that a test started with it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.launcher = LocalLauncher(root / "launcher")
+        self.names: set[str] = set()
+        (root / "modules").mkdir()
+        (root / "modules" / "sleeper.py").write_text(SCRIPT)
+
+    def workload(self, name: str = "job-a1", *, sleep_s: float = 60, exit_code: int = 0, **does: bool) -> Workload:
+        self.names.add(name)
+        run_file = self.root / f"{name}.json"
+        run_file.write_text(json.dumps({"name": name, "sleep_s": sleep_s, "exit_code": exit_code, **does}))
+        path = {"PYTHONPATH": f"{self.root / 'modules'}{os.pathsep}{REPOSITORY}"}
+        return Workload(name=name, module="sleeper", run_file=run_file, work_dir=self.root / "work" / name, env=path)
+
+    def wait_for(self, name: str, phase: WorkloadPhase, *, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.launcher.status(name).phase is not phase:
+            assert time.monotonic() < deadline, f"{name} is {self.launcher.status(name)}, not {phase}"
+            time.sleep(0.02)
+
+    def wait_ready(self, name: str) -> None:
+        deadline = time.monotonic() + 60
+        while not (self.root / "work" / name / "ready").exists():
+            assert time.monotonic() < deadline, self.launcher.read_log(name)
+            time.sleep(0.02)
+
+    def recorded(self, name: str, what: str) -> int:
+        pid: int = json.loads((self.root / "launcher" / name / what).read_text())["pid"]
+        return pid
+
+    def close(self) -> None:
+        for name in self.names:
+            self.launcher.stop(name, grace_s=0)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_workload_runs_to_its_end_and_its_exit_code_is_kept(bench: Bench) -> None:
+    before = time.time()
+    started = bench.launcher.start_or_adopt(bench.workload(sleep_s=0, exit_code=75))
+    assert started.phase in (WorkloadPhase.RUNNING, WorkloadPhase.EXITED)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    status = bench.launcher.status("job-a1")
+    assert status.exit_code == 75
+    assert status.started_at is not None and status.ended_at is not None
+    assert before <= status.started_at <= status.ended_at <= time.time()
+    assert bench.launcher.read_log("job-a1") == b"hello from job-a1\n"
+    assert bench.launcher.read_log("job-a1", offset=6) == b"from job-a1\n"
+
+
+def test_a_secret_reaches_the_workload_and_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_SECRET", "a-secret-value")
+    workload = replace(bench.workload(sleep_s=0), secrets=("FT_SECRET", "FT_UNSET"))
+    bench.launcher.start_or_adopt(workload)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    seen = json.loads((bench.root / "work" / "job-a1" / "environment.json").read_text())
+    assert seen["FT_SECRET"] == "a-secret-value" and "FT_UNSET" not in seen
+    assert not [f for f in (bench.root / "launcher").rglob("*") if f.is_file() and b"a-secret-value" in f.read_bytes()]
+
+
+def test_an_unknown_workload_is_absent_and_stopping_it_is_fine(bench: Bench) -> None:
+    assert bench.launcher.status("job-a9").phase is WorkloadPhase.ABSENT
+    assert bench.launcher.stop("job-a9", grace_s=0).phase is WorkloadPhase.ABSENT
+    assert bench.launcher.read_log("job-a9") == b""
+
+
+def test_many_callers_at_once_start_one_workload(bench: Bench) -> None:
+    workload = bench.workload()
+    launchers = [LocalLauncher(bench.root / "launcher") for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda each: each.start_or_adopt(workload), launchers))
+    assert {s.phase for s in statuses} == {WorkloadPhase.RUNNING}
+    assert len({s.started_at for s in statuses}) == 1
+    bench.wait_ready("job-a1")
+    assert len((workload.work_dir / "starts").read_text().split()) == 1
+
+
+def test_a_finished_name_is_not_started_again(bench: Bench) -> None:
+    workload = bench.workload(sleep_s=0)
+    bench.launcher.start_or_adopt(workload)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    assert bench.launcher.start_or_adopt(workload).phase is WorkloadPhase.EXITED
+    assert len((workload.work_dir / "starts").read_text().split()) == 1
+
+
+def test_a_workload_outlives_its_caller_and_is_adopted(bench: Bench) -> None:
+    workload = bench.workload()
+    code = (
+        "import sys, os, signal; from pathlib import Path; from control_plane.platform.protocols import Workload;"
+        "from resources.launcher import LocalLauncher; root, run, work, path = sys.argv[1:];"
+        "w = Workload(name='job-a1', module='sleeper', run_file=Path(run), work_dir=Path(work), env={'PYTHONPATH': path});"
+        "LocalLauncher(Path(root)).start_or_adopt(w); os.killpg(0, signal.SIGKILL)"
+    )
+    arguments = [str(bench.root / "launcher"), str(workload.run_file), str(workload.work_dir), workload.env["PYTHONPATH"]]
+    caller = subprocess.run([sys.executable, "-c", code, *arguments], cwd=REPOSITORY, start_new_session=True, timeout=30, check=False)
+    assert caller.returncode == -signal.SIGKILL
+    adopted = bench.launcher.start_or_adopt(workload)
+    assert adopted.phase is WorkloadPhase.RUNNING
+    bench.wait_ready("job-a1")
+    assert len((workload.work_dir / "starts").read_text().split()) == 1
+    assert bench.launcher.stop("job-a1", grace_s=5).exit_code == -signal.SIGTERM
+
+
+def test_stop_kills_what_does_not_listen(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(bench.workload(ignore_sigterm=True))
+    bench.wait_ready("job-a1")
+    began = time.monotonic()
+    status = bench.launcher.stop("job-a1", grace_s=0.5)
+    assert (status.phase, status.exit_code) == (WorkloadPhase.EXITED, -signal.SIGKILL)
+    assert time.monotonic() - began >= 0.5
+
+
+def test_a_trainer_that_is_killed_is_exited_with_its_signal(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(bench.workload())
+    os.kill(bench.recorded("job-a1", "process.json"), signal.SIGKILL)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    assert bench.launcher.status("job-a1").exit_code == -signal.SIGKILL
+
+
+def test_what_a_workload_leaves_behind_ends_with_it(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(bench.workload(leaves_child=True))
+    bench.wait_ready("job-a1")
+    leader = bench.recorded("job-a1", "process.json")
+    os.kill(leader, signal.SIGKILL)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    try:
+        deadline = time.monotonic() + 60  # a killed process takes a moment to go
+        while group_alive(leader):
+            assert time.monotonic() < deadline, "a data worker or a rank would go on holding the memory of its GPU"
+            time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
+
+
+def test_without_its_watcher_a_workload_runs_on_and_is_lost_once_it_ends(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(bench.workload())
+    bench.wait_ready("job-a1")
+    os.kill(bench.recorded("job-a1", "watcher.json"), signal.SIGKILL)
+    time.sleep(0.2)
+    assert bench.launcher.status("job-a1").phase is WorkloadPhase.RUNNING
+    status = bench.launcher.stop("job-a1", grace_s=5)
+    assert (status.phase, status.exit_code) == (WorkloadPhase.LOST, None)
+    assert bench.launcher.start_or_adopt(bench.workload()).phase is WorkloadPhase.LOST
+
+
+def test_a_pid_that_was_used_again_is_not_taken_for_the_workload(bench: Bench) -> None:
+    directory = bench.root / "launcher" / "job-a1"
+    directory.mkdir(parents=True)
+    (directory / "launched").touch()
+    stranger = {"pid": os.getpid(), "identity": "1@another-boot", "started_at": 1.0}
+    for name in ("process.json", "watcher.json"):
+        (directory / name).write_text(json.dumps(stranger))
+    assert bench.launcher.status("job-a1").phase is WorkloadPhase.LOST
+    assert bench.launcher.stop("job-a1", grace_s=0).phase is WorkloadPhase.LOST
+
+
+def test_an_identity_belongs_to_one_process() -> None:
+    own = identity(os.getpid())
+    assert own is not None and alive(os.getpid(), own)
+    assert not alive(1, own)  # the parent may have started in the same clock tick
+    assert not alive(2**22 + 1, None)
+
+
+def test_secrets_of_the_caller_do_not_reach_the_workload(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_DATABASE_URL", "postgresql://user:hunter2@host/db")
+    monkeypatch.setenv("FT_API_KEY", "hunter2")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    workload = bench.workload()
+    bench.launcher.start_or_adopt(workload)
+    bench.wait_ready("job-a1")
+    seen = json.loads((workload.work_dir / "environment.json").read_text())
+    assert "hunter2" not in json.dumps(seen)
+    assert seen["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_module_that_does_not_exist_exits_with_its_reason_in_the_log(bench: Bench) -> None:
+    workload = bench.workload()
+    broken = Workload(name="job-a1", module="no_such_module", run_file=workload.run_file, work_dir=workload.work_dir)
+    bench.launcher.start_or_adopt(broken)
+    bench.wait_for("job-a1", WorkloadPhase.EXITED)
+    assert bench.launcher.status("job-a1").exit_code == 1
+    assert b"no_such_module" in bench.launcher.read_log("job-a1")
+
+
+def test_a_name_that_is_no_path_segment_is_refused(bench: Bench) -> None:
+    with pytest.raises(InvalidRequest, match="not valid"):
+        bench.launcher.status("../escape")
+
+
+def test_a_workload_without_a_reservation_counts_and_is_counted_where_gpus_are_shared(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    with gpu_devices.shared(bench.root, held=()) as other:
+        assert other is not None and other.name == "6"
+        bench.launcher.start_or_adopt(replace(bench.workload(), held=(0,)))
+    bench.wait_ready("job-a1")
+    assert json.loads((bench.root / "work" / "job-a1" / "environment.json").read_text())["CUDA_VISIBLE_DEVICES"] == "5"
+    os.kill(bench.recorded("job-a1", "watcher.json"), signal.SIGKILL)
+    with gpu_devices.shared(bench.root, held=(0, 2)) as least:
+        assert least is not None and least.name == "6", "each has one user: without its watcher the workload still uses its GPU"
+    bench.launcher.stop("job-a1", grace_s=5)
+    with gpu_devices.shared(bench.root, held=(0, 2)) as least:
+        assert least is not None and least.name == "5"
+
+
+def test_the_gpu_of_a_workload_that_was_lost_is_free_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    seen = []
+    for name in ("lost", "next"):
+        bench.launcher.start_or_adopt(bench.workload(name))
+        bench.wait_ready(name)
+        seen.append(json.loads((bench.root / "work" / name / "environment.json").read_text())["CUDA_VISIBLE_DEVICES"])
+        for what in ("watcher.json", "process.json"):
+            os.kill(bench.recorded(name, what), signal.SIGKILL)
+        bench.wait_for(name, WorkloadPhase.LOST)
+    assert seen == ["1", "1"], "without a reservation a workload takes the last GPU that nothing uses"
