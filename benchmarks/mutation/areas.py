@@ -117,10 +117,10 @@ def planted() -> list[Defect]:
 
 
 def likeliest_first(root: Path, globs: Sequence[str], *, of: str) -> list[str]:
-    """The files, relative to `root`; those named like the module `of` first, since they are the likeliest to fail."""
-    stem = Path(of).stem
+    """The files, relative to `root`; those named like the module `of` or its package first, since they are the likeliest to fail."""
+    module = Path(of)
     files = [str(path) for path in _found(root, globs)]
-    return sorted(files, key=lambda path: stem not in Path(path).stem)
+    return sorted(files, key=lambda path: (module.stem not in Path(path).stem, module.parent.name not in path))
 
 
 def _found(root: Path, globs: Sequence[str]) -> list[Path]:
