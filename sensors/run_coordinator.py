@@ -20,11 +20,12 @@ from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 from dagster._serdes import ConfigurableClassData
 
 from control_plane.capacity import active_pools
-from control_plane.jobs.tables import jobs, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.platform.settings import load
 from control_plane.queue.launches import run_limits
 from control_plane.queue.launches.launch_claims import bind
 from control_plane.queue.launches.pending_runs import STAGE_STATES, training_key
+from control_plane.queue.tables import reservations
 from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 from resources.database.engine import control_plane_url, shared_logins
 

@@ -31,7 +31,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from benchmarks.recovery.processes import WORK, Processes
 from benchmarks.scheduler.live import SKIP, Stack, stack
 from control_plane.adapters.tables import adapters
-from control_plane.jobs.tables import attempts, checkpoints, jobs
+from control_plane.attempts.tables import attempts, checkpoints
+from control_plane.jobs.tables import jobs
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.settings import load as load_settings
 from ft_assets.demo import tickets

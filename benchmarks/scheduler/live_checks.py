@@ -13,7 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.jobs.tables import attempts, checkpoints, job_events, jobs, reservations, scheduler_state
+from control_plane.attempts.tables import attempts, checkpoints
+from control_plane.jobs.tables import job_events, jobs
+from control_plane.queue.tables import reservations, scheduler_state
 
 TICK_S = 0.05
 """Clocks of two processes of one machine, and the time between a process's end and the line that says so."""

@@ -29,7 +29,7 @@ import httpx
 import sqlalchemy as sa
 
 from benchmarks.serving.place import BASE_NAME, Place, asked, place, said
-from control_plane.adapters.tables import replica_adapters
+from control_plane.serving.tables import replica_adapters
 
 RATE_PER_S = 20.0
 NUM_OTHERS = 8

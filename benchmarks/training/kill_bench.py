@@ -22,13 +22,13 @@ import sqlalchemy as sa
 
 from control_plane.attempts import follow
 from control_plane.attempts import service as attempts
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries
 from control_plane.composition import open_platform
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import mark_packed
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts as attempts_table
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform import settings as settings_module

@@ -17,11 +17,14 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters import lineage_checks
 from control_plane.adapters.lineage_checks import Link
-from control_plane.adapters.tables import adapters, evaluations, model_routes
+from control_plane.adapters.tables import adapters
+from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.tables import datasets, files
-from control_plane.jobs.tables import attempts, checkpoints, jobs
+from control_plane.evaluations.tables import evaluations
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
+from control_plane.serving.tables import model_routes
 from control_plane.tenant_data.tables import deletion_requests
 from ft_assets.adapters.record import parse_name
 from ft_assets.adapters.stages import Stage

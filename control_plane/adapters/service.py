@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters import lineage_errors
-from control_plane.adapters.tables import adapters, deployments
+from control_plane.adapters.tables import adapters
 from control_plane.jobs.tables import jobs
 from control_plane.notifications import outbox
 from control_plane.platform.context import Platform, utc_now
@@ -25,6 +25,7 @@ from control_plane.platform.pagination import page
 from control_plane.sandbox import scratch
 from control_plane.serving import rollout
 from control_plane.serving.rollout import UNLOADED
+from control_plane.serving.tables import deployments
 from ft_assets.adapters import package, tensors, whole_model
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name

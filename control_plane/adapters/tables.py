@@ -1,4 +1,4 @@
-"""Adapters, where they are served, and how they were judged."""
+"""Adapters, their changes of stage, and their exports."""
 
 from __future__ import annotations
 
@@ -48,68 +48,6 @@ adapter_stage_moves = sa.Table(
     sa.Column("to_stage", sa.Text, primary_key=True),
 )  # fmt: skip
 """``ft_assets.adapters.stages.TRANSITIONS``, for the trigger that refuses every other move."""
-
-deployments = sa.Table(
-    "deployments", metadata,
-    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
-    sa.Column("name", sa.Text, nullable=False, unique=True),
-    sa.Column("desired", sa.Text, nullable=False),  # loaded | unloaded
-    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
-    sa.Column("detail", sa.Text),
-    timestamp("updated_at"),
-    timestamp("desired_at", nullable=True),  # when `desired` was last written: an unload waits for the requests under way
-)  # fmt: skip
-
-replica_adapters = sa.Table(
-    "replica_adapters", metadata,
-    sa.Column("replica", sa.Text, primary_key=True),  # URL of the inference server
-    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
-    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
-    sa.Column("detail", sa.Text),
-    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # loads that failed for now, since the last success
-    timestamp("updated_at"),
-)  # fmt: skip
-
-model_routes = sa.Table(
-    "model_routes", metadata,
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),  # what callers put into `model`
-    sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "base_model", "weight"}]; no adapter: the base itself
-    timestamp("created_at"), timestamp("updated_at"),
-)  # fmt: skip
-
-evaluations = sa.Table(
-    "evaluations", metadata,
-    sa.Column("id", sa.Text, primary_key=True),  # ev-...
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
-    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
-    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
-    sa.Column("base_model", sa.Text, nullable=False),
-    sa.Column("base_digest", sa.Text, nullable=False),  # of the bytes that the adapter is judged on
-    sa.Column("kind", sa.Text, nullable=False),  # gate | base_update | monitor | manual
-    sa.Column("state", sa.Text, nullable=False),  # queued | running | succeeded | failed
-    sa.Column("outcome", sa.Text),  # passed | quarantined, once it has succeeded
-    sa.Column("reasons", JSONB),  # reason codes of what blocks
-    sa.Column("report_key", sa.Text),
-    sa.Column("error", JSONB),
-    sa.Column("eval_config", JSONB),  # rules of its own; null: those of the adapter's job
-    sa.Column("runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs that were started for it
-    timestamp("created_at"), timestamp("started_at", nullable=True), timestamp("beat_at", nullable=True),
-    timestamp("finished_at", nullable=True),
-    sa.Index("ix_evaluations_adapter", "adapter_id", "base_digest"),
-    sa.Index("ix_evaluations_open", "created_at", postgresql_where=sa.text("state IN ('queued', 'running')")),
-)  # fmt: skip
-
-eval_scores = sa.Table(
-    "eval_scores", metadata,
-    sa.Column("subject_digest", sa.Text, primary_key=True),  # base model, or base model and adapter manifest; "@" and where
-    sa.Column("suite_digest", sa.Text, primary_key=True),  # one suite's items and decoding settings
-    sa.Column("suite", sa.Text, nullable=False),  # its id
-    sa.Column("scores", JSONB, nullable=False),  # its answers, as the runner leaves them
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), index=True),  # whose items they answer; null: the platform's own
-    timestamp("created_at"),
-    sa.Index("ix_eval_scores_suite", "subject_digest", "suite", "created_at"),
-)  # fmt: skip
 
 exports = sa.Table(
     "exports", metadata,

@@ -11,12 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.attempts.claims import Claim, Ending
+from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing.metering import service as metering
 from control_plane.capacity.active_pools import named
-from control_plane.jobs.tables import attempts, checkpoints, jobs, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.queue.tables import reservations
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Outcome, Retry, with_half_batch
 from ft_assets.training.spec import TrainingSpec

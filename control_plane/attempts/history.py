@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from control_plane.jobs.tables import attempts, job_events, reservations
+from control_plane.attempts.tables import attempts
+from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
+from control_plane.queue.tables import reservations
 from ft_assets.training.failures import Outcome, PastAttempt
 
 

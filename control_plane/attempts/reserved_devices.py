@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.capacity import active_pools
-from control_plane.jobs.tables import reservations
 from control_plane.platform import gpu_devices
 from control_plane.platform.context import Platform
 from control_plane.queue import scheduler
+from control_plane.queue.tables import reservations
 
 HELD = sa.select(reservations.c.placement, reservations.c.devices).where(reservations.c.released_at.is_(None))
 

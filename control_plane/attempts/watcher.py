@@ -21,12 +21,14 @@ from sqlalchemy.engine import Connection
 from control_plane.attempts import tracked_files
 from control_plane.attempts.rules import EARLY_STEPS, HEARTBEAT_AGAIN_S, ONCE, Pace, Signs, Step, Verdict, diverged, judge, own_pace
 from control_plane.attempts.service import Claim, Ending
-from control_plane.jobs.tables import attempts, health_verdicts, job_events, jobs, reservations
+from control_plane.attempts.tables import attempts, health_verdicts
+from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import locked, record
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import FOR_OPERATORS, Event, as_reported
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import RunLog, TrackedRun
+from control_plane.queue.tables import reservations
 from ft_assets.telemetry.redaction import without_credentials
 
 KEPT_STEPS = 2000

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from control_plane.billing import prices
 from control_plane.capacity import pools_file
 from control_plane.capacity.pools import Pool, local_pool
-from control_plane.jobs.tables import node_drains
+from control_plane.capacity.tables import node_drains
 from control_plane.platform import gpu_devices
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings

@@ -13,8 +13,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.capacity import active_pools
 from control_plane.capacity.pools import Node, Pool
-from control_plane.jobs.tables import node_drains, reservations
+from control_plane.capacity.tables import node_drains
 from control_plane.platform.context import Platform
+from control_plane.queue.tables import reservations
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.storable_text import check_storable
 

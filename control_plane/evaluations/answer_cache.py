@@ -14,8 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from control_plane.adapters.tables import adapters, eval_scores
-from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.adapters.tables import adapters
+from control_plane.attempts.tables import checkpoints
+from control_plane.evaluations.tables import eval_scores
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.serving import node_files
 from ft_assets.adapters.record import AdapterRecord

@@ -21,11 +21,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.adapters import approvals, promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
-from control_plane.adapters.tables import evaluations as evaluations_table
 from control_plane.evaluations import run as evaluation
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.evaluations.run import Evaluated, Judged
+from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.preparation.pin import job_row
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import record as write_event

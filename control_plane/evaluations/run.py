@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from control_plane.attempts import reserved_devices, tracked_files, watcher
 from control_plane.attempts.follow import fetch_pack, job_dir
+from control_plane.attempts.tables import checkpoints
 from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache, follow_evaluation
@@ -26,7 +27,7 @@ from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.jobs.preparation.pack_build import validation_rows
 from control_plane.jobs.preparation.pin import job_row
 from control_plane.jobs.results import metric_lines
-from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState

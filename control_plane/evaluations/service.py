@@ -18,9 +18,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters import service as adapters
-from control_plane.adapters.tables import evaluations
 from control_plane.evaluations import capability_suites
 from control_plane.evaluations.run import Evaluated
+from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event

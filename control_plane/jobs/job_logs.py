@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.attempts.log_upload import BEGINS, WHOLE, pieces, read_pieces
+from control_plane.attempts.tables import attempts as attempt_rows
 from control_plane.jobs import service as jobs
-from control_plane.jobs.tables import attempts as attempt_rows
 from control_plane.jobs.tables import jobs as job_rows
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState

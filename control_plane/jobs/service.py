@@ -12,6 +12,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.service import check_enough_to_train, check_format, check_reviewed
 from control_plane.datasets.tables import datasets as datasets_table
@@ -21,7 +22,6 @@ from control_plane.jobs import idempotency, results, reuse, warm_starts
 from control_plane.jobs.estimates import expectation, job_plan
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import checkpoints as checkpoints_table
 from control_plane.jobs.tables import job_events, jobs, sweep_trials
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.jobs.warm_starts import Source

@@ -1,11 +1,11 @@
-"""Jobs, their events, attempts and checkpoints."""
+"""Jobs, their events and sweeps."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from control_plane.platform.tables import metadata, owner, timestamp
+from control_plane.platform.tables import metadata, timestamp
 
 jobs = sa.Table(
     "jobs", metadata,
@@ -93,21 +93,6 @@ job_events = sa.Table(
 HAS_VALIDATION = sa.text("job_events.data ? 'valid_loss'")
 """Events that report a validation, as the index over them is worded."""
 
-health_verdicts = sa.Table(
-    "health_verdicts", metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("code", sa.Text, nullable=False),
-    sa.Column("audience", sa.Text, nullable=False),  # tenant | operator
-    sa.Column("level", sa.Text, nullable=False),
-    sa.Column("message", sa.Text, nullable=False),
-    sa.Column("data", JSONB, nullable=False),  # value, limit, next_step
-    timestamp("raised_at"), timestamp("cleared_at", nullable=True),
-    sa.Index("uq_health_verdicts_raised", "job_id", "code", unique=True, postgresql_where=sa.text("cleared_at IS NULL")),
-    sa.Index("ix_health_verdicts_counted", "code", "audience"),
-)  # fmt: skip
-
 sweeps = sa.Table(
     "sweeps", metadata,
     sa.Column("id", sa.Text, primary_key=True),
@@ -129,115 +114,4 @@ sweep_trials = sa.Table(
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), index=True),  # null until there is room for it
     sa.Column("reused", sa.Boolean, nullable=False, server_default=sa.false()),  # the job was there before, and had succeeded
     sa.Column("error", JSONB),  # why it could not be submitted
-)  # fmt: skip
-
-reservations = sa.Table(
-    "reservations", metadata,
-    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("attempt", sa.Integer, primary_key=True),  # the fencing token
-    sa.Column("pool", sa.Text, nullable=False),
-    sa.Column("num_gpus", sa.Integer, nullable=False),
-    sa.Column("placement", JSONB, nullable=False, server_default="[]"),  # [[node, GPUs], ...]
-    sa.Column("devices", JSONB, nullable=False, server_default="[]"),  # [[number, ...], ...]: which GPUs, node by node as in placement
-    sa.Column("backfill", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Column("preempted_for", sa.Text),  # the job that it is to make room for
-    timestamp("stop_asked_at", nullable=True),  # by the scheduler
-    timestamp("granted_at"), timestamp("released_at", nullable=True),
-    sa.Index("ix_reservations_active", "pool", postgresql_where=sa.text("released_at IS NULL")),
-    sa.Index("uq_reservations_held", "job_id", unique=True, postgresql_where=sa.text("released_at IS NULL")),  # a job holds one at most
-    sa.Index("ix_reservations_released_at", "released_at"),
-)  # fmt: skip
-
-node_drains = sa.Table(
-    "node_drains", metadata,
-    sa.Column("node", sa.Text, primary_key=True),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("drained_by", sa.Text, nullable=False),  # the operator's key, or the machine's user
-    timestamp("drained_at"),
-)  # fmt: skip
-"""Nodes on which nothing new is placed; what runs there goes on."""
-
-attempts = sa.Table(
-    "attempts", metadata,
-    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("attempt", sa.Integer, primary_key=True),
-    sa.Column("workload", sa.Text, nullable=False),
-    sa.Column("outcome", sa.Text),  # failure class, or succeeded; null while it runs
-    sa.Column("exit_code", sa.Integer),
-    sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
-    sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt does again
-    timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
-    sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
-)  # fmt: skip
-
-run_launches = sa.Table(
-    "run_launches", metadata,
-    sa.Column("run_key", sa.Text, primary_key=True),
-    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, index=True),
-    sa.Column("run_id", sa.Text),  # Dagster's, once it was made
-    sa.Column("claimed_by", sa.Text, nullable=False),
-    timestamp("claimed_at"),
-)  # fmt: skip
-"""Who makes the run of a stage: a sensor's tick or a nudge, never both."""
-
-scheduler_state = sa.Table(
-    "scheduler_state", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),  # 1: there is one queue
-    sa.Column("rounds", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("starts", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("backfills", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("preemptions", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("promises", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("slipped", sa.BigInteger, nullable=False, server_default="0"),  # promises that were not kept, whatever the cause
-    sa.Column("round_s", sa.Float), sa.Column("queued", sa.Integer),  # of the last round
-    timestamp("last_round_at", nullable=True),
-    timestamp("explained_at", nullable=True),  # when the whole queue was last told its positions
-)  # fmt: skip
-
-checkpoints = sa.Table(
-    "checkpoints", metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("step", sa.Integer, nullable=False),
-    sa.Column("object_prefix", sa.Text, nullable=False),
-    sa.Column("manifest_sha256", sa.Text, nullable=False),
-    sa.Column("metrics", JSONB, nullable=False),
-    sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),
-    timestamp("created_at"),
-    timestamp("retired_at", nullable=True),  # not kept any more, and nobody reads it
-    timestamp("removed_at", nullable=True),  # and its objects are gone
-    sa.UniqueConstraint("job_id", "step"),
-)  # fmt: skip
-
-quota_holds = sa.Table(
-    "quota_holds", metadata,
-    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
-    owner(),
-    sa.Column("gpu_seconds", sa.Float, nullable=False),  # what the whole job is expected to take
-    sa.Column("counted", sa.Boolean, nullable=False),  # from counted tokens; else a first estimate, made before the data was read
-    timestamp("created_at"), timestamp("released_at", nullable=True),
-    sa.Index("ix_quota_holds_open", "tenant_id", postgresql_where=sa.text("released_at IS NULL")),
-)  # fmt: skip
-"""GPU time that admitted jobs will take: what is left of a month is its cap less what was used and what is held here."""
-
-quota_notices = sa.Table(
-    "quota_notices", metadata,
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
-    sa.Column("month", sa.Text, primary_key=True),  # yyyy-mm, UTC
-    sa.Column("quota", sa.Text, primary_key=True),  # soft | hard
-    sa.Column("percent", sa.Integer, primary_key=True),
-    sa.Column("gpu_hours", sa.Float, primary_key=True),  # the whole limit: another limit is told of anew
-    timestamp("created_at"),
-)  # fmt: skip
-"""What a tenant was told of its GPU-hours: once each."""
-
-checkpoint_permissions = sa.Table(
-    "checkpoint_permissions", metadata,
-    sa.Column("id", sa.Text, primary_key=True),  # cp_...
-    owner(),
-    sa.Column("checkpoint_id", sa.Text, sa.ForeignKey("checkpoints.id"), nullable=False),
-    sa.Column("project_id", sa.Text, nullable=False),
-    timestamp("created_at"),
-    sa.UniqueConstraint("checkpoint_id", "project_id"),
 )  # fmt: skip

@@ -19,8 +19,9 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as registry
 from control_plane.adapters.tables import adapters
+from control_plane.attempts.tables import checkpoints
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from ft_assets import layout

@@ -24,8 +24,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters.tables import adapters
-from control_plane.adapters.tables import evaluations as evaluations_table
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
 from control_plane.models.model_fetch import fetch_model

@@ -16,9 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.adapters.tables import adapters
+from control_plane.models.tables import mirrors
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
-from control_plane.tenant_data.tables import deletion_requests, mirrors
+from control_plane.tenant_data.tables import deletion_requests
 from ft_assets.adapters.record import AdapterName, parse_name
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Unavailable

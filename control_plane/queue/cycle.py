@@ -10,10 +10,11 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from control_plane.attempts.tables import attempts
 from control_plane.billing.metering import service as metering
 from control_plane.capacity.active_pools import pools
 from control_plane.capacity.pools import Pool
-from control_plane.jobs.tables import attempts, jobs, reservations, scheduler_state
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.queue import reservations as granting
 from control_plane.queue import scheduler, stalled_starts
@@ -21,6 +22,7 @@ from control_plane.queue import snapshot as queue_reading
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.status import explanations
 from control_plane.queue.status.explanations import Explained
+from control_plane.queue.tables import reservations, scheduler_state
 
 SCHEDULER_LOCK = 0x66745F73
 """Advisory lock ("ft_s"): one scheduling decision at a time, however many schedulers run."""

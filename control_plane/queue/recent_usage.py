@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import Pool
 
-from control_plane.jobs.tables import jobs, reservations
+from control_plane.jobs.tables import jobs
+from control_plane.queue.tables import reservations
 
 WINDOW = timedelta(hours=24)
 """A day: who trains each evening is measured by the evening before."""

@@ -9,14 +9,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.capacity.active_pools import pools
 from control_plane.capacity.pools import Pool
 from control_plane.jobs.estimates import rules as estimates
-from control_plane.jobs.tables import attempts, checkpoints, jobs, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue import scheduler
 from control_plane.queue.recent_usage import recent_use
+from control_plane.queue.tables import reservations
 from control_plane.quotas import service as quotas
 from control_plane.tenants.tables import tenants
 from ft_assets.training.cost_model import SETUP_S

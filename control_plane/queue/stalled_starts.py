@@ -9,11 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.jobs.tables import attempts, job_events, jobs, reservations
+from control_plane.attempts.tables import attempts
+from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import record_many
 from control_plane.platform.bulk_updates import among
 from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import JobState
+from control_plane.queue.tables import reservations
 
 ADMITTED_WITHIN = timedelta(seconds=60)
 """From reservation to workload: what the whole way from submission to its start may take while GPUs are free."""

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.jobs.tables import jobs, quota_holds, quota_notices
+from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
@@ -23,6 +23,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.quotas import rules as policy
 from control_plane.quotas import service as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, Standing, Threshold, month_of
+from control_plane.quotas.tables import quota_holds, quota_notices
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import tenant_of
 from control_plane.tenants.tables import tenants

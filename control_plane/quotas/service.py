@@ -17,12 +17,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.pool import Pool
 
+from control_plane.attempts.tables import attempts
 from control_plane.billing.tables import ledger_entries
-from control_plane.jobs.tables import attempts, jobs, quota_holds, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.queue.tables import reservations
 from control_plane.quotas import rules as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, HOUR_S, Month, Refusal, Standing, month_of
+from control_plane.quotas.tables import quota_holds
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import tenant_of
 from control_plane.tenants.tables import tenants

@@ -7,7 +7,8 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.adapters.tables import adapters, evaluations
+from control_plane.adapters.tables import adapters
+from control_plane.evaluations.tables import evaluations
 from ft_assets.evals.gate import gates
 
 SUCCEEDED = "succeeded"

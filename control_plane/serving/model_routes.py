@@ -20,11 +20,12 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters.service import get_adapter, select_adapters
-from control_plane.adapters.tables import adapters, model_routes
+from control_plane.adapters.tables import adapters
 from control_plane.jobs.transitions import record as record_event
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.serving import observations
+from control_plane.serving.tables import model_routes
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, InvalidRequest, NotFound

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.adapters.tables import adapters, deployments, replica_adapters
+from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
+from control_plane.serving.tables import deployments, replica_adapters
 from ft_assets.adapters import rollout_plan
 from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Seen
 from ft_assets.storable_text import printable

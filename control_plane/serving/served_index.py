@@ -10,11 +10,12 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.adapters.tables import adapters, deployments
+from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
 from control_plane.serving import accepted_bases
 from control_plane.serving.node_files import directory
+from control_plane.serving.tables import deployments
 from ft_assets.adapters import package, serving_index
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.rollout_plan import LOADED

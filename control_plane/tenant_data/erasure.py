@@ -20,18 +20,22 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.adapters import promotions
-from control_plane.adapters.tables import adapters, deployments, eval_scores, evaluations, exports, model_routes, replica_adapters
+from control_plane.adapters.tables import adapters, exports
+from control_plane.attempts.tables import checkpoints, health_verdicts
 from control_plane.datasets.tables import datasets, eval_suites, files, loose_objects, upload_parts, uploads
+from control_plane.evaluations.tables import eval_scores, evaluations
 from control_plane.jobs import service as jobs_service
 from control_plane.jobs.sweeps import service as sweeps
-from control_plane.jobs.tables import checkpoints, health_verdicts, job_events, jobs, reservations, sweep_trials
+from control_plane.jobs.tables import job_events, jobs, sweep_trials
 from control_plane.jobs.tables import sweeps as sweeps_table
 from control_plane.notifications.tables import deliveries, outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.protocols import Replica
+from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
 from control_plane.serving import node_files, rollout
+from control_plane.serving.tables import deployments, model_routes, replica_adapters
 from control_plane.tenants.tables import audit_log, idempotency_keys
 from ft_assets import layout
 from ft_assets.adapters.stages import Stage

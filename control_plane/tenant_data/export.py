@@ -17,9 +17,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from control_plane.attempts.tables import health_verdicts
 from control_plane.datasets.tables import eval_suites
 from control_plane.jobs.service import shown_to_tenant
-from control_plane.jobs.tables import health_verdicts
 from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
 from control_plane.tenants.audit import service as audit

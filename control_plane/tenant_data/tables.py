@@ -1,4 +1,4 @@
-"""Deletions with their proofs, and mirrors of the registry."""
+"""Deletions with their proofs."""
 
 from __future__ import annotations
 
@@ -49,12 +49,3 @@ deletion_objects = sa.Table(
     timestamp("deleted_at", nullable=True),
 )  # fmt: skip
 """What a deletion has found and what of it is gone; moves into the proof at its end."""
-
-mirrors = sa.Table(
-    "mirrors", metadata,
-    sa.Column("name", sa.Text, primary_key=True),  # mlflow
-    sa.Column("digest", sa.Text, nullable=False),  # of what was mirrored last
-    timestamp("mirrored_at"),
-    sa.Column("error", sa.Text),  # why the last attempt did not arrive
-    timestamp("failed_at", nullable=True),
-)  # fmt: skip

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.adapters.tables import deployments, replica_adapters
 from control_plane.attempts import follow
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
@@ -19,6 +18,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
+from control_plane.serving.tables import deployments, replica_adapters
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack

@@ -18,18 +18,18 @@ from sqlalchemy.engine import Engine
 
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import mark_packed
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts as attempts_table
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.tables import reservations
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Logins, Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
+from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, Fault
 from ft_assets.training.failures import FailureClass, Retry

@@ -14,10 +14,10 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.tables import reservations
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle
+from control_plane.queue.tables import reservations
 from resources.database.engine import make_engine
 from tests.faults.loop_world import POOLS, World, breaches, build
 

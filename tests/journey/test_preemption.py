@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.jobs.tables import attempts, jobs
+from control_plane.attempts.tables import attempts
+from control_plane.jobs.tables import jobs
 from tests.journey.conftest import Stack
 from tests.journey.test_kill import adapter_bytes
 

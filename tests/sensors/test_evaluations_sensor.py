@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 from dagster._core.test_utils import create_run_for_test
 
-from control_plane.adapters.tables import evaluations as table
 from control_plane.evaluations import service
+from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.assets import adapter_evaluation

@@ -16,10 +16,10 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.tables import reservations
 from control_plane.platform.context import Platform
 from control_plane.queue.launches import launch_claims
 from control_plane.queue.launches.pending_runs import due_runs, replace_run
+from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from ft_assets.errors import FtError, Unavailable
 from resources.dagster.graphql_client import DagsterLaunches

@@ -12,15 +12,15 @@ import sqlalchemy as sa
 from dagster._core.run_coordinator import SubmitRunContext
 from dagster._core.test_utils import create_run_for_test
 
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts as attempts_table
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.tables import reservations
 from control_plane.platform.context import Platform
 from control_plane.queue.launches import launch_claims
 from control_plane.queue.launches.pending_runs import due_runs, replace_run
+from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from sensors.run_coordinator import AdmissionRunCoordinator
 from sensors.run_requests import missing

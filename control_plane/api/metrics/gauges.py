@@ -15,15 +15,17 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.engine import Connection
 
+from control_plane.attempts.tables import checkpoints, health_verdicts
 from control_plane.billing.metering import service as metering
 from control_plane.billing.tables import ledger_postings, refund_cases
 from control_plane.datasets.tables import uploads
-from control_plane.jobs.tables import checkpoints, health_verdicts, job_events, jobs, quota_holds
+from control_plane.jobs.tables import job_events, jobs
 from control_plane.notifications.tables import deliveries, outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS
 from control_plane.queue.status import metrics
 from control_plane.queue.status.metrics import QueueGauges
+from control_plane.quotas.tables import quota_holds
 from control_plane.tenant_data.tables import deletion_requests
 
 MAX_AGE_S = 10.0

@@ -13,10 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts.service import Claim, holds_in
-from control_plane.jobs.tables import checkpoints, jobs, reservations
+from control_plane.attempts.tables import checkpoints
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.transfer import FAILURES
+from control_plane.queue.tables import reservations
 from ft_assets import layout
 from ft_assets.errors import IntegrityError
 from ft_assets.training.checkpoints import committed, discard, read_manifest, set_aside_newer, step_name

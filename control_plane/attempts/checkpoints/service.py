@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.jobs.tables import checkpoint_permissions, checkpoints, jobs
+from control_plane.attempts.tables import checkpoint_permissions, checkpoints
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Order, Page, page
 from ft_assets.errors import Forbidden, InvalidRequest, NotFound

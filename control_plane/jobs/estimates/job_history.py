@@ -9,13 +9,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from control_plane.attempts.tables import attempts
 from control_plane.capacity import active_pools, pools
 from control_plane.capacity.pools import job_class
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.estimates.rules import Correction, Finished, Kind, correction
-from control_plane.jobs.tables import attempts, jobs, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.queue.tables import reservations
 from ft_assets.base_models import BaseModel
 from ft_assets.training.cost_model import Cost, cost
 from ft_assets.training.memory import Case

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters.tables import adapters
+from control_plane.attempts.tables import checkpoints
 from control_plane.billing.tables import ledger_entries
-from control_plane.jobs.tables import HAS_VALIDATION, checkpoints, job_events, jobs
+from control_plane.jobs.tables import HAS_VALIDATION, job_events, jobs
 from control_plane.platform.context import Platform
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.training.stored_specs import global_batch_size

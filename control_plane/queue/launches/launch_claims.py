@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.jobs.tables import run_launches
 from control_plane.platform.context import Platform
 from control_plane.queue.launches.pending_runs import DueRun
+from control_plane.queue.tables import run_launches
 
 CLAIM_S = 30.0
 """Longer than a tick of 25 requests at 0.3 s each with its wait for the daemon; a claimant that died costs this much."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.adapters.tables import evaluations
+from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL

@@ -7,9 +7,10 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from control_plane.jobs.tables import jobs, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.queue.tables import reservations
 
 STAGE_STATES = {"prepare": JobState.VALIDATING, "evaluate": JobState.EVALUATING}
 FIRST_REASON = {"prepare": "submitted", "evaluate": "trained"}

@@ -9,11 +9,13 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.jobs.tables import attempts, jobs, reservations
+from control_plane.attempts.tables import attempts
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue.status import view
 from control_plane.queue.status.explanations import BARRED
+from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import TIERS
 
 WAITS_OVER = timedelta(hours=1)

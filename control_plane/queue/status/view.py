@@ -14,11 +14,12 @@ from sqlalchemy.engine import Connection
 from control_plane.capacity.active_pools import pools
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
 from control_plane.capacity.pools import Pool
-from control_plane.jobs.tables import jobs, reservations, scheduler_state
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue.recent_usage import recent_use
 from control_plane.queue.stalled_starts import overdue_releases
+from control_plane.queue.tables import reservations, scheduler_state
 
 WAITING_COLUMNS: tuple[sa.ColumnElement[Any], ...] = (
     jobs.c.id, jobs.c.tenant_id, jobs.c.model, jobs.c.tier, jobs.c.num_gpus, jobs.c.job_class, jobs.c.queue_position, jobs.c.reason,

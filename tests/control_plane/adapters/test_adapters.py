@@ -18,12 +18,12 @@ import sqlalchemy as sa
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
-from control_plane.adapters.tables import deployments
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.serving import node_files
 from control_plane.serving.rollout import reconcile
+from control_plane.serving.tables import deployments
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.adapters.stages import Stage

@@ -12,13 +12,14 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.adapters import lineage, lineage_checks
-from control_plane.adapters.tables import adapters, model_routes
+from control_plane.adapters.tables import adapters
+from control_plane.attempts.tables import attempts
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
+from control_plane.serving.tables import model_routes
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import NotFound, QuotaExceeded

@@ -26,10 +26,10 @@ from dagster import (
 from dagster_openai import OpenAIResource
 from starlette.types import ASGIApp
 
-from control_plane.adapters.tables import deployments
 from control_plane.api.app import create_app
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
+from control_plane.serving.tables import deployments
 from control_plane.tenants.rules import Tenant
 from tests.support.jobs.finished_job import finish
 

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api.app import create_app
-from control_plane.jobs.tables import checkpoints
+from control_plane.attempts.tables import checkpoints
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from tests.control_plane.api import openai_calls

@@ -18,13 +18,13 @@ from control_plane.attempts import history
 from control_plane.attempts import service as attempts
 from control_plane.attempts.checkpoints import retention
 from control_plane.attempts.service import Claim, Ending
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries, meter_events
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import fail, mark_packed
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts as attempts_table
-from control_plane.jobs.tables import job_events, reservations
+from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
@@ -32,6 +32,7 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.launches import pending_runs
 from control_plane.queue.scheduler import Start, Wait
+from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Fault, InvalidDataset, NotAdmitted

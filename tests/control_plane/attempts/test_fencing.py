@@ -11,14 +11,16 @@ import sqlalchemy as sa
 
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
+from control_plane.attempts.tables import attempts as attempts_table
+from control_plane.attempts.tables import checkpoints
 from control_plane.jobs.preparation import pin
-from control_plane.jobs.tables import attempts as attempts_table
-from control_plane.jobs.tables import checkpoints, job_events, jobs, reservations
+from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.launches import pending_runs
+from control_plane.queue.tables import reservations
 from tests.support.jobs.started_job import start_job
 
 STEP = {"step": 5, "total_steps": 10, "loss": 1.0, "learning_rate": 0.1, "grad_norm": 1.0, "epoch": 0.5, "num_tokens": 10, "time": 2000.0}

@@ -16,17 +16,17 @@ import sqlalchemy as sa
 from control_plane.attempts import history, preemption_notices
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing import ledger, ledger_check
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts as attempts_table
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.tables import reservations
 from control_plane.notifications.tables import outbox
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue import snapshot as queue_reading
+from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas.rules import HARD_CAP_REACHED
 from control_plane.tenants.tables import tenants

@@ -20,9 +20,9 @@ from control_plane.attempts import follow
 from control_plane.attempts import service as attempts
 from control_plane.attempts.checkpoints import retention, upload
 from control_plane.attempts.checkpoints.restore import restore
+from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing import ledger
 from control_plane.jobs import service as jobs
-from control_plane.jobs.tables import checkpoints as checkpoints_table
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState

@@ -15,8 +15,9 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts import watcher
 from control_plane.attempts.checkpoints import upload
 from control_plane.attempts.service import Claim, Ending
+from control_plane.attempts.tables import health_verdicts
 from control_plane.jobs import service as jobs
-from control_plane.jobs.tables import health_verdicts, job_events
+from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event

@@ -7,9 +7,9 @@ import uuid
 import pytest
 import sqlalchemy as sa
 
-from control_plane.adapters.tables import evaluations as table
 from control_plane.client import FtClient
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant

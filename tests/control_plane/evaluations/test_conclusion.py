@@ -17,13 +17,14 @@ import sqlalchemy as sa
 
 from control_plane.adapters import approvals, promotions
 from control_plane.adapters import service as adapters
+from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations import answer_cache, conclusion, reevaluation, run
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.run import Evaluated
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation import pin
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import checkpoints, job_events
+from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
 from control_plane.models import base_updates, catalogue

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.adapters.tables import eval_scores
 from control_plane.attempts import follow
 from control_plane.evaluations import answer_cache, conclusion, run
+from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.preparation import pack_build
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs

@@ -11,7 +11,8 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.attempts.tables import checkpoints
+from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event

@@ -12,15 +12,15 @@ import sqlalchemy as sa
 from control_plane.attempts import follow
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries
 from control_plane.jobs import job_responses
 from control_plane.jobs import service as jobs
 from control_plane.jobs.sweeps import comparison
-from control_plane.jobs.tables import attempts as attempts_table
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.tables import reservations
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.queue.tables import reservations
 from ft_assets.errors import NotAdmitted
 from tests.support.jobs.started_job import start_job
 

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.adapters.tables import adapters
+from control_plane.attempts.tables import checkpoints
 from control_plane.jobs import service as jobs
 from control_plane.jobs import warm_starts
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import checkpoints
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants

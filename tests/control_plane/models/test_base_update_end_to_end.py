@@ -11,21 +11,23 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from control_plane.adapters.tables import evaluations as table
 from control_plane.attempts import follow
 from control_plane.attempts.service import claim, finish
+from control_plane.attempts.tables import attempts
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import conclusion, reevaluation, run
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.tables import evaluations as table
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts, job_events, reservations
+from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import transition
 from control_plane.models import base_updates, catalogue
 from control_plane.models.catalogue import Given, add_local
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.queue.tables import reservations
 from control_plane.serving import accepted_bases
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Conflict

@@ -17,11 +17,11 @@ import yaml
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.attempts import follow
 from control_plane.attempts.service import claim, finish
+from control_plane.attempts.tables import attempts
 from control_plane.billing.tables import ledger_entries
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts, reservations
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
 from control_plane.models import catalogue
@@ -30,6 +30,7 @@ from control_plane.models.catalogue import Given, add_local
 from control_plane.models.operator_catalogue import catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from control_plane.attempts import service as attempts
 from control_plane.capacity.active_pools import pools
 from control_plane.jobs import service as jobs
-from control_plane.jobs.tables import job_events, reservations, scheduler_state
+from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import Move, transition_many
 from control_plane.notifications.tables import outbox
@@ -28,6 +28,7 @@ from control_plane.queue import snapshot as queue_reading
 from control_plane.queue.scheduler import Preempt
 from control_plane.queue.snapshot import placement_of, promise_of
 from control_plane.queue.status import explanations
+from control_plane.queue.tables import reservations, scheduler_state
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import Conflict, NotFound
 from tests.faults.loop_world import POOLS, Planned, World, build

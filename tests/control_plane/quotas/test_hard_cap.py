@@ -18,11 +18,11 @@ from control_plane.attempts import service as attempts
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.tables import quota_holds
 from control_plane.platform.context import Actor, Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle, snapshot
 from control_plane.quotas import enforcement
+from control_plane.quotas.tables import quota_holds
 from control_plane.tenants import service as tenants
 from control_plane.tenants import suspension
 from control_plane.tenants.tables import audit_log

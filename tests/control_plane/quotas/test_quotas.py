@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from control_plane.attempts import service as attempts
 from control_plane.datasets.tables import files as files_table
 from control_plane.jobs import service as jobs
-from control_plane.jobs.tables import reservations
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle
+from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas import service as quotas
 from ft_assets.errors import QuotaExceeded

@@ -11,12 +11,13 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.adapters import promotions
-from control_plane.adapters.tables import adapters, replica_adapters
+from control_plane.adapters.tables import adapters
 from control_plane.jobs.tables import job_events
 from control_plane.models import service as models
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
 from control_plane.serving.model_routes import Base, Target
+from control_plane.serving.tables import replica_adapters
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound
 from tests.support.jobs.registered_adapter import add_adapter

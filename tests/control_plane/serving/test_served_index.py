@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters import promotions
 from control_plane.adapters.service import find_record
-from control_plane.adapters.tables import evaluations
+from control_plane.evaluations.tables import evaluations
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
 from control_plane.serving import served_index

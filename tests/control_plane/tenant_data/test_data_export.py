@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from control_plane.attempts.tables import health_verdicts
 from control_plane.billing.tables import storage_samples
 from control_plane.cli.command_tree import build
 from control_plane.cli.tenant.models.export_commands import _verified
@@ -26,7 +27,6 @@ from control_plane.datasets import suites
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import health_verdicts
 from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Actor, Platform
 from control_plane.platform.tables import metadata

@@ -16,18 +16,20 @@ import sqlalchemy as sa
 from control_plane.adapters import lineage, promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as table
-from control_plane.adapters.tables import eval_scores, evaluations, replica_adapters
+from control_plane.attempts.tables import checkpoints
 from control_plane.billing.tables import ledger_entries
 from control_plane.datasets import file_progress
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.evaluations.tables import eval_scores, evaluations
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import checkpoints, job_events
+from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Search
+from control_plane.serving.tables import replica_adapters
 from control_plane.tenant_data import deletion, deletion_requests, erasure
 from control_plane.tenant_data.tables import deletion_objects, deletions
 from ft_assets import layout

@@ -12,8 +12,9 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError as Violation
 
 from control_plane.adapters import lineage_errors
-from control_plane.adapters.tables import adapter_stage_moves, adapters, evaluations
+from control_plane.adapters.tables import adapter_stage_moves, adapters
 from control_plane.datasets.tables import datasets, files
+from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenant_data.tables import deletions

@@ -8,11 +8,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import checkpoints
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform

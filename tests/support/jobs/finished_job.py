@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
+from control_plane.attempts.tables import checkpoints
 from control_plane.jobs.preparation.pin import mark_packed
-from control_plane.jobs.tables import checkpoints, jobs
+from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from control_plane.attempts import follow as training
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
-from control_plane.jobs.tables import attempts as attempts_table
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState

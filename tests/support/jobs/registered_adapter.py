@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.adapters.tables import deployments
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
+from control_plane.serving.tables import deployments
 from ft_assets import layout
 from tests.support.jobs.finished_job import COMMIT, enter
 

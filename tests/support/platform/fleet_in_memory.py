@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
-from control_plane.adapters.tables import evaluations
+from control_plane.evaluations.tables import evaluations
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
 from control_plane.serving import observations, rollout

@@ -19,12 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from control_plane.api.app import create_app
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.routes import FORWARDED
+from control_plane.attempts.tables import health_verdicts
 from control_plane.jobs import results
-from control_plane.jobs.tables import health_verdicts, jobs, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import as_reported, metrics_event
 from control_plane.platform.job_states import JobState
+from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 
 STEPS = [

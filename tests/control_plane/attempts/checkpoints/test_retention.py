@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts.checkpoints import retention
+from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import checkpoints
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ObjectInfo

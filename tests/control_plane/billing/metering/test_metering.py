@@ -17,13 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import RowMapping
 
+from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing import ledger, ledger_check, prices, refunds
 from control_plane.billing.metering import service as metering
 from control_plane.billing.metering.rules import milliseconds
 from control_plane.billing.tables import meter_events, unbilled_attempts
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.jobs.tables import attempts, checkpoints, job_events, reservations
+from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
+from control_plane.queue.tables import reservations
 from control_plane.quotas import service as quotas
 from ft_assets.errors import Fault, FtError
 from ft_assets.training.failures import FailureClass

@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from control_plane.attempts.tables import health_verdicts
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import health_verdicts
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from control_plane.adapters.tables import evaluations as table
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.tables import evaluations as table
 from control_plane.models import base_updates
 from control_plane.models import catalogue as base_models
 from control_plane.models.catalogue import Given, add_local

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.jobs.estimates import expectation, job_history, job_plan
 from control_plane.jobs.estimates.rules import Correction, Kind
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import attempts, checkpoints, jobs, reservations
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.queue import snapshot
+from control_plane.queue.tables import reservations
 from ft_assets.training.cost_model import Cost
 from tests.support.jobs.followed_jobs import Job
 from tests.support.jobs.training_specs import SPEC

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from control_plane.attempts.tables import attempts
 from control_plane.jobs import service as jobs
 from control_plane.jobs.preparation.pin import fail
-from control_plane.jobs.tables import attempts, job_events, reservations
+from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Actor, Platform
 from control_plane.queue.status import documents, metrics, view
+from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from ft_assets.errors import InvalidDataset
 from tests.support.jobs.queued_jobs import Queued, queued

@@ -1,0 +1,62 @@
+"""Attempts of jobs, their checkpoints and health verdicts."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.platform.tables import metadata, owner, timestamp
+
+health_verdicts = sa.Table(
+    "health_verdicts", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("code", sa.Text, nullable=False),
+    sa.Column("audience", sa.Text, nullable=False),  # tenant | operator
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", JSONB, nullable=False),  # value, limit, next_step
+    timestamp("raised_at"), timestamp("cleared_at", nullable=True),
+    sa.Index("uq_health_verdicts_raised", "job_id", "code", unique=True, postgresql_where=sa.text("cleared_at IS NULL")),
+    sa.Index("ix_health_verdicts_counted", "code", "audience"),
+)  # fmt: skip
+
+attempts = sa.Table(
+    "attempts", metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("workload", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text),  # failure class, or succeeded; null while it runs
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
+    sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt does again
+    timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
+    sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
+)  # fmt: skip
+
+checkpoints = sa.Table(
+    "checkpoints", metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("object_prefix", sa.Text, nullable=False),
+    sa.Column("manifest_sha256", sa.Text, nullable=False),
+    sa.Column("metrics", JSONB, nullable=False),
+    sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),
+    timestamp("created_at"),
+    timestamp("retired_at", nullable=True),  # not kept any more, and nobody reads it
+    timestamp("removed_at", nullable=True),  # and its objects are gone
+    sa.UniqueConstraint("job_id", "step"),
+)  # fmt: skip
+
+checkpoint_permissions = sa.Table(
+    "checkpoint_permissions", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # cp_...
+    owner(),
+    sa.Column("checkpoint_id", sa.Text, sa.ForeignKey("checkpoints.id"), nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    timestamp("created_at"),
+    sa.UniqueConstraint("checkpoint_id", "project_id"),
+)  # fmt: skip

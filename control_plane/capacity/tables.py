@@ -1,0 +1,16 @@
+"""Drained nodes."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from control_plane.platform.tables import metadata, timestamp
+
+node_drains = sa.Table(
+    "node_drains", metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("drained_by", sa.Text, nullable=False),  # the operator's key, or the machine's user
+    timestamp("drained_at"),
+)  # fmt: skip
+"""Nodes on which nothing new is placed; what runs there goes on."""

@@ -1,0 +1,37 @@
+"""Deployments, what replicas serve, and the tenants' model routes."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from control_plane.platform.tables import metadata, timestamp
+
+deployments = sa.Table(
+    "deployments", metadata,
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("desired", sa.Text, nullable=False),  # loaded | unloaded
+    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
+    sa.Column("detail", sa.Text),
+    timestamp("updated_at"),
+    timestamp("desired_at", nullable=True),  # when `desired` was last written: an unload waits for the requests under way
+)  # fmt: skip
+
+replica_adapters = sa.Table(
+    "replica_adapters", metadata,
+    sa.Column("replica", sa.Text, primary_key=True),  # URL of the inference server
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
+    sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
+    sa.Column("detail", sa.Text),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # loads that failed for now, since the last success
+    timestamp("updated_at"),
+)  # fmt: skip
+
+model_routes = sa.Table(
+    "model_routes", metadata,
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),  # what callers put into `model`
+    sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "base_model", "weight"}]; no adapter: the base itself
+    timestamp("created_at"), timestamp("updated_at"),
+)  # fmt: skip
