@@ -14,11 +14,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from control_plane.platform.settings import load
-from control_plane.platform.tables import metadata
 from deploy.local.supervisor import lock
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.database import embedded, migrate
 from resources.database.engine import control_plane_url, dagster_url, make_engine
+from tests.support.platform.declared_tables import declared_tables
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def empty_database(postgres_dir: Path, request: pytest.FixtureRequest) -> str:
 
 
 def test_migrations_end_at_the_schema_that_the_code_declares(new_database: Callable[[], str]) -> None:
-    engine = make_engine(new_database())
+    engine, metadata = make_engine(new_database()), declared_tables()
     with engine.connect() as conn:
         assert len(sa.inspect(conn).get_table_names()) == len(metadata.tables) + 1, "nothing was migrated, so nothing is compared"
         context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})

@@ -12,12 +12,12 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Actor, Platform
-from control_plane.platform.tables import metadata
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import api_keys, audit_log
 from control_plane.tenants.tables import tenants as tenants_table
 from tests.support.platform.database_roles import as_owner
+from tests.support.platform.declared_tables import declared_tables
 
 OF_THE_PLATFORM = {"operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains"}
 """Tables that hold nothing of any tenant."""
@@ -38,9 +38,9 @@ def test_every_table_of_tenants_is_confined(platform: Platform) -> None:
     query = "SELECT c.relname FROM pg_class c JOIN pg_policy p ON p.polrelid = c.oid WHERE c.relrowsecurity"
     with platform.engine.connect() as conn:
         confined = set(conn.exec_driver_sql(query).scalars())
-    owned = {t.name for t in metadata.tables.values() if "tenant_id" in t.c} | {"tenants"}
+    owned = {t.name for t in declared_tables().tables.values() if "tenant_id" in t.c} | {"tenants"}
     assert confined == owned | BY_PARENT
-    assert set(metadata.tables) == confined | OF_THE_PLATFORM
+    assert set(declared_tables().tables) == confined | OF_THE_PLATFORM
 
 
 def test_every_confined_table_is_open_to_the_platform(platform: Platform) -> None:
@@ -58,7 +58,7 @@ def test_every_confined_table_is_open_to_the_platform(platform: Platform) -> Non
 def test_columns_that_tenants_write_are_columns_of_the_schema(platform: Platform) -> None:
     written = importlib.import_module("resources.database.migrations.versions.0018_login_roles").WRITTEN_BY_TENANTS
     named = {(table, column) for table, (inserted, updated, _) in written.items() for column in f"{inserted} {updated}".split()}
-    assert named - {(table.name, column.name) for table in metadata.tables.values() for column in table.c} == set()
+    assert named - {(table.name, column.name) for table in declared_tables().tables.values() for column in table.c} == set()
     query = (
         "SELECT DISTINCT table_name, column_name FROM information_schema.column_privileges "
         "WHERE grantee = 'ft_tenant' AND privilege_type IN ('INSERT', 'UPDATE')"
@@ -93,7 +93,7 @@ def test_a_row_of_another_tenant_can_be_neither_changed_nor_made(platform: Platf
 @pytest.mark.parametrize("table", ["operator_keys", "mirrors"])
 def test_what_is_the_platforms_is_closed_to_tenants(platform: Platform, tenant: Tenant, table: str) -> None:
     with pytest.raises(ProgrammingError, match="permission denied"), platform.in_scope_of(tenant.id, KEY).engine.connect() as conn:
-        conn.execute(sa.select(metadata.tables[table]))
+        conn.execute(sa.select(declared_tables().tables[table]))
 
 
 @pytest.mark.parametrize("role", ["", "ft_platform", "ft_operator", "postgres"])
@@ -222,7 +222,7 @@ def test_events_and_attempts_of_other_tenants_jobs_are_hidden(
         },
         "job_events": {"id": f"e-{job['id']}", "level": "info", "type": "message", "message": "m", "created_at": platform.clock()},
     }[child]  # fmt: skip
-    table = metadata.tables[child]
+    table = declared_tables().tables[child]
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(table).values(job_id=job["id"], **values))
     count = sa.select(sa.func.count()).select_from(table).where(table.c.job_id == job["id"])
