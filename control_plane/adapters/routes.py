@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from control_plane.adapters import approvals, lineage, promotions, schemas
+from control_plane.adapters import approvals, lineage, promotions, responses, schemas
 from control_plane.adapters import service as adapters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
-from control_plane.jobs import job_responses
 from control_plane.models import schemas as models_schemas
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
@@ -25,26 +24,26 @@ def list_adapters(
 ) -> http_schemas.ListOf[models_schemas.Adapter]:
     """Adapters, newest first; ``approval=pending`` are those that wait for a person."""
     found = adapters.list_adapters(platform, tenant, after=after, limit=limit, stage=stage, approval=approval)
-    return http_schemas.ListOf(data=[job_responses.adapter(a) for a in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.adapter(a) for a in found.items], has_more=found.has_more)
 
 
 @router.post("/{adapter_id:path}/promote")
 def promote(platform: PlatformDep, tenant: Writer, adapter_id: str) -> models_schemas.Adapter:
     """Put an adapter that passed its gates into production and serve it."""
-    return job_responses.adapter(promotions.promote(platform, tenant, adapter_id))
+    return responses.adapter(promotions.promote(platform, tenant, adapter_id))
 
 
 @router.post("/{adapter_id:path}/rollback")
 def rollback(platform: PlatformDep, tenant: Writer, adapter_id: str) -> models_schemas.RolledBack:
     """Serve the one that was in production before it, and withdraw it."""
     done = promotions.rollback(platform, tenant, adapter_id)
-    return models_schemas.RolledBack(withdrawn=job_responses.adapter(done.withdrawn), serving=job_responses.adapter(done.serving))
+    return models_schemas.RolledBack(withdrawn=responses.adapter(done.withdrawn), serving=responses.adapter(done.serving))
 
 
 @router.post("/{adapter_id:path}/deprecate")
 def deprecate(platform: PlatformDep, tenant: Writer, adapter_id: str) -> models_schemas.Adapter:
     """Stop serving an adapter; its files stay for the days of grace."""
-    return job_responses.adapter(promotions.deprecate(platform, tenant, adapter_id))
+    return responses.adapter(promotions.deprecate(platform, tenant, adapter_id))
 
 
 @router.post("/{adapter_id:path}/approve")
@@ -54,7 +53,7 @@ def approve(
     """Let an adapter be promoted whose job asked for a person's approval; any key that may write can do it."""
     asked, tenant = body or schemas.Approve(note=None, promote=False), principal.tenant.id
     done = approvals.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=asked.note, promote=asked.promote)
-    return job_responses.adapter(done)
+    return responses.adapter(done)
 
 
 @router.post("/{adapter_id:path}/reject")
@@ -63,16 +62,16 @@ def reject(
 ) -> models_schemas.Adapter:  # fmt: skip
     """Keep an adapter from being promoted."""
     note = None if body is None else body.note
-    return job_responses.adapter(approvals.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note))
+    return responses.adapter(approvals.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note))
 
 
 @router.get("/{adapter_id:path}/lineage")
 def trace(platform: PlatformDep, tenant: Reader, adapter_id: str, verify: bool = False) -> schemas.Lineage:
     """Where an adapter comes from, back to the uploaded files; ``verify`` reads the stored bytes again."""
-    return job_responses.lineage(lineage.of_adapter(platform, tenant, adapter_id, verify=verify))
+    return responses.lineage(lineage.of_adapter(platform, tenant, adapter_id, verify=verify))
 
 
 @router.get("/{adapter_id:path}")
 def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str) -> models_schemas.Adapter:
     """One adapter, by its id or its model name."""
-    return job_responses.adapter(adapters.get_adapter(platform, tenant, adapter_id))
+    return responses.adapter(adapters.get_adapter(platform, tenant, adapter_id))

@@ -8,10 +8,9 @@ from typing import BinaryIO
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from control_plane.adapters import exports
+from control_plane.adapters import exports, responses
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from control_plane.jobs import job_responses
 from control_plane.models import schemas as models_schemas
 
 CHUNK_BYTES = 1 << 20
@@ -27,19 +26,19 @@ def create(
     row = exports.request(platform, tenant, adapter_id, format=body.format, precision=body.precision)
     if row["status"] == exports.QUEUED:
         request.app.state.exports.enqueue(row["id"], tenant)
-    return job_responses.export(row)
+    return responses.export(row)
 
 
 @router.get("/{adapter_id:path}/exports")
 def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: str) -> http_schemas.ListOf[models_schemas.Export]:
     """Exports of an adapter, newest first."""
-    return http_schemas.ListOf(data=[job_responses.export(row) for row in exports.list_exports(platform, tenant, adapter_id)])
+    return http_schemas.ListOf(data=[responses.export(row) for row in exports.list_exports(platform, tenant, adapter_id)])
 
 
 @router.get("/{adapter_id:path}/exports/{export_id}")
 def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str, export_id: str) -> models_schemas.Export:
     """One export: `status` is `queued`, `running`, `ready` or `failed`."""
-    return job_responses.export(exports.get(platform, tenant, adapter_id, export_id))
+    return responses.export(exports.get(platform, tenant, adapter_id, export_id))
 
 
 @router.delete("/{adapter_id:path}/exports/{export_id}")

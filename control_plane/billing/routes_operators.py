@@ -6,8 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from control_plane.billing import billing_responses as render
-from control_plane.billing import ledger, ledger_check, refunds, schemas
+from control_plane.billing import ledger, ledger_check, refunds, responses, schemas
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.usage.routes import BucketWidth, End, Start, usage_of
 from control_plane.billing.usage.rules import OF_OPERATORS
@@ -50,7 +49,7 @@ def list_entries(
     """Entries of a tenant, newest first, with who decided on them."""
     tenants.get(platform, tenant)
     found = ledger.list_entries(platform, tenant, kind=kind, job_id=job_id, after=after, limit=limit)
-    return http_schemas.ListOf(data=[render.entry(ledger.entry_of(row)) for row in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.entry(ledger.entry_of(row)) for row in found.items], has_more=found.has_more)
 
 
 @router.get("/tenants/{tenant}/invoices")
@@ -60,14 +59,14 @@ def list_invoices(
     """Invoices of a tenant that were issued, newest month first."""
     tenants.get(platform, tenant)
     found = invoices.list_issued(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[render.invoice_summary(row) for row in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.invoice_summary(row) for row in found.items], has_more=found.has_more)
 
 
 @router.get("/tenants/{tenant}/invoices/{month}")
 def retrieve_invoice(platform: OperatorPlatform, tenant: str, month: str) -> schemas.Invoice:
     """A tenant's invoice of a month, or its draft."""
     tenants.get(platform, tenant)
-    return render.invoice(invoices.get(platform, tenant, month))
+    return responses.invoice(invoices.get(platform, tenant, month))
 
 
 @router.get("/refunds")
@@ -76,21 +75,21 @@ def list_refunds(
 ) -> http_schemas.ListOf[schemas.OperatorRefundCase]:
     """Attempts whose failure is nobody's for certain, oldest first: `pending`, `granted`, `refused` or `all`."""
     found = refunds.list_cases(platform, state=None if state == "all" else state, tenant=tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[render.operator_refund_case(row) for row in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.operator_refund_case(row) for row in found.items], has_more=found.has_more)
 
 
 @router.post("/refunds/{case_id}/grant")
 def grant(platform: OperatorPlatform, operator: Operator, case_id: str, body: schemas.DecideRefund) -> schemas.OperatorRefundCase:
     """Give the attempt back, all of it; granting it again changes nothing."""
     check_storable(body.note, "note")
-    return render.operator_refund_case(refunds.grant(platform, case_id, by=operator.id, note=body.note))
+    return responses.operator_refund_case(refunds.grant(platform, case_id, by=operator.id, note=body.note))
 
 
 @router.post("/refunds/{case_id}/refuse")
 def refuse(platform: OperatorPlatform, operator: Operator, case_id: str, body: schemas.DecideRefund) -> schemas.OperatorRefundCase:
     """Give nothing back; the tenant is told why."""
     check_storable(body.note, "note")
-    return render.operator_refund_case(refunds.refuse(platform, case_id, by=operator.id, note=body.note))
+    return responses.operator_refund_case(refunds.refuse(platform, case_id, by=operator.id, note=body.note))
 
 
 @router.post("/adjustments")
@@ -100,16 +99,16 @@ def adjust(platform: OperatorPlatform, operator: Operator, body: schemas.Adjust)
     made = refunds.adjust(
         platform, body.tenant, amount_micros=body.amount_micros, reason=body.reason, by=operator.id, key=body.key
     )  # fmt: skip
-    return render.entry(made)
+    return responses.entry(made)
 
 
 @router.get("/ledger")
 def trial_balance(platform: OperatorPlatform) -> schemas.TrialBalance:
     """Every account of the platform with its balance; their sum is 0."""
-    return render.trial_balance(ledger.trial_balance(platform))
+    return responses.trial_balance(ledger.trial_balance(platform))
 
 
 @router.get("/ledger/check")
 def check(platform: OperatorPlatform) -> schemas.LedgerCheck:
     """Verify every entry against its postings and against what it was made of. It reads the whole ledger: minutes, where it is long."""
-    return render.ledger_checked(ledger_check.check(platform))
+    return responses.ledger_checked(ledger_check.check(platform))

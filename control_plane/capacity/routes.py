@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from control_plane.capacity import nodes, schemas
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Operator, OperatorPlatform
-from control_plane.jobs.job_responses import seconds
+from control_plane.platform.epoch_time import epoch_seconds
 
 router = APIRouter(prefix="/v1/admin/nodes", tags=["operators"])
 
@@ -39,6 +39,6 @@ def undrain(platform: OperatorPlatform, node: str) -> schemas.Node:
 def _rendered(node: nodes.NodeView) -> schemas.Node:
     return schemas.Node(
         id=node.name, pool=node.pool, gpu_type=node.gpu_type, fabric=node.fabric or None, num_gpus=node.num_gpus,
-        used_gpus=node.used_gpus, num_jobs=node.num_jobs, state=node.state, drained_at=seconds(node.drained_at),
+        used_gpus=node.used_gpus, num_jobs=node.num_jobs, state=node.state, drained_at=epoch_seconds(node.drained_at),
         drained_by=node.drained_by, reason=node.reason,
     )  # fmt: skip

@@ -8,12 +8,11 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from control_plane.console.report_page import report_page
-from control_plane.datasets import hub, previews, schemas
+from control_plane.datasets import hub, previews, responses, schemas
 from control_plane.datasets import service as datasets
 from control_plane.http import forms
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
-from control_plane.jobs import job_responses
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -22,7 +21,7 @@ router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 def list_datasets(platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20) -> http_schemas.ListOf[schemas.Dataset]:
     """Dataset versions, newest first."""
     found = datasets.list_datasets(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[job_responses.dataset(r) for r in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.dataset(r) for r in found.items], has_more=found.has_more)
 
 
 @router.post("/import")
@@ -34,19 +33,19 @@ def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body
         platform, tenant, hub_id=body.hub_id, column_map=body.column_map, policies=policies, model=body.model, hub_token=token
     )
     request.app.state.validation.enqueue(row["id"], hub_token=token)
-    return job_responses.file(row)
+    return responses.file(row)
 
 
 @router.get("/{dataset_id}")
 def retrieve(platform: PlatformDep, tenant: Reader, dataset_id: str) -> schemas.Dataset:
     """One dataset version."""
-    return job_responses.dataset(datasets.get(platform, tenant, dataset_id))
+    return responses.dataset(datasets.get(platform, tenant, dataset_id))
 
 
 @router.post("/{dataset_id}/approve")
 def approve(platform: PlatformDep, principal: Approver, dataset_id: str) -> schemas.Dataset:
     """Let jobs train on a dataset that its policies hold back for review; approving again changes nothing."""
-    return job_responses.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, key_id=principal.key_id))
+    return responses.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, key_id=principal.key_id))
 
 
 @router.get("/{dataset_id}/preview")

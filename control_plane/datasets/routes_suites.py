@@ -8,11 +8,10 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
-from control_plane.datasets import schemas, suites
+from control_plane.datasets import responses, schemas, suites
 from control_plane.http import forms, multipart_body
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from control_plane.jobs import job_responses
 
 router = APIRouter(prefix="/v1/suites", tags=["suites"])
 
@@ -42,7 +41,7 @@ async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schema
         made = await run_in_threadpool(
             lambda: suites.add(platform, tenant, stream, name=name, filename=filename, field=field, column_map=mapping)
         )
-    return job_responses.suite(made)
+    return responses.suite(made)
 
 
 def _required(fields: Mapping[str, str], name: str) -> str:
@@ -54,7 +53,7 @@ def _required(fields: Mapping[str, str], name: str) -> str:
 @router.get("")
 def list_suites(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.Suite]:
     """The suites that ship, the operator's, then yours."""
-    return http_schemas.ListOf(data=[job_responses.suite(r) for r in suites.list_suites(platform, tenant)])
+    return http_schemas.ListOf(data=[responses.suite(r) for r in suites.list_suites(platform, tenant)])
 
 
 @router.delete("/{name}")

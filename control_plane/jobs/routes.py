@@ -13,7 +13,7 @@ from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import last_seen, server_sent, text_as_it_comes
-from control_plane.jobs import job_logs, job_responses, results, schemas
+from control_plane.jobs import job_logs, responses, results, schemas
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimates
 from control_plane.jobs.idempotency import Attempt, retried_for
@@ -53,7 +53,7 @@ def create(
     if not (submitted.created or submitted.reused):
         response.headers["idempotent-replayed"] = "true"
     job_id = submitted.job["id"]
-    return job_responses.job(jobs.get(platform, tenant, job_id), reused=submitted.reused, quota=quotas.of_job(platform, tenant, job_id))
+    return responses.job(jobs.get(platform, tenant, job_id), reused=submitted.reused, quota=quotas.of_job(platform, tenant, job_id))
 
 
 @router.post("/estimate")
@@ -93,7 +93,7 @@ def list_jobs(
         created_before=created_before,
     )
     found = jobs.list_jobs(platform, tenant, after=after, limit=limit, narrowed=narrowed)
-    return http_schemas.ListOf(data=[job_responses.job(v) for v in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.job(v) for v in found.items], has_more=found.has_more)
 
 
 @router.get("/compare")
@@ -107,25 +107,25 @@ def compare(
 @router.get("/{job_id}")
 def retrieve(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.Job:
     """One job."""
-    return job_responses.job(jobs.get(platform, tenant, job_id))
+    return responses.job(jobs.get(platform, tenant, job_id))
 
 
 @router.post("/{job_id}/cancel")
 def cancel(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
     """End a job that has not ended; its workload is stopped."""
-    return job_responses.job(jobs.cancel(platform, tenant, job_id))
+    return responses.job(jobs.cancel(platform, tenant, job_id))
 
 
 @router.post("/{job_id}/pause")
 def pause(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
     """Give the GPUs back at the next checkpoint."""
-    return job_responses.job(jobs.pause(platform, tenant, job_id))
+    return responses.job(jobs.pause(platform, tenant, job_id))
 
 
 @router.post("/{job_id}/resume")
 def resume(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
     """Queue a paused job again; it goes on from its checkpoint."""
-    return job_responses.job(jobs.resume(platform, tenant, job_id))
+    return responses.job(jobs.resume(platform, tenant, job_id))
 
 
 @router.get(
@@ -146,7 +146,7 @@ def events(
     """Events, newest first; or all of them, oldest first, as they happen."""
     if not stream:
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
-        return http_schemas.ListOf(data=[job_responses.event(r) for r in found.items], has_more=found.has_more)
+        return http_schemas.ListOf(data=[responses.event(r) for r in found.items], has_more=found.has_more)
     jobs.get(platform, tenant, job_id)  # a stream that cannot begin is an error, not an empty stream
     return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id))
 
@@ -161,7 +161,7 @@ def checkpoints(
 ) -> http_schemas.ListOf[schemas.Checkpoint]:
     """Committed checkpoints, newest first."""
     found = jobs.list_checkpoints(platform, tenant, job_id, after=after, limit=limit)
-    return http_schemas.ListOf(data=[job_responses.checkpoint(r) for r in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.checkpoint(r) for r in found.items], has_more=found.has_more)
 
 
 @router.get("/{job_id}/metrics", response_model=http_schemas.ListOf[dict[str, Any]])
@@ -227,7 +227,7 @@ class _Growing:
 
 def _events_since(platform: Platform, tenant: str, job_id: str, since: int) -> tuple[list[tuple[int, str]], bool]:
     rows, final = jobs.events_since(platform, tenant, job_id, since)
-    return [(row["seq"], job_responses.event(row).model_dump_json()) for row in rows], final
+    return [(row["seq"], responses.event(row).model_dump_json()) for row in rows], final
 
 
 def _one_key(header: str | None, field: str | None) -> str | None:

@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from control_plane.adapters import lineage, promotions
+from control_plane.adapters import responses as adapters_responses
 from control_plane.adapters import routes as adapters
 from control_plane.adapters import schemas as adapters_schemas
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from control_plane.jobs import job_responses
-from control_plane.models import schemas
+from control_plane.models import responses, schemas
 from control_plane.models import service as models
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -27,13 +27,13 @@ def list_models(
 ) -> http_schemas.ListOf[schemas.Model]:
     """Base models, logical names, then the tenant's adapters, newest first; `type` and `base_model` narrow the list."""
     found = models.list_models(platform, tenant, type=type, base_model=base_model)
-    return http_schemas.ListOf(data=[job_responses.model(m) for m in found])
+    return http_schemas.ListOf(data=[responses.model(m) for m in found])
 
 
 @router.post("/{model:path}/deploy")
 def deploy(platform: PlatformDep, tenant: Writer, model: str, body: schemas.Deploy | None = None) -> schemas.Adapter:
     """Promote an adapter (`stage` production, if absent), or hold it in staging, where it is not served."""
-    return job_responses.adapter(promotions.deploy(platform, tenant, model, stage="production" if body is None else body.stage))
+    return adapters_responses.adapter(promotions.deploy(platform, tenant, model, stage="production" if body is None else body.stage))
 
 
 for action in (adapters.promote, adapters.rollback, adapters.deprecate, adapters.approve, adapters.reject):
@@ -43,13 +43,13 @@ for action in (adapters.promote, adapters.rollback, adapters.deprecate, adapters
 @router.get("/{model:path}/lineage")
 def trace(platform: PlatformDep, tenant: Reader, model: str, verify: bool = False) -> adapters_schemas.Lineage:
     """Where a model comes from, named as an answer's ``model`` names it; ``verify`` reads the stored bytes again."""
-    return job_responses.lineage(lineage.of_model(platform, tenant, model, verify=verify))
+    return adapters_responses.lineage(lineage.of_model(platform, tenant, model, verify=verify))
 
 
 @router.get("/{model:path}")
 def retrieve(platform: PlatformDep, tenant: Reader, model: str) -> schemas.Model:
     """One model."""
-    return job_responses.model(models.get(platform, tenant, model))
+    return responses.model(models.get(platform, tenant, model))
 
 
 @router.delete("/{model:path}")

@@ -13,6 +13,7 @@ from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep, Reader
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
 from control_plane.notifications.rules import EVENT_TYPES
+from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
@@ -113,8 +114,8 @@ def _endpoint(row: Mapping[str, Any]) -> schemas.WebhookEndpoint:
     return schemas.WebhookEndpoint(
         id=row["id"], name=row["name"], url=row["url"], event_types=row["event_types"], state=row["state"],
         signing_secret_hint=signatures.hint(row["secrets"][0]["secret"]), disabled_reason=row["disabled_reason"],
-        failing_since=_at(row["failing_since"]), created_at=int(row["created_at"].timestamp()),
-        updated_at=int(row["updated_at"].timestamp()),
+        failing_since=epoch_seconds(row["failing_since"]), created_at=epoch_seconds(row["created_at"]),
+        updated_at=epoch_seconds(row["updated_at"]),
     )  # fmt: skip
 
 
@@ -126,10 +127,7 @@ def _delivery(row: RowMapping) -> schemas.WebhookDelivery:
     return schemas.WebhookDelivery(
         id=row["id"], webhook_endpoint_id=row["target"], event_id=row["event_id"], event_type=row["event_type"], subject=row["subject"],
         state=row["state"], attempts=row["attempts"], last_status_code=row["last_status"], last_error=row["last_error"] or None,
-        created_at=int(row["created_at"].timestamp()), last_attempt_at=_at(row["last_attempt_at"]), delivered_at=_at(row["delivered_at"]),
-        next_attempt_at=_at(row["next_attempt_at"]) if row["state"] == "pending" else None,
+        created_at=epoch_seconds(row["created_at"]), last_attempt_at=epoch_seconds(row["last_attempt_at"]),
+        delivered_at=epoch_seconds(row["delivered_at"]),
+        next_attempt_at=epoch_seconds(row["next_attempt_at"]) if row["state"] == "pending" else None,
     )  # fmt: skip
-
-
-def _at(time: datetime | None) -> int | None:
-    return None if time is None else int(time.timestamp())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.quotas import rules as policy
 from control_plane.quotas import schemas
 from control_plane.quotas import service as quotas
@@ -24,7 +25,7 @@ def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Quota:
         tenant=owner.id,
         tier=owner.tier,
         month=found.month.name,
-        month_ends_at=int(found.month.ends.timestamp()),
+        month_ends_at=epoch_seconds(found.month.ends),
         soft_gpu_hours=soft,
         hard_gpu_hours=owner.hard_gpu_hours,
         used_gpu_hours=quotas.in_hours(at.used_s),

@@ -6,8 +6,7 @@ from fastapi import APIRouter
 
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from control_plane.jobs import job_responses
-from control_plane.serving import model_routes, schemas
+from control_plane.serving import model_routes, responses, schemas
 
 router = APIRouter(prefix="/v1/model_routes", tags=["model routes"])
 
@@ -15,7 +14,7 @@ router = APIRouter(prefix="/v1/model_routes", tags=["model routes"])
 @router.get("")
 def list_routes(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.ModelRoute]:
     """Routes by name."""
-    return http_schemas.ListOf(data=[job_responses.model_route(r) for r in model_routes.list_routes(platform, tenant)])
+    return http_schemas.ListOf(data=[responses.model_route(r) for r in model_routes.list_routes(platform, tenant)])
 
 
 @router.put("/{name}")
@@ -25,13 +24,13 @@ def put(platform: PlatformDep, tenant: Writer, name: str, body: schemas.SetRoute
     A caller (`user` of the request, else the header `x-session-id`, else the conversation) always gets the same target;
     when weights change, as few callers as possible move.
     """
-    return job_responses.model_route(model_routes.put(platform, tenant, name, [(t.model, t.weight) for t in body.targets]))
+    return responses.model_route(model_routes.put(platform, tenant, name, [(t.model, t.weight) for t in body.targets]))
 
 
 @router.get("/{name}")
 def retrieve(platform: PlatformDep, tenant: Reader, name: str) -> schemas.ModelRoute:
     """One route, with what its targets are worth now."""
-    return job_responses.model_route(model_routes.get(platform, tenant, name))
+    return responses.model_route(model_routes.get(platform, tenant, name))
 
 
 @router.delete("/{name}")

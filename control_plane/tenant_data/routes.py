@@ -8,8 +8,7 @@ from fastapi.responses import StreamingResponse
 from control_plane.adapters import schemas as adapters_schemas
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, Reader
-from control_plane.jobs import job_responses
-from control_plane.tenant_data import deletion, deletion_requests, export
+from control_plane.tenant_data import deletion, deletion_requests, export, responses
 
 router = APIRouter(prefix="/v1", tags=["deletions"])
 
@@ -30,7 +29,7 @@ def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: adapters
     """Delete all data of the tenant: jobs are cancelled, adapters withdrawn, every object deleted. There is no way back."""
     tenant = principal.tenant.id
     asked = deletion_requests.request_tenant(platform, tenant, confirm=body.confirm, reason=body.reason, requested_by=principal.key_id)
-    return job_responses.deletion(asked)
+    return responses.deletion(asked)
 
 
 @router.get("/deletions")
@@ -39,10 +38,10 @@ def list_deletions(
 ) -> http_schemas.ListOf[adapters_schemas.Deletion]:  # fmt: skip
     """Deletions of adapters and of the tenant's data, newest first; without their proofs."""
     found = deletion.list_deletions(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[job_responses.deletion(row) for row in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.deletion(row) for row in found.items], has_more=found.has_more)
 
 
 @router.get("/deletions/{deletion_id}")
 def retrieve(platform: PlatformDep, tenant: Reader, deletion_id: str) -> adapters_schemas.Deletion:
     """One deletion, with its proof once it is done."""
-    return job_responses.deletion(deletion.get(platform, tenant, deletion_id))
+    return responses.deletion(deletion.get(platform, tenant, deletion_id))

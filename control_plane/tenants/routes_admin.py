@@ -6,9 +6,8 @@ from fastapi import APIRouter
 
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import OperatorPlatform
-from control_plane.tenants import schemas, suspension
+from control_plane.tenants import responses, schemas, suspension
 from control_plane.tenants import service as tenants
-from control_plane.tenants import tenant_responses as render
 from control_plane.tenants.audit import schemas as audit_schemas
 from control_plane.tenants.audit import service as audit
 from control_plane.tenants.audit.routes import Wanted, listed
@@ -21,38 +20,38 @@ router = APIRouter(prefix="/v1/admin", tags=["operators"])
 def create(platform: OperatorPlatform, body: schemas.CreateTenant) -> schemas.NewTenant:
     """Make a tenant and its first key, whose secret is in this answer and nowhere else."""
     made, key = tenants.create(platform, body.id, tier=body.tier, name=body.name, owner_email=body.owner_email)
-    return render.new_tenant(made, key)
+    return responses.new_tenant(made, key)
 
 
 @router.get("/tenants")
 def list_tenants(platform: OperatorPlatform, after: str | None = None, limit: int = 20) -> http_schemas.ListOf[schemas.Tenant]:
     """Every tenant, by id."""
     found = tenants.list_tenants(platform, after=after, limit=limit)
-    return http_schemas.ListOf(data=[render.tenant(tenants.tenant_of(row)) for row in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.tenant(tenants.tenant_of(row)) for row in found.items], has_more=found.has_more)
 
 
 @router.get("/tenants/{tenant}")
 def retrieve(platform: OperatorPlatform, tenant: str) -> schemas.Tenant:
     """One tenant, with the limits that hold for it."""
-    return render.tenant(tenants.get(platform, tenant))
+    return responses.tenant(tenants.get(platform, tenant))
 
 
 @router.post("/tenants/{tenant}")
 def update(platform: OperatorPlatform, tenant: str, body: schemas.UpdateTenant) -> schemas.Tenant:
     """Change name, tier or limits; the next admission meets them."""
-    return render.tenant(suspension.update(platform, tenant, body.model_dump(exclude_unset=True)))
+    return responses.tenant(suspension.update(platform, tenant, body.model_dump(exclude_unset=True)))
 
 
 @router.post("/tenants/{tenant}/suspend")
 def suspend(platform: OperatorPlatform, tenant: str, body: schemas.Suspend) -> schemas.Tenant:
     """Refuse every call of the tenant's keys, with a reason; jobs that run go on."""
-    return render.tenant(suspension.suspend(platform, tenant, reason=body.reason))
+    return responses.tenant(suspension.suspend(platform, tenant, reason=body.reason))
 
 
 @router.post("/tenants/{tenant}/resume")
 def resume(platform: OperatorPlatform, tenant: str) -> schemas.Tenant:
     """Let the tenant's keys in again."""
-    return render.tenant(suspension.resume(platform, tenant))
+    return responses.tenant(suspension.resume(platform, tenant))
 
 
 @router.get("/tenants/{tenant}/api_keys")
@@ -62,7 +61,7 @@ def list_keys(
     """Keys of a tenant, newest first, revoked ones too."""
     tenants.get(platform, tenant)
     found = tenants.list_keys(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[render.api_key(k) for k in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.api_key(k) for k in found.items], has_more=found.has_more)
 
 
 @router.post("/tenants/{tenant}/api_keys")
@@ -77,13 +76,13 @@ def create_key(platform: OperatorPlatform, tenant: str, body: keys_schemas.Creat
         member_id=body.member_id,
         requests_per_minute=body.requests_per_minute,
     )
-    return render.new_api_key(made)
+    return responses.new_api_key(made)
 
 
 @router.delete("/tenants/{tenant}/api_keys/{key_id}")
 def revoke_key(platform: OperatorPlatform, tenant: str, key_id: str) -> keys_schemas.ApiKey:
     """End a key of a tenant at once."""
-    return render.api_key(tenants.revoke_key(platform, tenant, key_id))
+    return responses.api_key(tenants.revoke_key(platform, tenant, key_id))
 
 
 @router.get("/audit_log")

@@ -13,6 +13,7 @@ from control_plane.attempts.checkpoints.schemas import CheckpointPermission, Cre
 from control_plane.http import parameters
 from control_plane.http.authentication import Admin, PlatformDep
 from control_plane.http.schemas import Deleted
+from control_plane.platform.epoch_time import epoch_seconds
 
 router = APIRouter(prefix="/v1/fine_tuning/checkpoints", tags=["fine_tuning"])
 
@@ -54,8 +55,6 @@ def delete(platform: PlatformDep, tenant: Admin, fine_tuned_model_checkpoint: st
 
 
 def _listed(rows: Sequence[RowMapping], *, has_more: bool) -> PermissionList:
-    shown = [
-        CheckpointPermission(id=row["id"], created_at=int(row["created_at"].timestamp()), project_id=row["project_id"]) for row in rows
-    ]
+    shown = [CheckpointPermission(id=row["id"], created_at=epoch_seconds(row["created_at"]), project_id=row["project_id"]) for row in rows]
     ends = (shown[0].id, shown[-1].id) if shown else (None, None)
     return PermissionList(data=shown, has_more=has_more, first_id=ends[0], last_id=ends[1])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from control_plane.billing import billing_responses as render
-from control_plane.billing import csv_export
+from control_plane.billing import csv_export, responses
 from control_plane.billing import schemas as billing_schemas
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.usage.routes import CSV
@@ -21,7 +20,7 @@ def list_invoices(
 ) -> http_schemas.ListOf[billing_schemas.InvoiceSummary]:
     """Invoices that were issued, newest month first."""
     found = invoices.list_issued(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[render.invoice_summary(row) for row in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.invoice_summary(row) for row in found.items], has_more=found.has_more)
 
 
 @router.get("/{month}.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
@@ -33,4 +32,4 @@ def retrieve_csv(platform: PlatformDep, tenant: Reader, month: str) -> Response:
 @router.get("/{month}")
 def retrieve(platform: PlatformDep, tenant: Reader, month: str) -> billing_schemas.Invoice:
     """The invoice of a month (`yyyy-mm`); a draft until the month is over and its attempts are settled."""
-    return render.invoice(invoices.get(platform, tenant, month))
+    return responses.invoice(invoices.get(platform, tenant, month))

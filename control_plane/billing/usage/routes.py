@@ -8,8 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from control_plane.billing import billing_responses as render
-from control_plane.billing import csv_export, ledger
+from control_plane.billing import csv_export, ledger, responses
 from control_plane.billing import schemas as billing_schemas
 from control_plane.billing.usage import service as usage
 from control_plane.billing.usage.rules import DIMENSIONS, Dimension
@@ -78,13 +77,13 @@ def list_entries(
 ) -> http_schemas.ListOf[billing_schemas.LedgerEntry]:
     """Entries, newest first, each with what it was computed from."""
     found = ledger.list_entries(platform, tenant, kind=kind, job_id=job_id, after=after, limit=limit)
-    return http_schemas.ListOf(data=render.entries(found.items), has_more=found.has_more)
+    return http_schemas.ListOf(data=responses.entries(found.items), has_more=found.has_more)
 
 
 @cost_router.get("/{job_id}/cost")
 def cost(platform: PlatformDep, tenant: Reader, job_id: str) -> billing_schemas.JobCost:
     """What a job cost, entry by entry; refunds that wait for a decision; and what its running attempt costs so far."""
-    return render.job_cost(usage.cost_of_job(platform, tenant, job_id))
+    return responses.job_cost(usage.cost_of_job(platform, tenant, job_id))
 
 
 def usage_of(
@@ -103,4 +102,4 @@ def usage_of(
     ends = now if end is None else datetime.fromtimestamp(end, UTC)
     names = [name for part in by or () for name in part.split(",") if name]
     found = usage.used(platform, tenant, start=begins, end=ends, width=width, by=names, allowed=allowed)
-    return render.usage_of(found, width=width, by=names)
+    return responses.usage_of(found, width=width, by=names)

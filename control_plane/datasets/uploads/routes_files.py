@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from control_plane.datasets import responses
 from control_plane.datasets import schemas as datasets_schemas
 from control_plane.datasets.schemas import ENCODING_HELP
 from control_plane.datasets.uploads import uploaded_files
@@ -18,7 +19,6 @@ from control_plane.http import forms, multipart_body
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import server_sent
-from control_plane.jobs import job_responses
 from control_plane.platform.context import Platform
 
 CHUNK_BYTES = 1 << 20
@@ -68,7 +68,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
             await run_in_threadpool(uploaded_files.discard, platform, tenant, stored)
         raise
     row = await run_in_threadpool(lambda: uploaded_files.register(platform, tenant, stored, **asked))
-    return job_responses.file(row if row["status"] != "uploaded" else await run_in_threadpool(request.app.state.validation.take, row))
+    return responses.file(row if row["status"] != "uploaded" else await run_in_threadpool(request.app.state.validation.take, row))
 
 
 def _asked(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def list_files(
 ) -> http_schemas.ListOf[datasets_schemas.File]:
     """Files, newest first."""
     found = uploaded_files.list_files(platform, tenant, after=after, limit=limit, order=order, purpose=purpose)
-    return http_schemas.ListOf(data=[job_responses.file(r) for r in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.file(r) for r in found.items], has_more=found.has_more)
 
 
 @router.get("/{file_id}")
 def retrieve(platform: PlatformDep, tenant: Reader, file_id: str) -> datasets_schemas.File:
     """One file."""
-    return job_responses.file(uploaded_files.get(platform, tenant, file_id))
+    return responses.file(uploaded_files.get(platform, tenant, file_id))
 
 
 @router.get("/{file_id}/events", response_class=StreamingResponse)
@@ -121,7 +121,7 @@ def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: s
     """Validate again what the platform failed on; a file that was validated is refused, for the same bytes give the same."""
     row = uploaded_files.validate_again(platform, tenant, file_id)
     request.app.state.validation.enqueue(file_id)
-    return job_responses.file(row)
+    return responses.file(row)
 
 
 @router.delete("/{file_id}")
@@ -148,7 +148,7 @@ class _Changes:
 
     def __call__(self, since: int) -> tuple[list[tuple[int, str]], bool]:
         row = uploaded_files.get(self._platform, self._tenant, self._file_id)
-        said, over = job_responses.file_event(row).model_dump_json(), row["status"] != "uploaded"
+        said, over = responses.file_event(row).model_dump_json(), row["status"] != "uploaded"
         if said == self._said:
             return [], over
         self._said = said

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Request
 from sqlalchemy.engine import RowMapping
 from starlette.concurrency import run_in_threadpool
 
+from control_plane.datasets import responses
 from control_plane.datasets.uploads import multipart_uploads, schemas
 from control_plane.http import forms, multipart_body
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.concurrency_limits import Joins
-from control_plane.jobs import job_responses
+from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.storable_text import check_storable
 
 MAX_JOINING = 16
@@ -87,11 +88,11 @@ def _fields(view: multipart_uploads.View, *, file: RowMapping | None = None) -> 
     is_done = view.status == multipart_uploads.COMPLETED
     return {
         **{name: row[name] for name in ("id", "bytes", "filename", "purpose", "mime_type")},
-        "created_at": job_responses.seconds(row["created_at"]),
-        "expires_at": job_responses.seconds(row["expires_at"]),
+        "created_at": epoch_seconds(row["created_at"]),
+        "expires_at": epoch_seconds(row["expires_at"]),
         "status": view.status,
         "received_bytes": row["bytes"] if is_done else sum(part["bytes"] for part in view.parts),
-        "file": None if made is None else job_responses.file(made),
+        "file": None if made is None else responses.file(made),
     }
 
 
@@ -105,4 +106,4 @@ def _joins() -> Joins:
 
 def _part(row: RowMapping) -> schemas.UploadPart:
     named = {name: row[name] for name in ("id", "upload_id", "bytes", "sha256")}
-    return schemas.UploadPart(**named, created_at=int(row["created_at"].timestamp()))
+    return schemas.UploadPart(**named, created_at=epoch_seconds(row["created_at"]))

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from control_plane.jobs.job_responses import seconds
 from control_plane.jobs.schemas import CreateJob, JobError
 from control_plane.jobs.sweeps.comparison import Compared, Comparison
 from control_plane.jobs.sweeps.service import SweepView, TrialView
+from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.platform.job_states import JobState, openai_status
 
 
@@ -102,8 +102,8 @@ def sweep(view: SweepView) -> Sweep:
     trials = [trial(t) for t in view.trials]
     return Sweep(
         id=row["id"],
-        created_at=int(row["created_at"].timestamp()),
-        cancelled_at=seconds(row["cancelled_at"]),
+        created_at=epoch_seconds(row["created_at"]),
+        cancelled_at=epoch_seconds(row["cancelled_at"]),
         status=view.status.value,
         model=row["request"]["model"],
         training_file=row["request"]["training_file"],

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from control_plane.capacity.occupancy import PoolUse
+from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.queue.status import view
 from control_plane.queue.status.messages import waiting_line
 from control_plane.queue.status.view import QueuedJob, RunningJob, TenantQueue, WholeQueue
@@ -35,7 +36,7 @@ def tenants_queue(found: TenantQueue) -> Document:
         "waiting": [_queued(j, found.length, found.now) for j in found.waiting],
         "running": [_placed(j) for j in found.running],
         "pools": [_pool(p) for p in found.pools],
-        "last_round_at": _seconds(found.last_round_at),
+        "last_round_at": epoch_seconds(found.last_round_at),
     }
 
 
@@ -53,7 +54,7 @@ def whole_queue(found: WholeQueue) -> Document:
             {"tenant": t, "waiting": waiting, "running": running, "num_gpus": gpus, "used_gpu_hours": found.used_gpu_s.get(t, 0.0) / HOUR_S}
             for t, (waiting, running, gpus) in view.tenants_of(found).items()
         ],
-        "scheduler": {"last_round_at": _seconds(last.last_at), "last_round_s": last.took_s, **counts},
+        "scheduler": {"last_round_at": epoch_seconds(last.last_at), "last_round_s": last.took_s, **counts},
         "overdue": [{**asdict(o), "age_s": round(o.age_s, 1)} for o in found.overdue],
     }
 
@@ -68,11 +69,11 @@ def _queued(job: QueuedJob, length: int, now: datetime) -> Document:
         "position": job.position,
         "reason": job.reason,
         "reason_detail": job.reason_detail,
-        "queued_at": _seconds(job.queued_at),
+        "queued_at": epoch_seconds(job.queued_at),
         "waited_s": round(job.waited_s, 1),
-        "estimated_start": _seconds(job.estimated_start),
-        "estimated_finish": _seconds(job.estimated_finish),
-        "due_at": _seconds(job.due_at),
+        "estimated_start": epoch_seconds(job.estimated_start),
+        "estimated_finish": epoch_seconds(job.estimated_finish),
+        "due_at": epoch_seconds(job.due_at),
         "ahead": _ahead(job.ahead),
         "reservation": _reservation(job.reserved),
         "preemptions": job.preemptions,
@@ -105,8 +106,8 @@ def _placed(job: RunningJob) -> Document:
         "pool": job.pool,
         "num_gpus": job.num_gpus,
         "num_nodes": max(1, len(job.placement)),
-        "since": _seconds(job.since),
-        "estimated_end": _seconds(job.expected_end),
+        "since": epoch_seconds(job.since),
+        "estimated_end": epoch_seconds(job.expected_end),
         "step": job.step,
         "total_steps": job.total_steps,
         "preemptions": job.preemptions,
@@ -122,7 +123,7 @@ def _operators_placed(job: RunningJob, now: datetime) -> Document:
         "placement": list(job.placement),
         "backfill": job.backfill,
         "overrun_s": round(over, 1),
-        "stop_asked_at": _seconds(job.stop_asked_at),
+        "stop_asked_at": epoch_seconds(job.stop_asked_at),
         "stopped_for": job.stopped_for,
     }
 
@@ -163,7 +164,3 @@ def _operators_pool(use: PoolUse, found: WholeQueue) -> Document:
     ]
     apart = use.apart(found.widest.get(use.pool.name, 0))
     return {**_pool(use), "packing": use.pool.packing, "unusable_gpus": apart, "nodes": nodes}
-
-
-def _seconds(time: datetime | None) -> int | None:
-    return None if time is None else int(time.timestamp())

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep
-from control_plane.tenants import tenant_responses as render
+from control_plane.tenants import responses
 from control_plane.tenants.audit import schemas
 from control_plane.tenants.audit import service as audit
 
@@ -39,4 +39,4 @@ def list_lines(
 
 
 def listed(found: audit.Lines) -> http_schemas.ListOf[schemas.AuditLine]:
-    return http_schemas.ListOf(data=[render.audit_line(line) for line in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.audit_line(line) for line in found.items], has_more=found.has_more)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.platform.context import Platform
+from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.platform.pagination import page
 from control_plane.tenants.tables import api_keys, audit_log, members, operator_keys
 from ft_assets.errors import InvalidRequest
@@ -97,10 +98,10 @@ def document(line: Line) -> dict[str, Any]:
     who, redacted_at = line.who, line.row["redacted_at"]
     return {
         "id": line.id,
-        "created_at": int(line.row["created_at"].timestamp()),
+        "created_at": epoch_seconds(line.row["created_at"]),
         "actor": {"type": who.kind, "id": who.id, "name": who.name, "member_id": who.member_id, "email": who.email},
         **{name: line.row[name] for name in names},
-        "redacted_at": None if redacted_at is None else int(redacted_at.timestamp()),
+        "redacted_at": epoch_seconds(redacted_at),
     }
 
 

@@ -6,9 +6,8 @@ from fastapi import APIRouter
 
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, ReaderPrincipal
-from control_plane.tenants import members
+from control_plane.tenants import members, responses
 from control_plane.tenants import service as tenants
-from control_plane.tenants import tenant_responses as render
 from control_plane.tenants.keys import schemas
 
 router = APIRouter(prefix="/v1", tags=["api_keys"])
@@ -19,7 +18,7 @@ def me(platform: PlatformDep, principal: ReaderPrincipal) -> schemas.Me:
     """The tenant of the key that was sent, its limits, and what the key opens."""
     key = tenants.get_key(platform, principal.tenant.id, principal.key_id)
     person = None if principal.member_id is None else members.get(platform, principal.tenant.id, principal.member_id)
-    return render.me(principal, key, person)
+    return responses.me(principal, key, person)
 
 
 @router.post("/api_keys")
@@ -35,20 +34,20 @@ def create(platform: PlatformDep, principal: AdminPrincipal, body: schemas.Creat
         requests_per_minute=body.requests_per_minute,
         by=principal,
     )
-    return render.new_api_key(made)
+    return responses.new_api_key(made)
 
 
 @router.get("/api_keys")
 def list_keys(platform: PlatformDep, tenant: Admin, after: str | None = None, limit: int = 100) -> http_schemas.ListOf[schemas.ApiKey]:
     """Keys, newest first, revoked ones too; never their secrets."""
     found = tenants.list_keys(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[render.api_key(k) for k in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[responses.api_key(k) for k in found.items], has_more=found.has_more)
 
 
 @router.get("/api_keys/{key_id}")
 def retrieve(platform: PlatformDep, tenant: Admin, key_id: str) -> schemas.ApiKey:
     """One key, without its secret."""
-    return render.api_key(tenants.get_key(platform, tenant, key_id))
+    return responses.api_key(tenants.get_key(platform, tenant, key_id))
 
 
 @router.post("/api_keys/{key_id}/rotate")
@@ -56,10 +55,10 @@ def rotate(platform: PlatformDep, principal: AdminPrincipal, key_id: str, body: 
     """Make a key in the place of this one, which still opens for `overlap` seconds: a day, unless you say otherwise."""
     asked = body or schemas.RotateKey()
     made = tenants.rotate_key(platform, principal.tenant.id, key_id, overlap_s=asked.overlap, expires_in_s=asked.expires_in, by=principal)
-    return render.new_api_key(made)
+    return responses.new_api_key(made)
 
 
 @router.delete("/api_keys/{key_id}")
 def revoke(platform: PlatformDep, principal: AdminPrincipal, key_id: str) -> schemas.ApiKey:
     """End a key at once."""
-    return render.api_key(tenants.revoke_key(platform, principal.tenant.id, key_id, by=principal))
+    return responses.api_key(tenants.revoke_key(platform, principal.tenant.id, key_id, by=principal))

@@ -14,7 +14,7 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries
-from control_plane.jobs import job_responses
+from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
 from control_plane.jobs.sweeps import comparison
 from control_plane.jobs.tables import jobs as jobs_table
@@ -85,8 +85,8 @@ def freeze(platform: Platform, claim: Claim, spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize("spec", [FIRST_FORMAT, {"method": "sft"}, {**FIRST_FORMAT, "optimization": None, "of_tomorrow": {"a": 1}}])
 def test_a_job_with_a_spec_of_another_format_is_shown_and_listed(fresh_platform: Platform, held: Claim, spec: dict[str, Any]) -> None:
     freeze(fresh_platform, held, spec)
-    shown = job_responses.job(jobs.get(fresh_platform, held.tenant, held.job_id))
-    assert [job_responses.job(v) for v in jobs.list_jobs(fresh_platform, held.tenant).items] == [shown]
+    shown = responses.job(jobs.get(fresh_platform, held.tenant, held.job_id))
+    assert [responses.job(v) for v in jobs.list_jobs(fresh_platform, held.tenant).items] == [shown]
     expected = {"n_epochs": 3, "batch_size": 8} if spec == FIRST_FORMAT else {"n_epochs": "auto", "batch_size": "auto"}
     assert shown.hyperparameters == expected | {"learning_rate_multiplier": 1.0}
     assert shown.recipe == spec.get("recipe")

@@ -1,11 +1,11 @@
-"""Tenants, members, keys and lines of the audit log into what goes over the wire."""
+"""Tenants, members, keys and lines of the audit log as the API returns them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from control_plane.jobs.job_responses import seconds
+from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.tenants import rules as kinds
 from control_plane.tenants import schemas
 from control_plane.tenants.audit import schemas as audit_schemas
@@ -25,13 +25,13 @@ def new_api_key(key: NewKey) -> keys_schemas.NewApiKey:
 
 
 def _key(row: Mapping[Any, Any]) -> dict[str, Any]:
-    times = {name: seconds(row[name]) for name in ("created_at", "expires_at", "revoked_at", "last_used_at")}
+    times = {name: epoch_seconds(row[name]) for name in ("created_at", "expires_at", "revoked_at", "last_used_at")}
     return {name: row[name] for name in OF_KEY} | times
 
 
 def member(row: Mapping[Any, Any]) -> keys_schemas.Member:
     shown: dict[str, Any] = {name: row[name] for name in ("id", "email", "name", "role", "notify")}
-    return keys_schemas.Member(**shown, created_at=int(row["created_at"].timestamp()), removed_at=seconds(row["removed_at"]))
+    return keys_schemas.Member(**shown, created_at=epoch_seconds(row["created_at"]), removed_at=epoch_seconds(row["removed_at"]))
 
 
 def limits(tenant: kinds.Tenant) -> keys_schemas.TenantLimits:
@@ -71,7 +71,7 @@ def _tenant(found: kinds.Tenant) -> dict[str, Any]:
         "name": found.name,
         "tier": found.tier,
         "limits": limits(found),
-        "suspended_at": seconds(found.suspended_at),
+        "suspended_at": epoch_seconds(found.suspended_at),
         "suspended_reason": found.suspended_reason,
     }
 

@@ -1,9 +1,8 @@
-"""Usage, ledger, invoices, budgets and refunds as they go over the wire."""
+"""Usage, ledger entries, invoices, budgets and refunds as the API returns them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy.engine import RowMapping
@@ -13,6 +12,7 @@ from control_plane.billing.invoices import service as invoices
 from control_plane.billing.rules import Entry
 from control_plane.billing.usage import rules as policy
 from control_plane.billing.usage import service as usage
+from control_plane.platform.epoch_time import epoch_seconds
 
 BY_WHOM = ("by", "decided_by")
 """In the detail of an entry that an operator made."""
@@ -20,14 +20,14 @@ BY_WHOM = ("by", "decided_by")
 
 def usage_of(found: usage.Usage, *, width: str, by: Sequence[str]) -> schemas.Usage:
     return schemas.Usage.model_validate({
-        "start_time": _unix(found.start),
-        "end_time": _unix(found.end),
+        "start_time": epoch_seconds(found.start),
+        "end_time": epoch_seconds(found.end),
         "bucket_width": width,
         "group_by": list(by),
         "data": [
             schemas.UsageBucket(
-                start_time=_unix(one.bucket.begins),
-                end_time=_unix(one.bucket.ends),
+                start_time=epoch_seconds(one.bucket.begins),
+                end_time=epoch_seconds(one.bucket.ends),
                 results=[schemas.UsageResult.model_validate({**key, **_sums(total)}) for key, total in one.results],
             )
             for one in found.buckets
@@ -41,7 +41,7 @@ def usage_of(found: usage.Usage, *, width: str, by: Sequence[str]) -> schemas.Us
 def entry(found: Entry) -> schemas.LedgerEntry:
     shown = ("id", "kind", "job_id", "attempt", "gpu_type", "pricing", "gpu_seconds", "amount_micros", "list_micros")
     facts = {name: getattr(found, name) for name in shown}
-    return schemas.LedgerEntry(**facts, occurred_at=_unix(found.occurred_at), detail=dict(found.detail))
+    return schemas.LedgerEntry(**facts, occurred_at=epoch_seconds(found.occurred_at), detail=dict(found.detail))
 
 
 def entries(rows: Iterable[RowMapping]) -> list[schemas.LedgerEntry]:
@@ -77,7 +77,7 @@ def unbilled(found: Iterable[usage.Unbilled]) -> list[schemas.UnbilledAttempt]:
     return [
         schemas.UnbilledAttempt(
             tenant=one.tenant, job_id=one.job_id, attempt=one.attempt, model=one.model, gpu_type=one.gpu_type, pricing=one.pricing,
-            since=_unix(one.since), gpu_seconds=one.gpu_ms / 1000, amount_micros=one.amount_micros,
+            since=epoch_seconds(one.since), gpu_seconds=one.gpu_ms / 1000, amount_micros=one.amount_micros,
         )
         for one in found
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def invoice(found: invoices.Invoice) -> schemas.Invoice:
     return schemas.Invoice.model_validate({
         **found.document,
         "status": "draft" if found.issued_at is None else "issued",
-        "issued_at": None if found.issued_at is None else _unix(found.issued_at),
+        "issued_at": epoch_seconds(found.issued_at),
         "sha256": found.sha256,
         "unbilled": unbilled(found.unbilled),
     })  # fmt: skip
@@ -95,12 +95,12 @@ def invoice(found: invoices.Invoice) -> schemas.Invoice:
 
 def invoice_summary(row: RowMapping) -> schemas.InvoiceSummary:
     shown = {name: row[name] for name in ("id", "month", "total_micros", "sha256")}
-    return schemas.InvoiceSummary(**shown, status="issued", issued_at=_unix(row["issued_at"]))
+    return schemas.InvoiceSummary(**shown, status="issued", issued_at=epoch_seconds(row["issued_at"]))
 
 
 def budget(found: budgets.Budget) -> schemas.Budget:
     shown: dict[str, Any] = {name: found.row[name] for name in ("id", "name", "limit_micros", "thresholds")}
-    times: dict[str, Any] = {name: _unix(found.row[name]) for name in ("created_at", "updated_at")}
+    times: dict[str, Any] = {name: epoch_seconds(found.row[name]) for name in ("created_at", "updated_at")}
     return schemas.Budget(**shown, **times, spent_micros=found.spent_micros, alerted=list(found.alerts))
 
 
@@ -117,7 +117,7 @@ def ledger_checked(found: ledger_check.Checked) -> schemas.LedgerCheck:
 
 def _case(row: RowMapping) -> dict[str, Any]:
     shown = {name: row[name] for name in ("id", "job_id", "attempt", "amount_micros", "outcome", "state", "note")}
-    times: dict[str, Any] = {name: None if row[name] is None else _unix(row[name]) for name in ("created_at", "decided_at")}
+    times: dict[str, Any] = {name: epoch_seconds(row[name]) for name in ("created_at", "decided_at")}
     return shown | times
 
 
@@ -127,7 +127,3 @@ def _sums(total: policy.Total) -> dict[str, Any]:
     )  # fmt: skip
     seconds = {"gpu_seconds": total.gpu_ms / 1000, "refunded_gpu_seconds": total.refunded_gpu_ms / 1000}
     return {name: getattr(total, name) for name in names} | seconds
-
-
-def _unix(when: datetime) -> int:
-    return int(when.timestamp())

@@ -1,0 +1,46 @@
+"""Adapters, their lineage and exports as the API returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.engine import RowMapping
+
+from control_plane.adapters import schemas, service
+from control_plane.jobs import schemas as jobs_schemas
+from control_plane.models import schemas as models_schemas
+from control_plane.platform.epoch_time import epoch_seconds
+
+
+def adapter(found: service.Adapter) -> models_schemas.Adapter:
+    times = {name: epoch_seconds(found[name]) for name in ("created_at", "promoted_at", "deprecated_at", "archived_at", "approved_at")}
+    return models_schemas.Adapter.model_validate(
+        {name: found[name] for name in models_schemas.Adapter.model_fields if name in found} | times
+    )
+
+
+def lineage(found: Mapping[str, Any]) -> schemas.Lineage:
+    return schemas.Lineage.model_validate(_plain(found))
+
+
+def _plain(value: Any) -> Any:
+    """Times as seconds, whatever they lie in."""
+    if isinstance(value, datetime):
+        return epoch_seconds(value)
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def export(row: RowMapping) -> models_schemas.Export:
+    shown = {name: row[name] for name in ("id", "adapter_id", "format", "precision", "status", "progress", "bytes", "sha256", "manifest")}
+    ready = row["status"] == "ready"
+    return models_schemas.Export(
+        **shown,
+        error=jobs_schemas.JobError(**row["error"]) if row["error"] else None,
+        content_url=f"/v1/adapters/{row['adapter_id']}/exports/{row['id']}/content" if ready else None,
+        created_at=epoch_seconds(row["created_at"]),
+        finished_at=epoch_seconds(row["finished_at"]),
+    )
