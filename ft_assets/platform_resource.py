@@ -8,7 +8,7 @@ import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.composition import open_platform
-from control_plane.jobs.preparation import pin
+from control_plane.jobs import queue_entry
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import load
@@ -53,7 +53,7 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
     A request that cannot be carried out ends the job and the run, and so does a base model with other bytes than the job was
     promised; nothing is retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
     """
-    turn, done = pin.turn_of(platform, job_id), threading.Event()
+    turn, done = queue_entry.turn_of(platform, job_id), threading.Event()
     beats = threading.Thread(target=_beat, args=(platform, job_id, turn, done), daemon=True, name=f"beat-{job_id}")
     beats.start()
     try:
@@ -62,15 +62,15 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
         if isinstance(error, IntegrityError) and error.code != CHANGED:
             raise
         if not isinstance(error, NotAdmitted):
-            pin.fail(platform, tenant, job_id, error)
+            queue_entry.fail(platform, tenant, job_id, error)
         raise dg.Failure(description=error.message, metadata={"code": error.code}, allow_retries=False) from error
     finally:
         done.set()
         beats.join()
 
 
-def _beat(platform: Platform, job_id: str, turn: pin.Turn, done: threading.Event) -> None:
+def _beat(platform: Platform, job_id: str, turn: queue_entry.Turn, done: threading.Event) -> None:
     """Tell every few seconds that somebody works on the job; a database that is away for a moment is asked again."""
     while not done.wait(BEAT_S):
         with contextlib.suppress(SQLAlchemyError):
-            pin.beat(platform, job_id, turn)
+            queue_entry.beat(platform, job_id, turn)

@@ -4,9 +4,10 @@ from datetime import timedelta
 
 import dagster as dg
 
-from control_plane.evaluations import reevaluation, service
+from control_plane.evaluations import service
 from control_plane.platform.context import Platform
 from control_plane.queue.launches import partition_keys
+from ft_assets.adapters import reevaluation_step
 from ft_assets.asset_jobs import REEVALUATE
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.platform_resource import PlatformResource
@@ -21,7 +22,7 @@ SETTLED = timedelta(seconds=2)
 def evaluations(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
     """Each order that waits: its run is requested, once for each number of runs."""
     opened = platform.get()
-    reevaluation.take_up(opened)
+    reevaluation_step.take_up(opened)
     due = [d for d in service.due(opened) if not _has_run(context.instance, opened, d)][:MAX_REQUESTS_PER_TICK]
     if not due:
         return dg.SkipReason("no evaluation waits for its run")

@@ -28,13 +28,13 @@ import uvicorn
 from safetensors.numpy import save_file
 from starlette.types import ASGIApp
 
-from control_plane.jobs.preparation import references
 from control_plane.platform import settings as settings_module
 from control_plane.platform.context import Platform
 from control_plane.platform.webhook_targets import parse_networks
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
+from ft_assets.datasets import reference_step
 from resources import http_server
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins
@@ -299,4 +299,4 @@ def pytest_collection_finish() -> None:
 def forked_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reference log-probabilities are computed by a forked process; a fresh one imports for seven seconds."""
     forked_modules.address()
-    monkeypatch.setattr(references, "RUNTIME", "tests.support.processes.forked_reference")
+    monkeypatch.setattr(reference_step, "RUNTIME", "tests.support.processes.forked_reference")

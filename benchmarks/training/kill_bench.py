@@ -27,7 +27,7 @@ from control_plane.billing.tables import ledger_entries
 from control_plane.composition import open_platform
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table

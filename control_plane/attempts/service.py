@@ -16,19 +16,20 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.attempts import endings, preemption_notices, reserved_devices
+from control_plane.attempts import endings, preemption_notices
 from control_plane.attempts.claims import NOTHING
 from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
 from control_plane.attempts.claims import Reported as Reported
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing.metering import service as metering
-from control_plane.jobs.preparation.pin import fail_in, job_row
+from control_plane.jobs.queue_entry import fail_in, job_row
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event, as_reported, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.queue import reserved_devices
 from control_plane.queue.tables import reservations
 from ft_assets.errors import FtError, NotAdmitted
 from ft_assets.training.failures import StopReason

@@ -13,14 +13,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.attempts import reserved_devices
 from control_plane.attempts.tables import attempts
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import Move, record_many, transition_many
 from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
-from control_plane.queue import scheduler
+from control_plane.queue import reserved_devices, scheduler
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.status.messages import span_words
 from control_plane.queue.tables import reservations

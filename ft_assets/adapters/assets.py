@@ -4,7 +4,9 @@ import dagster as dg
 
 from control_plane.adapters import lineage
 from control_plane.attempts import watcher
-from control_plane.evaluations import conclusion, reevaluation, run
+from ft_assets.adapters import reevaluation_step
+from ft_assets.adapters import step as conclusion
+from ft_assets.evals import step as run
 from ft_assets.partitions import JOBS, parse
 from ft_assets.platform_resource import PlatformResource, owned_by, watched
 from resources.dagster.run_tags import page_of_asset, runs_of_job
@@ -54,7 +56,7 @@ def adapter_evaluation(context: dg.AssetExecutionContext, config: EvaluationOrde
     """A later verdict on the registered adapter: on other bytes of its base, or with other suites."""
     opened = platform.get()
     with watched(context):
-        row = reevaluation.run(opened, platform.launcher(), config.evaluation_id)
+        row = reevaluation_step.run(opened, platform.launcher(), config.evaluation_id)
     shown = {k: row[k] for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if row[k] is not None}
     stored = {"report": dg.MetadataValue.path(opened.objects.uri(row["report_key"]))} if row["report_key"] else {}
     return dg.MaterializeResult(metadata={**shown, **stored, "reasons": list(row["reasons"] or ())})

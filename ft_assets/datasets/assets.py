@@ -4,7 +4,8 @@ from typing import Any
 
 import dagster as dg
 
-from control_plane.jobs.preparation import pack_build, pin
+from control_plane.jobs import queue_entry
+from ft_assets.datasets import step as pack_build
 from ft_assets.datasets.report.histogram import histogram_svg
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.partitions import JOBS, parse
@@ -19,8 +20,8 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = pin.announcer(opened, job_id, say=context.log.info)
-        pinned = pin.pin_dataset(opened, tenant, job_id, progress=told)
+        told = queue_entry.announcer(opened, job_id, say=context.log.info)
+        pinned = queue_entry.pin_dataset(opened, tenant, job_id, progress=told)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(pinned.content_sha256),
         metadata={
@@ -45,7 +46,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = pin.announcer(opened, job_id, say=context.log.info)
+        told = queue_entry.announcer(opened, job_id, say=context.log.info)
         packed = pack_build.pack(opened, tenant, job_id, progress=told, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(

@@ -4,7 +4,7 @@ import warnings
 
 import dagster as dg
 
-from control_plane.evaluations import run
+from ft_assets.evals import step as run
 from ft_assets.evals.scoring.report import markdown_table
 from ft_assets.partitions import JOBS, parse
 from ft_assets.platform_resource import PlatformResource, owned_by, watched

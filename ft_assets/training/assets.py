@@ -5,9 +5,9 @@ import dagster as dg
 from control_plane.attempts import follow, watcher
 from control_plane.attempts import service as attempts
 from control_plane.attempts.checkpoints import upload
-from control_plane.evaluations import run
 from control_plane.jobs import results
 from control_plane.platform.job_states import JobState
+from ft_assets.evals import step as run
 from ft_assets.partitions import JOBS, parse
 from ft_assets.platform_resource import PlatformResource, owned_by, watched
 from ft_assets.training.loss_curve_svg import loss_curve_svg

@@ -15,7 +15,7 @@ from control_plane.attempts import follow
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.serving.tables import deployments, replica_adapters

@@ -21,7 +21,7 @@ from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition

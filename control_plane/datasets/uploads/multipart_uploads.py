@@ -24,7 +24,7 @@ from control_plane.datasets.tables import upload_parts, uploads
 from control_plane.datasets.uploads import orphaned_objects, uploaded_files
 from control_plane.datasets.uploads.part_join import Part, join
 from control_plane.datasets.uploads.receiver import receive_up_to, too_large
-from control_plane.jobs.preparation.build_lock import lock_number
+from control_plane.platform.build_lock import lock_number
 from control_plane.platform.context import Platform
 from control_plane.tenants.deletion_guard import refuse_while_deleted
 from control_plane.tenants.rules import GIB, Tier, tier_named

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.attempts import follow, reserved_devices
+from control_plane.attempts import follow
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import follow_evaluation
-from control_plane.evaluations import run as evaluation
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.pack_build import reference
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Workload, WorkloadStatus
-from control_plane.queue import cycle
+from control_plane.queue import cycle, reserved_devices
 from ft_assets.base_models import Catalogue
+from ft_assets.datasets.step import reference
 from ft_assets.errors import InvalidRequest, Unavailable
+from ft_assets.evals import step as evaluation
 from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json
 from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish

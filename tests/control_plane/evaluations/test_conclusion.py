@@ -18,11 +18,10 @@ import sqlalchemy as sa
 from control_plane.adapters import approvals, promotions
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import checkpoints
-from control_plane.evaluations import answer_cache, conclusion, reevaluation, run
+from control_plane.evaluations import answer_cache
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.run import Evaluated
+from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import pin
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
@@ -35,11 +34,15 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.transfer import upload
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
+from ft_assets.adapters import reevaluation_step
+from ft_assets.adapters import step as conclusion
 from ft_assets.errors import Conflict
+from ft_assets.evals import step as run
 from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.gates import Finding, Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.samples import Sample
+from ft_assets.evals.step import Evaluated
 from ft_assets.training.checkpoints import manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
@@ -76,7 +79,7 @@ def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_pa
     def make(*findings: Finding, eval_config: dict[str, Any] | None = None, **body: Any) -> str:
         request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
         job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job["id"])
-        pin.pin_dataset(operated, tenant.id, job_id)
+        queue_entry.pin_dataset(operated, tenant.id, job_id)
         spec = prepare(operated, tenant.id, job_id)
         with operated.engine.begin() as conn:
             for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
@@ -179,7 +182,7 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
     with operated.engine.begin() as conn:
         request = {**job(operated, job_id)["request"], "eval_config": asked}
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(request=request))
-        row = pin.job_row(conn, tenant.id, job_id)
+        row = queue_entry.job_row(conn, tenant.id, job_id)
     own = run._own_rules(row, tmp_path)
     assert (own.capability, own.judge, own.skip) == ((), False, ("golden", "capability", "safety", "judge"))
     whole = tmp_path / "whole"
@@ -198,7 +201,7 @@ def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a
 ) -> None:
     made = [conclusion.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
     with operated.engine.connect() as conn:
-        rows = [pin.job_row(conn, tenant.id, a["job_id"]) for a in made]
+        rows = [queue_entry.job_row(conn, tenant.id, a["job_id"]) for a in made]
     found = [answer_cache.previous(operated, tenant.id, row, "d" * 64) for row in rows]
     assert found[0] is None
     assert found[1] is not None
@@ -265,7 +268,7 @@ def passed_and_died(platform: Platform, evaluation_id: str) -> None:
 def judged(platform: Platform, evaluation_id: str) -> None:
     """A run that passed and died before it went on, and the one that finds its verdict."""
     passed_and_died(platform, evaluation_id)
-    reevaluation.run(platform, LocalLauncher(platform.settings.work_dir / "launcher"), evaluation_id)
+    reevaluation_step.run(platform, LocalLauncher(platform.settings.work_dir / "launcher"), evaluation_id)
 
 
 def test_a_pass_whose_run_died_is_taken_up_by_itself_and_once(
@@ -274,11 +277,11 @@ def test_a_pass_whose_run_died_is_taken_up_by_itself_and_once(
     job_id = evaluated_job()
     made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
     passed_and_died(operated, ordered["id"])
-    assert ordered["id"] not in reevaluation.take_up(operated), "its run may still be at it"
-    later = replace(operated, clock=lambda: utc_now() + 2 * reevaluation.SETTLED)
-    assert ordered["id"] in reevaluation.take_up(later)
+    assert ordered["id"] not in reevaluation_step.take_up(operated), "its run may still be at it"
+    later = replace(operated, clock=lambda: utc_now() + 2 * reevaluation_step.SETTLED)
+    assert ordered["id"] in reevaluation_step.take_up(later)
     assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "production"
-    assert reevaluation.take_up(later) == []
+    assert reevaluation_step.take_up(later) == []
 
 
 def test_an_adapter_whose_base_was_updated_meanwhile_is_promoted_after_a_pass_on_the_present_one(

@@ -19,18 +19,20 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts import follow
-from control_plane.evaluations import answer_cache, conclusion, run
+from control_plane.evaluations import answer_cache
 from control_plane.evaluations.tables import eval_scores
-from control_plane.jobs.preparation import pack_build
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants.rules import Tenant
+from ft_assets.adapters import step as conclusion
 from ft_assets.base_models import Catalogue
+from ft_assets.datasets import step as pack_build
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
+from ft_assets.evals import step as run
 from ft_assets.evals.run import run_file
 from ft_assets.evals.suites import suite_items
 from resources.launcher import LocalLauncher
@@ -139,7 +141,7 @@ def test_a_finished_evaluation_is_not_run_again(
 
 STEP = """
 import sys
-from control_plane.evaluations import run as evaluation
+from ft_assets.evals import step as evaluation
 from control_plane.platform.context import Platform
 from ft_assets.base_models import Catalogue
 from control_plane.platform.settings import load

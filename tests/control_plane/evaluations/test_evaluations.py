@@ -15,18 +15,18 @@ from sqlalchemy.engine import RowMapping
 
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
-from control_plane.evaluations import reevaluation
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.run import Evaluated
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases
 from control_plane.tenants.rules import Tenant
+from ft_assets.adapters import reevaluation_step
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.step import Evaluated
 from resources.launcher import LocalLauncher
 from tests.support.jobs.registered_adapter import add_adapter
 
@@ -219,7 +219,7 @@ def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(
     order = evaluations.request(platform, tenant.id, adapter)["id"]
     launcher = LocalLauncher(platform.settings.work_dir / "launcher")
     with pytest.raises(FtError):
-        reevaluation.run(platform, launcher, order)
+        reevaluation_step.run(platform, launcher, order)
     row = evaluations.find(platform, order)
     assert (row["state"], row["runs"], row["error"]["code"]) == ("queued", 1, "object_not_found")
     with platform.engine.connect() as conn:
@@ -234,7 +234,7 @@ def test_what_a_tenant_is_told_depends_on_whether_the_base_was_switched_already(
     record = adapters.find_record(platform, tenant.id, new_adapter(platform, tenant, base_digest=digest, stage=stage))
     held: Any = {"id": "ev-1", "kind": evaluations.BASE_UPDATE, "base_digest": OTHER}
     job: Any = None
-    subject = reevaluation.Subject(record=record, job=job, base_dir=platform.settings.work_dir, rules=EvalConfig())
-    told = reevaluation._alert(held, subject, evaluated(FAILED), waited=reevaluation._waits(record))
+    subject = reevaluation_step.Subject(record=record, job=job, base_dir=platform.settings.work_dir, rules=EvalConfig())
+    told = reevaluation_step._alert(held, subject, evaluated(FAILED), waited=reevaluation_step._waits(record))
     assert told is not None
     assert said in told.message

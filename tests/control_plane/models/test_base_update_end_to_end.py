@@ -15,11 +15,10 @@ from control_plane.attempts import follow
 from control_plane.attempts.service import claim, finish
 from control_plane.attempts.tables import attempts
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.evaluations import conclusion, reevaluation, run
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.tables import evaluations as table
+from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import transition
@@ -30,7 +29,11 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.serving import accepted_bases
 from control_plane.tenants.rules import Tenant
+from ft_assets.adapters import reevaluation_step
+from ft_assets.adapters import step as conclusion
+from ft_assets.datasets import step as pack_build
 from ft_assets.errors import Conflict
+from ft_assets.evals import step as run
 from resources.launcher import LocalLauncher
 from tests.control_plane.models.test_base_updates import variant
 from tests.support.models.tiny_model import build_tiny_model
@@ -70,7 +73,7 @@ def train(platform: Platform, launcher: LocalLauncher, tenant: str, model: str, 
     """A job from its submission to the end of its training; returns its id."""
     body = {"model": model, "training_file": file_id, "hyperparameters": HYPERPARAMETERS, "eval_config": EVAL, "seed": 1}
     job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(body)).job["id"])
-    pin.pin_dataset(platform, tenant, job_id)
+    queue_entry.pin_dataset(platform, tenant, job_id)
     pack_build.pack(platform, tenant, job_id)
     now = platform.clock()
     with platform.engine.begin() as conn:
@@ -131,5 +134,5 @@ def evaluate(platform: Platform, launcher: LocalLauncher, model: str) -> tuple[b
     ordered = base_updates.evaluate(platform, model)
     for due in evaluations.due(platform):
         if due.id in {a.evaluation_id for a in ordered.adapters}:
-            assert reevaluation.run(platform, launcher, due.id)["state"] == "succeeded"
+            assert reevaluation_step.run(platform, launcher, due.id)["state"] == "succeeded"
     return base_updates.status(platform, model).adapters

@@ -17,9 +17,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.run import Evaluated
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.references import reference
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.models import base_updates, catalogue
@@ -29,9 +27,11 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from deploy.local.stack_services import DEMO_MODEL, demo_model_dir
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets.reference_step import reference
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.step import Evaluated
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.model_hub import SHA, running_model_hub

@@ -19,8 +19,8 @@ from control_plane.attempts import follow
 from control_plane.attempts.service import claim, finish
 from control_plane.attempts.tables import attempts
 from control_plane.billing.tables import ledger_entries
+from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import pack_build, pin
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
@@ -33,6 +33,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import CHANGED
+from ft_assets.datasets import step as pack_build
 from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest
 from resources.launcher import LocalLauncher
 from tests.support.jobs.finished_job import rewrite
@@ -125,7 +126,7 @@ def test_changed_weights_are_refused_at_submission_and_fail_what_was_submitted(
         with pytest.raises(IntegrityError) as changed:
             use()
         assert (changed.value.code, changed.value.fault) == (CHANGED, Fault.PLATFORM)
-    pin.fail(operated, tenant.id, job_id, changed.value)
+    queue_entry.fail(operated, tenant.id, job_id, changed.value)
     assert row(operated, job_id)["error"]["code"] == CHANGED
 
 
@@ -144,7 +145,7 @@ def test_training_does_not_begin_on_changed_weights_and_the_job_fails_unbilled(
 ) -> None:
     add_local(operated.settings, MODEL, tiny, Given())
     job_id = submit(operated, tenant, training_file)
-    pin.pin_dataset(operated, tenant.id, job_id)
+    queue_entry.pin_dataset(operated, tenant.id, job_id)
     pack_build.pack(operated, tenant.id, job_id)
     now = operated.clock()
     with operated.engine.begin() as conn:
@@ -177,7 +178,7 @@ def test_a_deprecated_model_takes_no_new_job_and_lets_the_old_ones_finish(
     with pytest.raises(InvalidRequest) as refused:
         submit(operated, tenant, training_file)
     assert refused.value.code == "model_deprecated"
-    pin.pin_dataset(operated, tenant.id, job_id)
+    queue_entry.pin_dataset(operated, tenant.id, job_id)
     pack_build.pack(operated, tenant.id, job_id)
     assert row(operated, job_id)["state"] == JobState.QUEUED
     assert models.get(operated, tenant.id, MODEL).base.deprecated_since == today  # type: ignore[union-attr]

@@ -293,8 +293,8 @@ def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_one
 
 
 def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:
+    from control_plane.jobs import queue_entry as preparation
     from control_plane.jobs import service as jobs
-    from control_plane.jobs.preparation import pin as preparation
 
     said: list[str] = []
     tell = preparation.announcer(platform, job_id, say=said.append)
@@ -308,8 +308,8 @@ def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platfor
 def test_a_job_of_a_large_file_prepares_it_and_tells_of_it(
     platform: Platform, tenant: Tenant, large: Path, write_chat_rows: Callable[..., Path]
 ) -> None:
+    from control_plane.jobs import queue_entry as preparation
     from control_plane.jobs import service as jobs
-    from control_plane.jobs.preparation import pin as preparation
     from control_plane.jobs.submission import JobRequest
 
     file_id = uploaded(platform, tenant, large)

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
-from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform

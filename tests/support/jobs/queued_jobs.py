@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files as files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform

@@ -10,7 +10,7 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Ending
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation.pin import mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
 from control_plane.notifications.tables import outbox

@@ -18,15 +18,16 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
-from control_plane.jobs.preparation import pack_build, pin
-from control_plane.jobs.preparation.build_lock import lock_number, one_anywhere, one_on_this_machine
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform import settings as settings_module
+from control_plane.platform.build_lock import lock_number, one_anywhere, one_on_this_machine
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.base_models import Catalogue
+from ft_assets.datasets import step as pack_build
 from ft_assets.datasets.pass_progress import Progress
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
@@ -37,7 +38,7 @@ NUM_ROWS = 3000
 PACK = """
 import json, sys, time
 from pathlib import Path
-from control_plane.jobs.preparation import pack_build as packing
+from ft_assets.datasets import step as packing
 from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
 
 url, objects, home, model, tenant, job, go = sys.argv[1:]
@@ -52,7 +53,7 @@ print(json.dumps({"reused": packed.reused, "fingerprint": packed.manifest.finger
 HOLD = """
 import sys, time
 from resources.database.engine import make_engine, make_logins
-from control_plane.jobs.preparation.build_lock import one_anywhere
+from control_plane.platform.build_lock import one_anywhere
 
 with one_anywhere(make_engine(sys.argv[1]), "t", "pk_held", who="ftjob-holder"):
     print("held", flush=True)
@@ -100,7 +101,7 @@ def two_jobs(platform: Platform, path: Path) -> tuple[str, list[str]]:
     for seed in (1, 2):
         request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"], "seed": seed})
         made.append(str(jobs.submit(platform, tenant.id, request).job["id"]))
-        pin.pin_dataset(platform, tenant.id, made[-1])
+        queue_entry.pin_dataset(platform, tenant.id, made[-1])
     return tenant.id, made
 
 

@@ -15,15 +15,17 @@ from control_plane.attempts.follow import fetch_reference
 from control_plane.datasets import previews
 from control_plane.datasets.service import check_format
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimate
-from control_plane.jobs.preparation import pack_build, pin, references
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
+from ft_assets.datasets import reference_step
+from ft_assets.datasets import step as pack_build
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.reference_logps import verify
@@ -116,7 +118,7 @@ def prepared(
     """A submitted job as its preparation leaves it."""
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "method": method, **body})
     job_id = str(jobs.submit(platform, tenant.id, request).job["id"])
-    pin.pin_dataset(platform, tenant.id, job_id)
+    queue_entry.pin_dataset(platform, tenant.id, job_id)
     made = pack_build.pack(platform, tenant.id, job_id)
     with platform.engine.connect() as conn:
         job = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
@@ -135,7 +137,7 @@ def test_the_reference_is_there_before_the_job_waits_for_gpus_and_serves_the_nex
     packed, spec, job = prepared(platform, tenant, upload(row), method)
     assert (job.state, packed.manifest.kind) == ("queued", methods.get(method).pack)
     assert packed.reference is not None and not packed.reference.reused
-    assert spec.reference == packed.reference.manifest.key == references.key_for(spec)
+    assert spec.reference == packed.reference.manifest.key == reference_step.key_for(spec)
     assert packed.reference.manifest.pack_fingerprint == spec.pack_fingerprint
     assert platform.objects.exists(f"{layout.reference_prefix(tenant.id, spec.reference)}/manifest.json")
     elsewhere = fetch_reference(machine(f"trainer-{method}"), tenant.id, spec.reference)
@@ -170,9 +172,9 @@ def test_the_key_of_a_reference_covers_the_start_of_the_training(platform: Platf
         replace(spec, precision="fp16"),
         replace(spec, base_digest="other"),
     ]
-    assert len({references.key_for(s) for s in changed}) == len(changed)
-    assert references.key_for(renamed) == references.key_for(starts[0])
-    assert references.key_for(replace(spec, seed=spec.seed + 1, attention="flash_attention_2")) == references.key_for(spec)
+    assert len({reference_step.key_for(s) for s in changed}) == len(changed)
+    assert reference_step.key_for(renamed) == reference_step.key_for(starts[0])
+    assert reference_step.key_for(replace(spec, seed=spec.seed + 1, attention="flash_attention_2")) == reference_step.key_for(spec)
 
 
 @pytest.mark.parametrize("method", ["orpo", "simpo"])

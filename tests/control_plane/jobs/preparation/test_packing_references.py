@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.jobs.preparation.pack_build import reference
 from control_plane.platform.context import Platform
 from control_plane.platform.transfer import upload
 from ft_assets import layout
+from ft_assets.datasets.step import reference
 from ft_assets.errors import Unavailable
 from tests.control_plane.jobs.preparation.test_packing_builders import machine, model  # noqa: F401 - fixtures
 from tests.ft_assets.training.preference_packs import build_preferences

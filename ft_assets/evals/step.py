@@ -17,15 +17,14 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from control_plane.attempts import reserved_devices, tracked_files, watcher
+from control_plane.attempts import tracked_files, watcher
 from control_plane.attempts.follow import fetch_pack, job_dir
 from control_plane.attempts.tables import checkpoints
 from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache, follow_evaluation
 from control_plane.evaluations.follow_evaluation import Watch
-from control_plane.jobs.preparation.pack_build import validation_rows
-from control_plane.jobs.preparation.pin import job_row
+from control_plane.jobs.queue_entry import job_row
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
@@ -34,8 +33,10 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher, TrackedRun
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
+from control_plane.queue import reserved_devices
 from ft_assets import layout
 from ft_assets.adapters import whole_model
+from ft_assets.datasets.step import validation_rows
 from ft_assets.errors import Conflict
 from ft_assets.evals import config
 from ft_assets.evals.gate import gates

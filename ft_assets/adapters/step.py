@@ -10,9 +10,8 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.run import Evaluated, fetch_final, is_cancelled, load_evaluated
 from control_plane.jobs import results
-from control_plane.jobs.preparation.pin import job_row
+from control_plane.jobs.queue_entry import job_row
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
@@ -22,6 +21,7 @@ from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
 from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.step import Evaluated, fetch_final, is_cancelled, load_evaluated
 from ft_assets.telemetry import spans
 
 Adapter = Mapping[str, Any]
@@ -33,7 +33,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
     1. Gate failed: the adapter is kept in quarantine and not served; the job fails with ``gate_failed`` and advice. A monitored
        job's verdict blocks only an adapter that is not applied or not servable; whatever else failed is told (``monitor_failed``).
     2. Its base was updated while it was trained: its evaluation on the present one is ordered, and a pass goes on with 3 or 4
-       (:mod:`control_plane.evaluations.reevaluation`); the job succeeds.
+       (:mod:`ft_assets.adapters.reevaluation_step`); the job succeeds.
     3. Approval required: it waits in ``staging`` until somebody approves it; the job succeeds.
     4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model; the job succeeds.
     5. A monitored job's adapter was judged by the short suites so far: its evaluation with all of them is ordered.

@@ -21,12 +21,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.adapters import approvals, promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
-from control_plane.evaluations import run as evaluation
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.follow_evaluation import Watch
-from control_plane.evaluations.run import Evaluated, Judged
 from control_plane.evaluations.tables import evaluations as evaluations_table
-from control_plane.jobs.preparation.pin import job_row
+from control_plane.jobs.queue_entry import job_row
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import record as write_event
 from control_plane.models import catalogue
@@ -40,8 +38,10 @@ from ft_assets.adapters import package
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
+from ft_assets.evals import step as evaluation
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate import gates
+from ft_assets.evals.step import Evaluated, Judged
 
 BEAT_EVERY_S = 5.0
 PASSED_EVENT = "reevaluation_passed"

@@ -17,17 +17,16 @@ from control_plane.datasets.local_rows import rows_file
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import warm_starts
 from control_plane.jobs.estimates import job_history, job_plan
-from control_plane.jobs.preparation import references
-from control_plane.jobs.preparation.build_lock import Say, one_anywhere, one_on_this_machine
-from control_plane.jobs.preparation.pin import job_row, mark_packed
-from control_plane.jobs.preparation.references import Reference, reference
+from control_plane.jobs.queue_entry import job_row, mark_packed
 from control_plane.jobs.transitions import record
+from control_plane.platform.build_lock import Say, one_anywhere, one_on_this_machine
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
 from control_plane.platform.transfer import upload
 from ft_assets import layout
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets import reference_step
 from ft_assets.datasets.checks.quality import train_validation_overlap
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.packs.build import (
@@ -41,6 +40,7 @@ from ft_assets.datasets.packs.build import (
 from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.reference_step import Reference, reference
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import automatic_fraction, part_of
 from ft_assets.datasets.stored_rows import load_rows, load_stored
@@ -100,8 +100,8 @@ def pack(
     )
     compared = None
     if method.needs_reference:
-        spec = replace(spec, reference=references.key_for(spec))
-        compared = references.for_spec(platform, tenant, spec, who=job_id, say=say)
+        spec = replace(spec, reference=reference_step.key_for(spec))
+        compared = reference_step.for_spec(platform, tenant, spec, who=job_id, say=say)
     _doubt(platform, tenant, job, manifest, num_epochs=spec.optimization.num_epochs)
     steps = spec.optimization.total_steps(num_rows=manifest.num_rows, world_size=spec.world_size)
     expected = job_history.expect(platform, model, spec, num_rows=manifest.num_rows, tokens_per_epoch=manifest.num_tokens)

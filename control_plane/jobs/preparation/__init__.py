@@ -1,1 +1,0 @@
-"""From an accepted job to a packed one."""
