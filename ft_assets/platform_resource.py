@@ -8,7 +8,7 @@ import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.composition import open_platform
-from control_plane.jobs import queue_entry
+from control_plane.jobs import step_heartbeat, transitions
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import load
@@ -53,8 +53,8 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
     A request that cannot be carried out ends the job and the run, and so does a base model with other bytes than the job was
     promised; nothing is retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
     """
-    turn, done = queue_entry.turn_of(platform, job_id), threading.Event()
-    beats = threading.Thread(target=_beat, args=(platform, job_id, turn, done), daemon=True, name=f"beat-{job_id}")
+    numbers, done = step_heartbeat.run_numbers(platform, job_id), threading.Event()
+    beats = threading.Thread(target=_beat, args=(platform, job_id, numbers, done), daemon=True, name=f"beat-{job_id}")
     beats.start()
     try:
         yield
@@ -62,15 +62,15 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
         if isinstance(error, IntegrityError) and error.code != CHANGED:
             raise
         if not isinstance(error, NotAdmitted):
-            queue_entry.fail(platform, tenant, job_id, error)
+            transitions.fail(platform, tenant, job_id, error)
         raise dg.Failure(description=error.message, metadata={"code": error.code}, allow_retries=False) from error
     finally:
         done.set()
         beats.join()
 
 
-def _beat(platform: Platform, job_id: str, turn: queue_entry.Turn, done: threading.Event) -> None:
+def _beat(platform: Platform, job_id: str, numbers: step_heartbeat.RunNumbers, done: threading.Event) -> None:
     """Tell every few seconds that somebody works on the job; a database that is away for a moment is asked again."""
     while not done.wait(BEAT_S):
         with contextlib.suppress(SQLAlchemyError):
-            queue_entry.beat(platform, job_id, turn)
+            step_heartbeat.beat(platform, job_id, numbers)

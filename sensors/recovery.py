@@ -7,7 +7,7 @@ import dagster as dg
 from dagster._core.launcher import WorkerStatus
 
 from control_plane.attempts.follow import STOP_GRACE_S
-from control_plane.jobs.queue_entry import fail
+from control_plane.jobs.transitions import fail
 from control_plane.queue.cycle import release
 from control_plane.queue.launches.pending_runs import DueRun, due_runs, replace_run, run_replacements
 from ft_assets.errors import FtError

@@ -23,9 +23,8 @@ from control_plane.attempts.claims import Ending as Ending
 from control_plane.attempts.claims import Reported as Reported
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing.metering import service as metering
-from control_plane.jobs.queue_entry import fail_in, job_row
 from control_plane.jobs.tables import job_events, jobs
-from control_plane.jobs.transitions import locked, record, transition
+from control_plane.jobs.transitions import fail_in, job_row, locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event, as_reported, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -58,6 +58,19 @@ def balance(platform: Platform, tenant: str) -> int:
     query = sa.select(sa.func.coalesce(sa.func.sum(ledger_postings.c.amount_micros), 0))
     with platform.engine.connect() as conn:
         return int(conn.execute(query.where(ledger_postings.c.account == receivable(tenant))).scalar_one())
+
+
+def costs_of_jobs(conn: Connection, job_ids: Iterable[str]) -> dict[str, int]:
+    """What jobs owe so far, in micro-dollars; a job without an entry is absent."""
+    entries = ledger_entries.c
+    query = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_(list(job_ids)))
+    return {job_id: int(total) for job_id, total in conn.execute(query.group_by(entries.job_id))}
+
+
+def cost_of_job(platform: Platform, job_id: str) -> int:
+    """What a job owes so far, in micro-dollars."""
+    with platform.engine.connect() as conn:
+        return costs_of_jobs(conn, [job_id]).get(job_id, 0)
 
 
 def list_entries(

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy.engine import RowMapping
 
+from control_plane.evaluations.evaluated import Evaluated, samples_key
 from control_plane.jobs import service as jobs
 from control_plane.jobs.results import metric_lines
 from control_plane.platform.context import Platform
@@ -20,7 +21,6 @@ from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.evals.gate.advice import Advice, combined
 from ft_assets.evals.gate.gates import Verdict
 from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.evals.step import Evaluated, samples_key
 
 MAX_PAGE = 200
 Only = Literal["changed", "worse", "better"]

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters import service as adapters
 from control_plane.evaluations import capability_suites
+from control_plane.evaluations.evaluated import Evaluated
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -33,7 +34,6 @@ from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.gates import Finding, Verdict
-from ft_assets.evals.step import Evaluated
 
 GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"

@@ -1,125 +1,29 @@
-"""From an accepted job to a packed one: pin the dataset, freeze the spec, put the job in the queue."""
+"""Freeze the spec of a packed job and queue it, or end it with the adapter of an earlier job that trained the same spec."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
-from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.capacity.pools import job_class
-from control_plane.datasets.service import check_enough_to_train, check_reviewed
-from control_plane.datasets.tables import datasets
-from control_plane.datasets.tables import files as files_table
-from control_plane.datasets.uploads import uploaded_files
-from control_plane.datasets.validation_outcome import PLATFORM_FAILURES
 from control_plane.jobs import reuse
 from control_plane.jobs.tables import jobs
-from control_plane.jobs.transitions import locked, record, transition
-from control_plane.platform import job_events
+from control_plane.jobs.transitions import locked, transition
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState
+from control_plane.platform.job_states import JobState
 from control_plane.quotas import service as quotas
-from control_plane.sandbox.sandbox_parent import CRASHED
 from control_plane.serving.rollout import FAILED
 from ft_assets.adapters.stages import Stage
-from ft_assets.datasets.pass_progress import Progress
-from ft_assets.errors import Conflict, FtError, InvalidDataset, NotFound, QuotaExceeded, Unavailable
+from ft_assets.errors import Conflict, QuotaExceeded
 from ft_assets.training.cost_model import Cost
 from ft_assets.training.spec import TrainingSpec
-
-ANNOUNCE_EVERY_S = 5.0
-"""Seconds between two events about one stage of a dataset: what a person waits for a sign of life, and a row each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PinnedDataset:
-    """The immutable dataset versions that a job trains and validates on."""
-
-    dataset_id: str
-    content_sha256: str
-    row_count: int
-    uri: str
-    report: Mapping[str, Any]
-    validation_id: str | None
-    """Dataset version of the tenant's own validation file; None: split off automatically."""
-
-
-def job_row(conn: Connection, tenant: str, job_id: str) -> sa.Row[Any]:
-    """The job of this tenant; another tenant's is ``NotFound``."""
-    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).first()
-    if row is None:
-        raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="fine_tuning_job_id")
-    return row
-
-
-def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None) -> PinnedDataset:
-    """Resolve the job's files to dataset versions, validating a file that nobody validated yet; a second call changes nothing."""
-    with platform.engine.connect() as conn:
-        job = job_row(conn, tenant, job_id)
-    training = _version(platform, tenant, job.training_file, param="training_file", progress=progress)
-    validation = None
-    if job.validation_file:
-        validation = _version(platform, tenant, job.validation_file, param="validation_file", progress=progress)
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(dataset_id=training.id, heartbeat_at=platform.clock()))
-    return PinnedDataset(
-        dataset_id=training.id,
-        content_sha256=training.content_sha256,
-        row_count=training.row_count,
-        uri=training.uri,
-        report=training.report,
-        validation_id=validation.id if validation else None,
-    )
-
-
-def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
-    """A sink for progress that tells the job's tenant (an event) and `say` at most every five seconds, and at each new stage."""
-    told: dict[str, Any] = {"at": -math.inf, "stage": None}
-
-    def tell(progress: Progress) -> None:
-        if time.monotonic() - told["at"] < ANNOUNCE_EVERY_S and progress.stage == told["stage"]:
-            return
-        told.update(at=time.monotonic(), stage=progress.stage)
-        event = job_events.progress_event(asdict(progress))
-        if say is not None:
-            say(event.message)
-        with contextlib.suppress(SQLAlchemyError), platform.engine.begin() as conn:  # news are not worth a failed step
-            record(conn, job_id, event, now=platform.clock())
-
-    return tell
-
-
-def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
-    found = uploaded_files.validate(platform, file_id, progress=progress)
-    if found["status_code"] in PLATFORM_FAILURES:  # an earlier attempt died: this run is the next one
-        uploaded_files.validate_again(platform, tenant, file_id)
-        uploaded_files.validate(platform, file_id, progress=progress)
-    with platform.engine.connect() as conn:
-        file = conn.execute(sa.select(files_table).where(files_table.c.id == file_id, files_table.c.tenant_id == tenant)).one()
-        if file.status_code in PLATFORM_FAILURES:
-            raise Unavailable(f"{file.filename} ({file_id}) could not be validated: {file.status_details}", code=CRASHED)
-        if file.dataset_id is None:
-            raise InvalidDataset(
-                f"{file.filename} ({file_id}) cannot be trained on: {file.status_details}. "
-                f"All problems: GET /v1/datasets/{file_id}/report or `ft check FILE`",
-                code="invalid_validation_file" if param == "validation_file" else "invalid_training_file",
-                param=param,
-            )
-        version = conn.execute(sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)).one()
-    check_reviewed(version.review, version.id, param=param)
-    if param == "training_file":
-        check_enough_to_train(version.row_count, training_file=file_id)
-    return version
 
 
 def mark_packed(
@@ -235,38 +139,3 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
         fine_tuned_model=done["fine_tuned_model"],
         **frozen,
     )
-
-
-def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
-    """End the job with `error` unless it has ended already; its workload, if it has one, is told to stop."""
-    with platform.engine.begin() as conn:
-        fail_in(conn, locked(conn, job_id, tenant_id=tenant), error, now=platform.clock())
-
-
-def fail_in(conn: Connection, job: RowMapping, error: FtError, *, now: datetime) -> None:
-    """:func:`fail` of a `job` whose row is locked."""
-    state = JobState(job["state"])
-    if state in FINAL:
-        return
-    stop: dict[str, Any] = {"stop_requested": "cancel"} if state in HOLDING_GPUS else {}
-    data, told = {"fault": str(error.fault)}, error.to_dict()
-    transition(conn, job["id"], JobState.FAILED, message=error.message, data=data, now=now, error=told, **stop)
-
-
-Turn = tuple[int, ...]
-"""The attempt of a job, and how often each stage's run was given up: a step that began with other numbers was replaced."""
-TURN = (jobs.c.attempt, jobs.c.prepare_runs, jobs.c.train_runs, jobs.c.evaluate_runs)
-
-
-def turn_of(platform: Platform, job_id: str) -> Turn:
-    """Whose turn it is: what a step that begins now beats for; empty where there is no such job."""
-    with platform.engine.connect() as conn:
-        return tuple(conn.execute(sa.select(*TURN).where(jobs.c.id == job_id)).first() or ())
-
-
-def beat(platform: Platform, job_id: str, turn: Turn) -> None:
-    """Record that a step works on the job: a job without a beat for a while is picked up again. A step whose turn is over beats for nobody,
-    or the death of the one that replaced it would not be seen."""
-    still = [column == number for column, number in zip(TURN, turn, strict=False)]
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(jobs).where(jobs.c.id == job_id, *still).values(heartbeat_at=platform.clock()))

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.attempts.tables import checkpoints as checkpoints_table
-from control_plane.billing.tables import ledger_entries
+from control_plane.billing.ledger import costs_of_jobs
 from control_plane.datasets.service import check_enough_to_train, check_format, check_reviewed
 from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files
@@ -321,12 +321,7 @@ def _row(conn: Connection, tenant: str, job_id: str) -> RowMapping:
 
 def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
     now = platform.clock()
-    query = (
-        sa.select(ledger_entries.c.job_id, sa.func.sum(ledger_entries.c.amount_micros))
-        .where(ledger_entries.c.job_id.in_([r["id"] for r in rows]))
-        .group_by(ledger_entries.c.job_id)
-    )
-    costs = {job_id: int(total) for job_id, total in conn.execute(query).all()}
+    costs = costs_of_jobs(conn, [r["id"] for r in rows])
     of_sweeps = sa.select(sweep_trials.c.job_id, sweep_trials.c.sweep_id).where(
         sweep_trials.c.job_id.in_([r["id"] for r in rows]), ~sweep_trials.c.reused
     )

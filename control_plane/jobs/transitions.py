@@ -15,11 +15,11 @@ from control_plane.jobs.tables import job_events, jobs
 from control_plane.notifications import outbox
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.platform.bulk_updates import among, update_each
-from control_plane.platform.context import utc_now
+from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.job_events import Event, Level, entered
-from control_plane.platform.job_states import FINAL, JobState, check_transition, openai_status
+from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
 from control_plane.quotas.service import release_all
-from ft_assets.errors import NotFound
+from ft_assets.errors import FtError, NotFound
 
 GPU_TIME_OVER = frozenset({*FINAL, JobState.EVALUATING})
 READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at", "barred_until")
@@ -173,3 +173,27 @@ def record_many(conn: Connection, events: Sequence[tuple[str, Event]], *, now: d
     ]
     if rows:
         conn.execute(sa.insert(job_events), rows)
+
+
+def job_row(conn: Connection, tenant: str, job_id: str) -> sa.Row[Any]:
+    """The job of this tenant; another tenant's is ``NotFound``."""
+    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).first()
+    if row is None:
+        raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="fine_tuning_job_id")
+    return row
+
+
+def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
+    """End the job with `error` unless it has ended already; its workload, if it has one, is told to stop."""
+    with platform.engine.begin() as conn:
+        fail_in(conn, locked(conn, job_id, tenant_id=tenant), error, now=platform.clock())
+
+
+def fail_in(conn: Connection, job: RowMapping, error: FtError, *, now: datetime) -> None:
+    """:func:`fail` of a `job` whose row is locked."""
+    state = JobState(job["state"])
+    if state in FINAL:
+        return
+    stop: dict[str, Any] = {"stop_requested": "cancel"} if state in HOLDING_GPUS else {}
+    data, told = {"fault": str(error.fault)}, error.to_dict()
+    transition(conn, job["id"], JobState.FAILED, message=error.message, data=data, now=now, error=told, **stop)

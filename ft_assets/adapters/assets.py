@@ -4,9 +4,10 @@ import dagster as dg
 
 from control_plane.adapters import lineage
 from control_plane.attempts import watcher
+from control_plane.billing import ledger
 from ft_assets.adapters import reevaluation_step
-from ft_assets.adapters import step as conclusion
-from ft_assets.evals import step as run
+from ft_assets.adapters import step as adapter_step
+from ft_assets.evals import step as evaluation_step
 from ft_assets.partitions import JOBS, parse
 from ft_assets.platform_resource import PlatformResource, owned_by, watched
 from resources.dagster.run_tags import page_of_asset, runs_of_job
@@ -18,8 +19,8 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        record = conclusion.conclude(opened, tenant, job_id)
-    run.track(opened, tenant, job_id)
+        record = adapter_step.conclude(opened, tenant, job_id)
+    evaluation_step.track(opened, tenant, job_id)
     watcher.flush(opened)
     told = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
     digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
@@ -37,7 +38,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "adapter_files": dg.MetadataValue.json(dict(told["files"]["files"])),
             "started_from": [parent["adapter"]["name"] for parent in told["parents"]],
             "trained_on": dg.MetadataValue.url(page_of_asset("dataset", partition=context.partition_key)),
-            "cost_usd": run.cost_micros(opened, job_id) / 1e6,
+            "cost_usd": ledger.cost_of_job(opened, job_id) / 1e6,
             "files": dg.MetadataValue.path(opened.objects.uri(record["object_prefix"])),
             "adapter_id": record["id"],
             "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),

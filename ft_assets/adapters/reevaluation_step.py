@@ -22,10 +22,11 @@ from control_plane.adapters import approvals, promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.evaluated import Evaluated
 from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.evaluations.tables import evaluations as evaluations_table
-from control_plane.jobs.queue_entry import job_row
 from control_plane.jobs.tables import job_events
+from control_plane.jobs.transitions import job_row
 from control_plane.jobs.transitions import record as write_event
 from control_plane.models import catalogue
 from control_plane.platform.context import Platform
@@ -38,10 +39,10 @@ from ft_assets.adapters import package
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
-from ft_assets.evals import step as evaluation
+from ft_assets.evals import step
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate import gates
-from ft_assets.evals.step import Evaluated, Judged
+from ft_assets.evals.step import Judged
 
 BEAT_EVERY_S = 5.0
 PASSED_EVENT = "reevaluation_passed"
@@ -128,7 +129,7 @@ def _registered_files(platform: Platform, record: AdapterRecord) -> Path:
 
 def _judged(platform: Platform, launcher: Launcher, held: RowMapping, subject: Subject, watch: Watch) -> Evaluated:
     record = subject.record
-    return evaluation.run_evaluation(
+    return step.run_evaluation(
         platform,
         launcher,
         Judged(

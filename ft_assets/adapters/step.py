@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.evaluated import Evaluated, load_evaluated
 from control_plane.jobs import results
-from control_plane.jobs.queue_entry import job_row
-from control_plane.jobs.transitions import locked, record, transition
+from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import job_row, locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
@@ -21,7 +22,7 @@ from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.step import Evaluated, fetch_final, is_cancelled, load_evaluated
+from ft_assets.evals.step import fetch_final
 from ft_assets.telemetry import spans
 
 Adapter = Mapping[str, Any]
@@ -82,7 +83,7 @@ def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: Eval
         message = f"{passed} and waits in {made['stage']} for approval: `ft adapters approve {made['id']}`, with a key that may write."
     elif not asked:
         message = f"{passed} and is in {made['stage']}."
-    elif is_cancelled(platform, job.id):
+    elif _is_cancelled(platform, job.id):
         return made
     else:
         made, message = _promoted(platform, made, passed)
@@ -155,3 +156,9 @@ def _end(platform: Platform, job_id: str, target: JobState, message: str, warnin
             record(conn, job_id, warning, now=platform.clock())
         transition(conn, job_id, target, message=message, now=platform.clock(), **columns)
         return True
+
+
+def _is_cancelled(platform: Platform, job_id: str) -> bool:
+    """Whether somebody cancelled the job meanwhile."""
+    with platform.engine.connect() as conn:
+        return bool(conn.execute(sa.select(jobs.c.state == JobState.CANCELLED).where(jobs.c.id == job_id)).scalar_one())

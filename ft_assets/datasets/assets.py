@@ -4,8 +4,7 @@ from typing import Any
 
 import dagster as dg
 
-from control_plane.jobs import queue_entry
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import step
 from ft_assets.datasets.report.histogram import histogram_svg
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.partitions import JOBS, parse
@@ -20,8 +19,8 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = queue_entry.announcer(opened, job_id, say=context.log.info)
-        pinned = queue_entry.pin_dataset(opened, tenant, job_id, progress=told)
+        told = step.announcer(opened, job_id, say=context.log.info)
+        pinned = step.pin_dataset(opened, tenant, job_id, progress=told)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(pinned.content_sha256),
         metadata={
@@ -46,8 +45,8 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = queue_entry.announcer(opened, job_id, say=context.log.info)
-        packed = pack_build.pack(opened, tenant, job_id, progress=told, say=context.log.info)
+        told = step.announcer(opened, job_id, say=context.log.info)
+        packed = step.pack(opened, tenant, job_id, progress=told, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),
@@ -70,7 +69,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     )
 
 
-def _reference_metadata(compared: pack_build.Reference) -> dict[str, Any]:
+def _reference_metadata(compared: step.Reference) -> dict[str, Any]:
     """What the answers are compared with, and where it lies."""
     return {
         "reference": compared.manifest.key,

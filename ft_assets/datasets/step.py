@@ -1,29 +1,42 @@
-"""From a pinned dataset to a stored pack and a frozen spec; one build per fingerprint, reused by all jobs of the tenant."""
+"""What the ``dataset`` and ``tokenized_pack`` assets do: pin the dataset versions of a job, build or reuse its pack, freeze its spec.
+
+A pack is built once per fingerprint and reused by all jobs of the tenant.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 from numpy.typing import NDArray
+from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.attempts.follow import fetch_pack
 from control_plane.datasets.local_rows import rows_file
+from control_plane.datasets.service import check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets, files
+from control_plane.datasets.uploads import uploaded_files
+from control_plane.datasets.validation_outcome import PLATFORM_FAILURES
 from control_plane.jobs import warm_starts
 from control_plane.jobs.estimates import job_history, job_plan
-from control_plane.jobs.queue_entry import job_row, mark_packed
-from control_plane.jobs.transitions import record
+from control_plane.jobs.queue_entry import mark_packed
+from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import job_row, record
+from control_plane.platform import job_events
 from control_plane.platform.build_lock import Say, one_anywhere, one_on_this_machine
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
 from control_plane.platform.transfer import upload
+from control_plane.sandbox.sandbox_parent import CRASHED
 from ft_assets import layout
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets import reference_step
@@ -40,12 +53,12 @@ from ft_assets.datasets.packs.build import (
 from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.reference_step import Reference, reference
+from ft_assets.datasets.reference_step import Reference
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import automatic_fraction, part_of
 from ft_assets.datasets.stored_rows import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
 from ft_assets.training import hyperparameters, methods
 from ft_assets.training.methods import Method
@@ -54,6 +67,83 @@ log = logging.getLogger(__name__)
 
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
 """Warnings about a dataset that depend on the job that trains on it."""
+
+
+ANNOUNCE_EVERY_S = 5.0
+"""Seconds between two events about one stage of a dataset: what a person waits for a sign of life, and a row each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PinnedDataset:
+    """The immutable dataset versions that a job trains and validates on."""
+
+    dataset_id: str
+    content_sha256: str
+    row_count: int
+    uri: str
+    report: Mapping[str, Any]
+    validation_id: str | None
+    """Dataset version of the tenant's own validation file; None: split off automatically."""
+
+
+def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None) -> PinnedDataset:
+    """Resolve the job's files to dataset versions, validating a file that nobody validated yet; a second call changes nothing."""
+    with platform.engine.connect() as conn:
+        job = job_row(conn, tenant, job_id)
+    training = _version(platform, tenant, job.training_file, param="training_file", progress=progress)
+    validation = None
+    if job.validation_file:
+        validation = _version(platform, tenant, job.validation_file, param="validation_file", progress=progress)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(dataset_id=training.id, heartbeat_at=platform.clock()))
+    return PinnedDataset(
+        dataset_id=training.id,
+        content_sha256=training.content_sha256,
+        row_count=training.row_count,
+        uri=training.uri,
+        report=training.report,
+        validation_id=validation.id if validation else None,
+    )
+
+
+def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
+    """A sink for progress that tells the job's tenant (an event) and `say` at most every five seconds, and at each new stage."""
+    told: dict[str, Any] = {"at": -math.inf, "stage": None}
+
+    def tell(progress: Progress) -> None:
+        if time.monotonic() - told["at"] < ANNOUNCE_EVERY_S and progress.stage == told["stage"]:
+            return
+        told.update(at=time.monotonic(), stage=progress.stage)
+        event = job_events.progress_event(asdict(progress))
+        if say is not None:
+            say(event.message)
+        with contextlib.suppress(SQLAlchemyError), platform.engine.begin() as conn:  # news are not worth a failed step
+            record(conn, job_id, event, now=platform.clock())
+
+    return tell
+
+
+def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
+    found = uploaded_files.validate(platform, file_id, progress=progress)
+    if found["status_code"] in PLATFORM_FAILURES:  # an earlier attempt died: this run is the next one
+        uploaded_files.validate_again(platform, tenant, file_id)
+        uploaded_files.validate(platform, file_id, progress=progress)
+    with platform.engine.connect() as conn:
+        file = conn.execute(sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant)).one()
+        if file.status_code in PLATFORM_FAILURES:
+            raise Unavailable(f"{file.filename} ({file_id}) could not be validated: {file.status_details}", code=CRASHED)
+        if file.dataset_id is None:
+            raise InvalidDataset(
+                f"{file.filename} ({file_id}) cannot be trained on: {file.status_details}. "
+                f"All problems: GET /v1/datasets/{file_id}/report or `ft check FILE`",
+                code="invalid_validation_file" if param == "validation_file" else "invalid_training_file",
+                param=param,
+            )
+        version = conn.execute(sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)).one()
+    check_reviewed(version.review, version.id, param=param)
+    if param == "training_file":
+        check_enough_to_train(version.row_count, training_file=file_id)
+    return version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,6 +361,3 @@ def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterat
 def _as_row(example: Example) -> dict[str, Any]:
     wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
     return {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
-
-
-__all__ = ["Packed", "Reference", "pack", "reference", "validation_rows"]

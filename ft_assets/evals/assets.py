@@ -4,7 +4,7 @@ import warnings
 
 import dagster as dg
 
-from ft_assets.evals import step as run
+from ft_assets.evals import step
 from ft_assets.evals.scoring.report import markdown_table
 from ft_assets.partitions import JOBS, parse
 from ft_assets.platform_resource import PlatformResource, owned_by, watched
@@ -20,7 +20,7 @@ def eval_report(context: dg.AssetExecutionContext, platform: PlatformResource) -
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        evaluated = run.evaluate(opened, platform.launcher(), tenant, job_id)
+        evaluated = step.evaluate(opened, platform.launcher(), tenant, job_id)
     verdict, report = evaluated.verdict, evaluated.report
     return dg.MaterializeResult(
         metadata={

@@ -11,41 +11,35 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.attempts import tracked_files, watcher
+from control_plane.attempts import watcher
 from control_plane.attempts.follow import fetch_pack, job_dir
 from control_plane.attempts.tables import checkpoints
-from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache, follow_evaluation
+from control_plane.evaluations.evaluated import Evaluated, load_evaluated, report_key, result_key
 from control_plane.evaluations.follow_evaluation import Watch
-from control_plane.jobs.queue_entry import job_row
 from control_plane.jobs.results import metric_lines
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import job_row
 from control_plane.models import catalogue
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher, TrackedRun
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
 from control_plane.queue import reserved_devices
-from ft_assets import layout
 from ft_assets.adapters import whole_model
 from ft_assets.datasets.step import validation_rows
 from ft_assets.errors import Conflict
 from ft_assets.evals import config
 from ft_assets.evals.gate import gates
-from ft_assets.evals.gate.advice import Advice, LastRun, advise
-from ft_assets.evals.gate.gates import Verdict
-from ft_assets.evals.run import run_file
+from ft_assets.evals.gate.advice import LastRun, advise
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
-from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.suites import answer_metrics, suite_items
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
@@ -84,66 +78,6 @@ class Judged:
         """Of its directory and its processes: the same for the same question."""
         body = [self.subject_digest, asdict(self.eval_config), self.key]
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    report: EvalReport
-    verdict: Verdict
-    advice: tuple[Advice, ...]
-    """What to change in the next run; read from the curves and the report."""
-    key: str
-    """Object key of the stored report."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
-
-    @classmethod
-    def from_bytes(cls, stored: bytes, *, key: str) -> Self:
-        """A stored report with its verdict, of this version or an earlier one."""
-        body = json.loads(stored)
-        return cls(
-            report=EvalReport.from_dict(body["report"]),
-            verdict=Verdict.from_dict(body["verdict"]),
-            advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
-            key=key,
-        )
-
-    @property
-    def samples_key(self) -> str:
-        return samples_key(self.key)
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The report and the verdict for people, without a row of the tenant's data."""
-        bare = replace(self, report=replace(self.report, samples=()))
-        page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
-        return {"evaluation/report.json": tracked_files.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
-
-    @property
-    def verdict_markdown(self) -> str:
-        findings = [f"- {'ok' if f.passed else 'FAILED'} **{f.rule}** ({f.code}): {f.detail}" for f in self.verdict.findings]
-        return "\n".join([f"**{self.verdict.outcome}**, resting on {self.verdict.rests_on}", "", *findings])
-
-    @property
-    def seconds_by_suite(self) -> dict[str, float]:
-        """Of all subjects together; answers that were known took none."""
-        return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
-
-
-def report_key(tenant: str, job_id: str) -> str:
-    """Where the report of the job's own evaluation is."""
-    return f"{layout.eval_prefix(tenant, job_id)}/report.json"
-
-
-def samples_key(report: str) -> str:
-    """Every item with every subject's answer, one JSON a line: beside the report of this key."""
-    return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
-
-
-def result_key(report: str) -> str:
-    """All that the evaluation's process has left: beside the report of this key."""
-    return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
 
 
 def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Evaluated:
@@ -294,12 +228,6 @@ def fetch_final(platform: Platform, job_id: str) -> Path:
     return target
 
 
-def is_cancelled(platform: Platform, job_id: str) -> bool:
-    """Whether somebody cancelled the job meanwhile."""
-    with platform.engine.connect() as conn:
-        return bool(conn.execute(sa.select(jobs.c.state == JobState.CANCELLED).where(jobs.c.id == job_id)).scalar_one())
-
-
 def _last_run(platform: Platform, job: sa.Row[Any]) -> LastRun:
     """What the job was trained with: what advice for the next one starts from."""
     with platform.engine.connect() as conn:
@@ -315,16 +243,3 @@ def track(platform: Platform, tenant: str, job_id: str) -> None:
         attempt = job_row(conn, tenant, job_id).attempt
     run = TrackedRun(tenant=tenant, job_id=job_id, attempt=attempt)
     watcher.attach(platform, run, load_evaluated(platform, tenant, job_id).files)
-
-
-def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
-    """The stored report and verdict of the job's last evaluation."""
-    key = report_key(tenant, job_id)
-    return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)
-
-
-def cost_micros(platform: Platform, job_id: str) -> int:
-    """What the job owes so far."""
-    query = sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0)).where(ledger_entries.c.job_id == job_id)
-    with platform.engine.connect() as conn:
-        return int(conn.execute(query).scalar_one())

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
-from control_plane.billing.tables import ledger_entries
+from control_plane.billing.ledger import costs_of_jobs
 from control_plane.jobs.tables import HAS_VALIDATION, job_events, jobs
 from control_plane.platform.context import Platform
 from ft_assets.errors import InvalidRequest, NotFound
@@ -66,7 +66,7 @@ def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> Comparis
 
 def side_by_side(conn: Connection, rows: Sequence[RowMapping], *, now: float) -> Comparison:
     """Rows of jobs with what was measured, and where they differ."""
-    found, costs = measured(conn, rows), _costs(conn, rows)
+    found, costs = measured(conn, rows), costs_of_jobs(conn, [r["id"] for r in rows])
     made = [
         Compared(
             row=row,
@@ -140,12 +140,6 @@ def _differing(of_jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = sorted({name for one in of_jobs for name in one})
     known = {name: [one[name] for one in of_jobs if name in one] for name in names}
     return {name: [one.get(name) for one in of_jobs] for name in names if any(v != known[name][0] for v in known[name])}
-
-
-def _costs(conn: Connection, rows: Sequence[RowMapping]) -> dict[str, int]:
-    entries = ledger_entries.c
-    query = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_([r["id"] for r in rows]))
-    return {job_id: int(total) for job_id, total in conn.execute(query.group_by(entries.job_id))}
 
 
 def _duration(row: RowMapping, now: float) -> float | None:

@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.billing.tables import ledger_entries
+from control_plane.billing.ledger import costs_of_jobs
 from control_plane.jobs import idempotency
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -351,9 +351,7 @@ def _views(conn: Connection, rows: Sequence[RowMapping], *, measure: bool = True
     job_ids = {t["job_id"] for t in trials if t["job_id"]}
     found = {r["id"]: r for r in conn.execute(sa.select(jobs_table).where(jobs_table.c.id.in_(job_ids))).mappings()}
     measured = comparison.measured(conn, found.values()) if measure else {}
-    entries = ledger_entries.c
-    summed = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_(job_ids)).group_by(entries.job_id)
-    costs = {job_id: int(total) for job_id, total in conn.execute(summed)}
+    costs = costs_of_jobs(conn, job_ids)
     made: list[SweepView] = []
     for row in rows:
         metric = row["settings"]["metric"]

@@ -22,10 +22,11 @@ from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries, meter_events
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
-from control_plane.jobs.queue_entry import fail, mark_packed
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.transitions import fail
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus

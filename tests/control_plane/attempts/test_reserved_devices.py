@@ -21,7 +21,7 @@ from control_plane.queue import cycle, reserved_devices
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.step import reference
 from ft_assets.errors import InvalidRequest, Unavailable
-from ft_assets.evals import step as evaluation
+from ft_assets.evals import step
 from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json
 from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
@@ -137,7 +137,7 @@ def test_the_evaluation_of_a_job_keeps_away_from_reserved_gpus(
     machine.train(gpus=4)
     assert visible(machine.evaluate("e-1")) == "8"
     with pytest.raises(InvalidRequest, match="refused"):
-        evaluation.evaluate(platform, Refusing(platform.settings.work_dir / "launcher"), machine.tenant, job)
+        step.evaluate(platform, Refusing(platform.settings.work_dir / "launcher"), machine.tenant, job)
     (out_dir,) = (follow.job_dir(platform, job) / "evals").iterdir()
     assert visible(out_dir) == "8", "it shares the GPU of another evaluation rather than that of a training"
 

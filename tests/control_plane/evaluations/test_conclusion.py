@@ -18,10 +18,11 @@ import sqlalchemy as sa
 from control_plane.adapters import approvals, promotions
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import checkpoints
-from control_plane.evaluations import answer_cache
+from control_plane.evaluations import answer_cache, evaluated
 from control_plane.evaluations import service as evaluations
-from control_plane.jobs import queue_entry
+from control_plane.evaluations.evaluated import Evaluated
 from control_plane.jobs import service as jobs
+from control_plane.jobs import transitions
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
@@ -35,14 +36,14 @@ from control_plane.platform.transfer import upload
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.adapters import reevaluation_step
-from ft_assets.adapters import step as conclusion
+from ft_assets.adapters import step as adapter_step
+from ft_assets.datasets import step as dataset_step
 from ft_assets.errors import Conflict
-from ft_assets.evals import step as run
+from ft_assets.evals import step as evaluation_step
 from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.gates import Finding, Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.samples import Sample
-from ft_assets.evals.step import Evaluated
 from ft_assets.training.checkpoints import manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
@@ -79,7 +80,7 @@ def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_pa
     def make(*findings: Finding, eval_config: dict[str, Any] | None = None, **body: Any) -> str:
         request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
         job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job["id"])
-        queue_entry.pin_dataset(operated, tenant.id, job_id)
+        dataset_step.pin_dataset(operated, tenant.id, job_id)
         spec = prepare(operated, tenant.id, job_id)
         with operated.engine.begin() as conn:
             for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
@@ -137,10 +138,10 @@ def verdicts(platform: Platform, tenant: Tenant, adapter_id: str) -> list[tuple[
 
 def test_a_passed_adapter_is_promoted_and_its_verdict_is_kept_once(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job()
-    made = conclusion.conclude(operated, tenant.id, job_id)
+    made = adapter_step.conclude(operated, tenant.id, job_id)
     assert made["stage"] == "production"
     assert job(operated, job_id)["state"] == "succeeded"
-    assert conclusion.conclude(operated, tenant.id, job_id)["id"] == made["id"]
+    assert adapter_step.conclude(operated, tenant.id, job_id)["id"] == made["id"]
     assert verdicts(operated, tenant, made["id"]) == [("gate", "passed", [])]
 
 
@@ -151,7 +152,7 @@ def published(platform: Platform, subject: str) -> list[str]:
 
 def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(FAILED)
-    made = conclusion.conclude(operated, tenant.id, job_id)
+    made = adapter_step.conclude(operated, tenant.id, job_id)
     assert made["stage"] == "quarantined"
     ended = job(operated, job_id)
     assert (ended["state"], ended["error"]["code"]) == ("failed", "gate_failed")
@@ -159,13 +160,13 @@ def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platf
     assert "Train for longer." in ended["error"]["message"]
     assert verdicts(operated, tenant, made["id"]) == [("gate", "quarantined", ["task_not_better"])]
     assert published(operated, made["id"]) == ["adapter.quarantined"]
-    conclusion.conclude(operated, tenant.id, job_id)
+    adapter_step.conclude(operated, tenant.id, job_id)
     assert published(operated, made["id"]) == ["adapter.quarantined"], "once"
 
 
 def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(replace(FAILED, blocking=False), eval_config={"mode": "monitor"})
-    made = conclusion.conclude(operated, tenant.id, job_id)
+    made = adapter_step.conclude(operated, tenant.id, job_id)
     assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
     told = last_event(operated, job_id, "monitor_failed")
     assert told is not None
@@ -182,14 +183,14 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
     with operated.engine.begin() as conn:
         request = {**job(operated, job_id)["request"], "eval_config": asked}
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(request=request))
-        row = queue_entry.job_row(conn, tenant.id, job_id)
-    own = run._own_rules(row, tmp_path)
+        row = transitions.job_row(conn, tenant.id, job_id)
+    own = evaluation_step._own_rules(row, tmp_path)
     assert (own.capability, own.judge, own.skip) == ((), False, ("golden", "capability", "safety", "judge"))
     whole = tmp_path / "whole"
     whole.mkdir()
     (whole / "config.json").write_text("{}")
-    assert run._own_rules(row, whole).capability == ("arc-standin",), "it is evaluated this once"
-    made = conclusion.conclude(operated, tenant.id, job_id)
+    assert evaluation_step._own_rules(row, whole).capability == ("arc-standin",), "it is evaluated this once"
+    made = adapter_step.conclude(operated, tenant.id, job_id)
     assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
     full = evaluations.list_evaluations(operated, tenant.id, made["id"]).items[0]
     assert (full["kind"], full["state"]) == ("monitor", "queued")
@@ -199,9 +200,9 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
 def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a_newer_one(
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
-    made = [conclusion.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
+    made = [adapter_step.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
     with operated.engine.connect() as conn:
-        rows = [queue_entry.job_row(conn, tenant.id, a["job_id"]) for a in made]
+        rows = [transitions.job_row(conn, tenant.id, a["job_id"]) for a in made]
     found = [answer_cache.previous(operated, tenant.id, row, "d" * 64) for row in rows]
     assert found[0] is None
     assert found[1] is not None
@@ -213,13 +214,13 @@ def test_a_monitored_adapter_that_is_not_applied_is_blocked_all_the_same(
 ) -> None:
     unapplied = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="0")
     job_id = evaluated_job(unapplied, eval_config={"mode": "monitor"})
-    assert conclusion.conclude(operated, tenant.id, job_id)["stage"] == "quarantined"
+    assert adapter_step.conclude(operated, tenant.id, job_id)["stage"] == "quarantined"
     assert job(operated, job_id)["error"]["code"] == "gate_failed"
 
 
 def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(eval_config={"approval": "required"})
-    made = conclusion.conclude(operated, tenant.id, job_id)
+    made = adapter_step.conclude(operated, tenant.id, job_id)
     assert (made["stage"], made["approval"]) == ("staging", "pending")
     ended = job(operated, job_id)
     assert (ended["state"], ended["fine_tuned_model"]) == ("succeeded", made["name"])
@@ -235,7 +236,7 @@ def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant:
 def test_approval_is_needed_from_registration_on_however_the_job_ends(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(eval_config={"approval": "required"})
     jobs.cancel(operated, tenant.id, job_id)
-    made = conclusion.conclude(operated, tenant.id, job_id)
+    made = adapter_step.conclude(operated, tenant.id, job_id)
     assert (made["stage"], made["approval"]) == ("draft", "pending")
     with pytest.raises(Conflict, match="needs_approval"):
         promotions.promote(operated, tenant.id, made["id"])
@@ -246,7 +247,7 @@ def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path
     withdraw_all(platform)
     base_updates.stage_local(platform, MODEL, build_tiny_model(new, seed=1))
     done = base_updates.apply(platform, MODEL)
-    made = conclusion.conclude(platform, tenant.id, job_id)
+    made = adapter_step.conclude(platform, tenant.id, job_id)
     assert job(platform, job_id)["state"] == "succeeded"
     newest, own = evaluations.list_evaluations(platform, tenant.id, made["id"]).items
     assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
@@ -328,7 +329,7 @@ def test_an_update_between_the_checks_and_the_promotion_is_seen(
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
 ) -> None:
     withdraw_all(operated)
-    made = conclusion.conclude(operated, tenant.id, evaluated_job(auto_promote=False))
+    made = adapter_step.conclude(operated, tenant.id, evaluated_job(auto_promote=False))
     base_updates.stage_local(operated, MODEL, build_tiny_model(tmp_path / "new", seed=1))
     switching, go_on = threading.Event(), threading.Event()
 
@@ -366,7 +367,7 @@ def test_an_adapter_that_may_not_be_served_now_is_kept_and_the_job_says_why(
     servers = Servers("http://one")
     servers.at["http://one"] = Server(base=MODEL, digest="e" * 64)
     job_id = evaluated_job()
-    kept = conclusion.conclude(replace(operated, fleet=servers), tenant.id, job_id)
+    kept = adapter_step.conclude(replace(operated, fleet=servers), tenant.id, job_id)
     assert (kept["stage"], job(operated, job_id)["state"]) == ("draft", "succeeded")
     told = last_event(operated, job_id)
     assert told is not None
@@ -377,14 +378,14 @@ def test_the_evaluation_is_shown_in_the_run_of_the_attempt_that_trained_without_
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
     job_id = evaluated_job(FAILED)
-    stored = run.load_evaluated(operated, tenant.id, job_id)
+    stored = evaluated.load_evaluated(operated, tenant.id, job_id)
     sample = Sample(id="row-1", change="gained", prompt="a tenant's row", expected="e", base="b", adapter="a")
     with_rows = replace(stored, report=replace(stored.report, samples=(sample,)))
     operated.objects.put_bytes(stored.key, json.dumps(with_rows.to_dict()).encode())
     tracker = MemoryTracker()
-    run.track(replace(operated, tracker=tracker), tenant.id, job_id)
+    evaluation_step.track(replace(operated, tracker=tracker), tenant.id, job_id)
     assert set(tracker.files) == {"evaluation/report.json", "evaluation/report.md"}
     assert "task_not_better" in tracker.files["evaluation/report.md"].decode()
     assert json.loads(tracker.files["evaluation/report.json"])["verdict"]["outcome"] == "quarantined"
     assert b"a tenant's row" not in b"".join(tracker.files.values())
-    run.track(operated, tenant.id, job_id)  # nothing is tracked: nothing happens
+    evaluation_step.track(operated, tenant.id, job_id)  # nothing is tracked: nothing happens

@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts import follow
-from control_plane.evaluations import answer_cache
+from control_plane.evaluations import answer_cache, evaluated
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
@@ -27,12 +27,12 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants.rules import Tenant
-from ft_assets.adapters import step as conclusion
+from ft_assets.adapters import step as adapter_step
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import step as dataset_step
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
-from ft_assets.evals import step as run
+from ft_assets.evals import step as evaluation_step
 from ft_assets.evals.run import run_file
 from ft_assets.evals.suites import suite_items
 from resources.launcher import LocalLauncher
@@ -73,7 +73,7 @@ def out_dir(platform: Platform, job_id: str) -> Path:
     return found
 
 
-def result_of(platform: Platform, evaluated: run.Evaluated) -> dict[str, Any]:
+def result_of(platform: Platform, evaluated: evaluated.Evaluated) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(platform.objects.get_bytes(evaluated.key.replace("report.json", run_file.RESULT_NAME)))
     return body
 
@@ -89,7 +89,7 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
     """The first adapter is accepted; the second stands beside it, on the same items, and what is known is not asked again."""
     asked = {"skip": ["golden", "task", "perplexity", "safety"]}
     first = evaluating_job(platform, tenant.id, write_chat_rows(), seed=1, suffix="support", eval_config=asked)
-    done = run.evaluate(platform, launcher, tenant.id, first)
+    done = evaluation_step.evaluate(platform, launcher, tenant.id, first)
     assert done.verdict.passed, done.verdict
     result = result_of(platform, done)
     assert result["subjects"]["previous"] is None
@@ -103,11 +103,11 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
     told = [e for e in events if e.code in ("evaluation_started", "evaluation_progress")]
     assert [e.code for e in told] == ["evaluation_started", *["evaluation_progress"] * 2 * len(result["suites"])]
     assert progress["total"] == 2 * sum(len(s["answers"]) for s in result["subjects"]["base"].values())
-    record = conclusion.conclude(platform, tenant.id, first)
+    record = adapter_step.conclude(platform, tenant.id, first)
     assert record["stage"] == "production"
 
     second = evaluating_job(platform, tenant.id, write_chat_rows(), seed=2, suffix="support", eval_config=asked)
-    done = run.evaluate(platform, launcher, tenant.id, second)
+    done = evaluation_step.evaluate(platform, launcher, tenant.id, second)
     result = result_of(platform, done)
     assert all(cached(result, "base").values()), "the same items, the same base"
     assert all(cached(result, "previous").values()), "what it answered as a candidate"
@@ -116,7 +116,7 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
     assert all(line["previous"] is not None for line in map(json.loads, platform.objects.get_bytes(done.samples_key).splitlines()))
 
     other = evaluating_job(platform, tenant.id, write_chat_rows(salt=" Say"), seed=3, suffix="another", eval_config=asked)
-    result = result_of(platform, run.evaluate(platform, launcher, tenant.id, other))
+    result = result_of(platform, evaluation_step.evaluate(platform, launcher, tenant.id, other))
     assert result["subjects"]["previous"] is None, "another lineage"
     assert cached(result, "base") == {"golden": True, "holdout": False, "validation": False}
     with platform.engine.connect() as conn:
@@ -129,12 +129,12 @@ def test_a_finished_evaluation_is_not_run_again(
     platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
-    first = run.evaluate(platform, launcher, tenant.id, job_id)
+    first = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert list((follow.job_dir(platform, job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
-    assert run.evaluate(platform, launcher, tenant.id, job_id) == first
+    assert evaluation_step.evaluate(platform, launcher, tenant.id, job_id) == first
     assert len(processes(platform, job_id)) == 1
     asked = replace(platform, settings=replace(platform.settings, eval_suites=("standin_copy",)))
-    again = run.evaluate(asked, launcher, tenant.id, job_id)
+    again = evaluation_step.evaluate(asked, launcher, tenant.id, job_id)
     assert len(processes(platform, job_id)) == 1, "the job wants no capability suites: the same question"
     assert again == first
 
@@ -166,14 +166,14 @@ def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
     url = platform.engine.url.render_as_string(hide_password=False)
     argv = [sys.executable, "-c", STEP, str(platform.settings.home), url, tenant.id, job_id, str(real_base)]
-    step = subprocess.Popen(argv, cwd=ROOT)
+    dataset_step = subprocess.Popen(argv, cwd=ROOT)
     wait_for(lambda: bool(processes(platform, job_id)) and launcher.status(processes(platform, job_id)[0]).phase is WorkloadPhase.RUNNING)
-    step.kill()
-    step.wait(timeout=20)
+    dataset_step.kill()
+    dataset_step.wait(timeout=20)
     (name,) = processes(platform, job_id)
     assert launcher.status(name).phase is WorkloadPhase.RUNNING
     assert json.loads((platform.settings.work_dir / "launcher" / name / "workload.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
-    evaluated = run.evaluate(platform, launcher, tenant.id, job_id)
+    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert processes(platform, job_id) == [name]
     assert evaluated.report.adapter_applied
 
@@ -194,7 +194,7 @@ def test_a_process_that_is_killed_is_gone_on_from(
 
     killer = threading.Thread(target=kill_once)
     killer.start()
-    evaluated = run.evaluate(platform, launcher, tenant.id, job_id)
+    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     killer.join()
     assert killed.is_set()
     assert len(processes(platform, job_id)) == 2
@@ -211,7 +211,7 @@ def test_a_cancelled_job_ends_its_evaluation(
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
     cancel(platform, tenant.id, job_id)
     with pytest.raises(FtError) as stopped:
-        run.evaluate(platform, launcher, tenant.id, job_id)
+        evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert stopped.value.code == "evaluation_stopped"
     assert all(launcher.status(name).phase is WorkloadPhase.EXITED for name in processes(platform, job_id))
     with platform.engine.connect() as conn:
@@ -227,7 +227,7 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
     prose = [Item(id="1", messages=(), expected="many words " * 20)]
 
     def stages(items: list[Item], **asked: Any) -> dict[str, Any]:
-        return run._stages(settings, parse(asked), items, ("tiny-base", None))
+        return evaluation_step._stages(settings, parse(asked), items, ("tiny-base", None))
 
     assert (stages(letter)["capability"], stages(letter)["safety"], stages(letter).get("judge")) == (("a",), True, None)
     assert stages(letter, capability=["b"])["capability"] == ("b",)
@@ -241,7 +241,7 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
 def test_a_row_that_offers_tools_is_asked_with_them() -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     turns = (Message(role="user", content="rain?"), Message(role="assistant", content="no"))
-    row = pack_build._as_row(Example(kind="chat", messages=turns, tools=(tool,)))
+    row = dataset_step._as_row(Example(kind="chat", messages=turns, tools=(tool,)))
     assert suite_items.holdout_items([row])[0].tools == (tool,)
 
 
@@ -250,7 +250,7 @@ def test_a_judge_is_held_against_where_the_base_comes_from(platform: Platform, r
     renamed = replace(platform, models=Catalogue({"tiny-base": (entry, real_base)}))
     job = SimpleNamespace(metadata={"generated_by": "gpt-4o"})
     judged = SimpleNamespace(base_model="tiny-base", job=job)
-    assert run._compared(renamed, judged) == ("tiny-base", "meta-llama/Llama-3.1-8B", "gpt-4o")  # type: ignore[arg-type]
+    assert evaluation_step._compared(renamed, judged) == ("tiny-base", "meta-llama/Llama-3.1-8B", "gpt-4o")  # type: ignore[arg-type]
 
 
 def test_an_adapters_digest_names_its_base_too() -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.engine import RowMapping
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.evaluated import Evaluated
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
@@ -26,7 +27,6 @@ from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, 
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.gates import Finding, Verdict
-from ft_assets.evals.step import Evaluated
 from resources.launcher import LocalLauncher
 from tests.support.jobs.registered_adapter import add_adapter
 

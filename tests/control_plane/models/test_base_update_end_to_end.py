@@ -17,7 +17,6 @@ from control_plane.attempts.tables import attempts
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.tables import evaluations as table
-from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
@@ -30,10 +29,10 @@ from control_plane.queue.tables import reservations
 from control_plane.serving import accepted_bases
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters import reevaluation_step
-from ft_assets.adapters import step as conclusion
-from ft_assets.datasets import step as pack_build
+from ft_assets.adapters import step as adapter_step
+from ft_assets.datasets import step as dataset_step
 from ft_assets.errors import Conflict
-from ft_assets.evals import step as run
+from ft_assets.evals import step as evaluation_step
 from resources.launcher import LocalLauncher
 from tests.control_plane.models.test_base_updates import variant
 from tests.support.models.tiny_model import build_tiny_model
@@ -73,8 +72,8 @@ def train(platform: Platform, launcher: LocalLauncher, tenant: str, model: str, 
     """A job from its submission to the end of its training; returns its id."""
     body = {"model": model, "training_file": file_id, "hyperparameters": HYPERPARAMETERS, "eval_config": EVAL, "seed": 1}
     job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(body)).job["id"])
-    queue_entry.pin_dataset(platform, tenant, job_id)
-    pack_build.pack(platform, tenant, job_id)
+    dataset_step.pin_dataset(platform, tenant, job_id)
+    dataset_step.pack(platform, tenant, job_id)
     now = platform.clock()
     with platform.engine.begin() as conn:
         transition(conn, job_id, JobState.PROVISIONING, message="Granted.", now=now, attempt=1)
@@ -96,9 +95,9 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
     with rows(tmp_path / "rows.jsonl").open("rb") as stream:
         file = uploaded_files.create(operated, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
     job_id = train(operated, launcher, tenant.id, model, file["id"])
-    own = run.evaluate(operated, launcher, tenant.id, job_id)
+    own = evaluation_step.evaluate(operated, launcher, tenant.id, job_id)
     assert own.verdict.passed, own.verdict
-    adapter = conclusion.conclude(operated, tenant.id, job_id)
+    adapter = adapter_step.conclude(operated, tenant.id, job_id)
     assert adapter["stage"] == "production"
 
     base_updates.stage_local(operated, model, build_tiny_model(tmp_path / "scrambled", seed=7))

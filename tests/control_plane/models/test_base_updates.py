@@ -17,6 +17,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.evaluated import Evaluated
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -31,7 +32,6 @@ from ft_assets.datasets.reference_step import reference
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.gates import Finding, Verdict
-from ft_assets.evals.step import Evaluated
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.model_hub import SHA, running_model_hub

@@ -19,8 +19,8 @@ from control_plane.attempts import follow
 from control_plane.attempts.service import claim, finish
 from control_plane.attempts.tables import attempts
 from control_plane.billing.tables import ledger_entries
-from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
+from control_plane.jobs import transitions
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
@@ -33,7 +33,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import CHANGED
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import step
 from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest
 from resources.launcher import LocalLauncher
 from tests.support.jobs.finished_job import rewrite
@@ -122,11 +122,11 @@ def test_changed_weights_are_refused_at_submission_and_fail_what_was_submitted(
     add_local(operated.settings, MODEL, tiny, Given())
     job_id = submit(operated, tenant, training_file)
     change_unseen(tiny / "model.safetensors")
-    for use in (lambda: submit(operated, tenant, training_file), lambda: pack_build.pack(operated, tenant.id, job_id)):
+    for use in (lambda: submit(operated, tenant, training_file), lambda: step.pack(operated, tenant.id, job_id)):
         with pytest.raises(IntegrityError) as changed:
             use()
         assert (changed.value.code, changed.value.fault) == (CHANGED, Fault.PLATFORM)
-    queue_entry.fail(operated, tenant.id, job_id, changed.value)
+    transitions.fail(operated, tenant.id, job_id, changed.value)
     assert row(operated, job_id)["error"]["code"] == CHANGED
 
 
@@ -137,7 +137,7 @@ def test_an_unpinned_model_that_changed_is_no_longer_what_the_job_was_promised(
     job_id = submit(loose, tenant, training_file)
     change_unseen(tiny / "tokenizer.json")
     with pytest.raises(IntegrityError, match="was pinned when it was chosen"):
-        pack_build.pack(loose, tenant.id, job_id)
+        step.pack(loose, tenant.id, job_id)
 
 
 def test_training_does_not_begin_on_changed_weights_and_the_job_fails_unbilled(
@@ -145,8 +145,8 @@ def test_training_does_not_begin_on_changed_weights_and_the_job_fails_unbilled(
 ) -> None:
     add_local(operated.settings, MODEL, tiny, Given())
     job_id = submit(operated, tenant, training_file)
-    queue_entry.pin_dataset(operated, tenant.id, job_id)
-    pack_build.pack(operated, tenant.id, job_id)
+    step.pin_dataset(operated, tenant.id, job_id)
+    step.pack(operated, tenant.id, job_id)
     now = operated.clock()
     with operated.engine.begin() as conn:
         transition(conn, job_id, JobState.PROVISIONING, message="Granted.", now=now, attempt=1)
@@ -178,8 +178,8 @@ def test_a_deprecated_model_takes_no_new_job_and_lets_the_old_ones_finish(
     with pytest.raises(InvalidRequest) as refused:
         submit(operated, tenant, training_file)
     assert refused.value.code == "model_deprecated"
-    queue_entry.pin_dataset(operated, tenant.id, job_id)
-    pack_build.pack(operated, tenant.id, job_id)
+    step.pin_dataset(operated, tenant.id, job_id)
+    step.pack(operated, tenant.id, job_id)
     assert row(operated, job_id)["state"] == JobState.QUEUED
     assert models.get(operated, tenant.id, MODEL).base.deprecated_since == today  # type: ignore[union-attr]
     catalogue.deprecate(operated.settings, MODEL, None)

@@ -293,11 +293,11 @@ def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_one
 
 
 def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:
-    from control_plane.jobs import queue_entry as preparation
     from control_plane.jobs import service as jobs
+    from ft_assets.datasets import step
 
     said: list[str] = []
-    tell = preparation.announcer(platform, job_id, say=said.append)
+    tell = step.announcer(platform, job_id, say=said.append)
     for rows in range(100):
         tell(Progress(stage="reading", rows=rows, bytes=rows, total_bytes=200))
     tell(Progress(stage="writing", rows=1000, bytes=0, total_bytes=0))
@@ -308,13 +308,13 @@ def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platfor
 def test_a_job_of_a_large_file_prepares_it_and_tells_of_it(
     platform: Platform, tenant: Tenant, large: Path, write_chat_rows: Callable[..., Path]
 ) -> None:
-    from control_plane.jobs import queue_entry as preparation
     from control_plane.jobs import service as jobs
     from control_plane.jobs.submission import JobRequest
+    from ft_assets.datasets import step
 
     file_id = uploaded(platform, tenant, large)
     job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id})).job["id"]
     said: list[str] = []
-    pinned = preparation.pin_dataset(platform, tenant.id, job, progress=preparation.announcer(platform, job, say=said.append))
+    pinned = step.pin_dataset(platform, tenant.id, job, progress=step.announcer(platform, job, say=said.append))
     assert pinned.row_count == 3000
     assert said

@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -18,7 +17,7 @@ from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from ft_assets import layout
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import step
 from ft_assets.training import checkpoints as on_disk
 from ft_assets.training.spec import TrainingSpec
 from tests.support.models.tiny_adapter import build_tiny_adapter
@@ -45,8 +44,8 @@ def evaluating_job(
         "eval_config": {**CHEAP, **(eval_config or {})}, "seed": seed, **body,
     }  # fmt: skip
     job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(asked)).job["id"])
-    queue_entry.pin_dataset(platform, tenant, job_id)
-    pack_build.pack(platform, tenant, job_id)
+    step.pin_dataset(platform, tenant, job_id)
+    step.pack(platform, tenant, job_id)
     for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
         with platform.engine.begin() as conn:
             transition(conn, job_id, state, message="")

@@ -18,7 +18,6 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform import settings as settings_module
@@ -27,7 +26,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import step
 from ft_assets.datasets.pass_progress import Progress
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
@@ -101,7 +100,7 @@ def two_jobs(platform: Platform, path: Path) -> tuple[str, list[str]]:
     for seed in (1, 2):
         request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"], "seed": seed})
         made.append(str(jobs.submit(platform, tenant.id, request).job["id"]))
-        queue_entry.pin_dataset(platform, tenant.id, made[-1])
+        step.pin_dataset(platform, tenant.id, made[-1])
     return tenant.id, made
 
 
@@ -150,25 +149,25 @@ def test_a_second_job_tokenizes_nothing_whatever_became_of_the_files(
     here = machine("a")
     tenant, (one, two) = two_jobs(here, write_chat_rows(150))
     seen: list[Progress] = []
-    first = pack_build.pack(here, tenant, one, progress=seen.append)
+    first = step.pack(here, tenant, one, progress=seen.append)
     assert not first.reused and tokenized(seen)
     seen.clear()
-    assert pack_build.pack(here, tenant, two, progress=seen.append).reused and not seen
+    assert step.pack(here, tenant, two, progress=seen.append).reused and not seen
 
     elsewhere = machine("b")  # its cache is empty
-    again = pack_build.pack(elsewhere, tenant, two, progress=seen.append)
+    again = step.pack(elsewhere, tenant, two, progress=seen.append)
     assert again.reused and again.manifest == first.manifest and not seen
 
     directory = elsewhere.settings.work_dir / "packs" / tenant / first.manifest.fingerprint
     shard = directory / first.manifest.shards[0]["name"]
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    assert pack_build.pack(elsewhere, tenant, two, progress=seen.append).reused and not seen
+    assert step.pack(elsewhere, tenant, two, progress=seen.append).reused and not seen
     assert shard.read_bytes() == whole, "fetched again"
 
     key = f"{layout.pack_prefix(tenant, first.manifest.fingerprint)}/{shard.name}"
     here.objects.put_bytes(key, b"torn")
-    third = pack_build.pack(machine("c"), tenant, two, progress=seen.append)
+    third = step.pack(machine("c"), tenant, two, progress=seen.append)
     assert not third.reused and tokenized(seen)
     assert third.manifest == first.manifest
     assert here.objects.get_bytes(key) == whole, "the store has it whole again"

@@ -11,14 +11,13 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events as events
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import step
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.errors import InvalidDataset
 from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
@@ -41,8 +40,8 @@ def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
 
 def packed(platform: Platform, tenant: Tenant, **body: Any) -> tuple[str, PackManifest]:
     job_id = str(jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", **body})).job["id"])
-    queue_entry.pin_dataset(platform, tenant.id, job_id)
-    return job_id, pack_build.pack(platform, tenant.id, job_id).manifest
+    step.pin_dataset(platform, tenant.id, job_id)
+    return job_id, step.pack(platform, tenant.id, job_id).manifest
 
 
 def warned(platform: Platform, job_id: str) -> list[tuple[str, str]]:

@@ -15,7 +15,6 @@ from control_plane.attempts.follow import fetch_reference
 from control_plane.datasets import previews
 from control_plane.datasets.service import check_format
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimate
 from control_plane.jobs.submission import JobRequest
@@ -24,8 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
-from ft_assets.datasets import reference_step
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import reference_step, step
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.reference_logps import verify
@@ -112,14 +110,12 @@ def upload(platform: Platform, tenant: Tenant, tmp_path_factory: pytest.TempPath
     return make
 
 
-def prepared(
-    platform: Platform, tenant: Tenant, file: str, method: str, **body: Any
-) -> tuple[pack_build.Packed, TrainingSpec, sa.Row[Any]]:
+def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body: Any) -> tuple[step.Packed, TrainingSpec, sa.Row[Any]]:
     """A submitted job as its preparation leaves it."""
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "method": method, **body})
     job_id = str(jobs.submit(platform, tenant.id, request).job["id"])
-    queue_entry.pin_dataset(platform, tenant.id, job_id)
-    made = pack_build.pack(platform, tenant.id, job_id)
+    step.pin_dataset(platform, tenant.id, job_id)
+    made = step.pack(platform, tenant.id, job_id)
     with platform.engine.connect() as conn:
         job = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
     return made, TrainingSpec.from_dict(job.spec), job
@@ -222,7 +218,7 @@ def test_the_evaluation_asks_for_answers_that_are_wanted(
     platform: Platform, tenant: Tenant, upload: Callable[..., str], row: Callable[[int], dict[str, Any]], method: str, wanted: list[str]
 ) -> None:
     _, _, job = prepared(platform, tenant, upload(row), method)
-    rows = list(pack_build.validation_rows(platform, tenant.id, job))
+    rows = list(step.validation_rows(platform, tenant.id, job))
     assert bool(rows) == bool(wanted)
     for found in rows:
         *prompt, answer = found["messages"]

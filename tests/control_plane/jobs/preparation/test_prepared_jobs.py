@@ -12,7 +12,6 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.jobs import queue_entry
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import service as sweeps
@@ -23,7 +22,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets import step as pack_build
+from ft_assets.datasets import step
 from ft_assets.telemetry import provenance
 from tests.support.jobs.finished_job import COMMIT, enter, put_adapter, put_checkpoint
 from tests.support.models.tiny_model import build_tiny_model
@@ -57,9 +56,9 @@ def submitted(platform: Platform, body: dict[str, Any], **fields: Any) -> str:
     return str(jobs.submit(platform, body["tenant"], JobRequest.from_body(asked)).job["id"])
 
 
-def packed(platform: Platform, tenant: str, job_id: str) -> tuple[pack_build.Packed, Any]:
-    queue_entry.pin_dataset(platform, tenant, job_id)
-    found = pack_build.pack(platform, tenant, job_id)
+def packed(platform: Platform, tenant: str, job_id: str) -> tuple[step.Packed, Any]:
+    step.pin_dataset(platform, tenant, job_id)
+    found = step.pack(platform, tenant, job_id)
     with platform.engine.connect() as conn:
         return found, conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
 

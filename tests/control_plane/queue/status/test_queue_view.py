@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from control_plane.attempts.tables import attempts
 from control_plane.jobs import service as jobs
-from control_plane.jobs.queue_entry import fail
 from control_plane.jobs.tables import job_events
+from control_plane.jobs.transitions import fail
 from control_plane.platform.context import Actor, Platform
 from control_plane.queue.status import documents, metrics, view
 from control_plane.queue.tables import reservations
