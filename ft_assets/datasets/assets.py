@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 
 from ft_assets.datasets import step
+from ft_assets.datasets.reference_step import Reference
 from ft_assets.datasets.report.histogram import histogram_svg
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.partitions import JOBS, parse
@@ -69,7 +70,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     )
 
 
-def _reference_metadata(compared: step.Reference) -> dict[str, Any]:
+def _reference_metadata(compared: Reference) -> dict[str, Any]:
     """What the answers are compared with, and where it lies."""
     return {
         "reference": compared.manifest.key,

@@ -100,7 +100,8 @@ class Replicated:
         set_rates(self.optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:
-        WeightsCopy.of(self._bare, base_model=base_model, precision=self._spec.precision).write(directory)
+        if self.rank == 0:  # a second writer would still write while rank 0 seals and renames the directory
+            WeightsCopy.of(self._bare, base_model=base_model, precision=self._spec.precision).write(directory)
 
     def evidence(self) -> Mapping[str, Any]:
         state = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
