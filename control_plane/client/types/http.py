@@ -9,9 +9,14 @@ T = TypeVar("T")
 
 
 class Deleted(TypedDict):
+    """Confirmation that an object was deleted."""
+
     id: str
+    """Id or name of the deleted object."""
     object: str
+    """Type of the deleted object."""
     deleted: NotRequired[bool]
+    """Always `true`: a request that could not delete the object is refused with an error instead."""
 
 
 class Error(TypedDict):
