@@ -183,6 +183,7 @@ class CreateSweep(TypedDict):
     """Same as the `Idempotency-Key` header: resending a request with the same key returns the existing job instead of creating
     another. 1 to 255 characters, remembered for 30 days."""
     sweep: SweepSettings
+    """The hyperparameters to vary, and the metric that ranks the trials."""
 
 
 class DefaultFit(TypedDict):

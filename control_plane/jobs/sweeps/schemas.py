@@ -40,7 +40,7 @@ class CreateSweep(CreateJob):
     is true."""
 
     sweep: SweepSettings
-    """Which hyperparameters vary, and how trials are ranked."""
+    """The hyperparameters to vary, and the metric that ranks the trials."""
 
 
 class SweepTrial(ApiModel):
