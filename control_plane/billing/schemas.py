@@ -72,7 +72,7 @@ class UnbilledAttempt(ApiModel):
     tenant: str
     """Id of the tenant."""
     job_id: str
-    """Id of the job."""
+    """Id of the job the attempt belongs to."""
     attempt: int
     """Number of the training attempt."""
     model: str
@@ -158,7 +158,7 @@ class RefundCase(ApiModel):
     object: Literal["refund_case"] = "refund_case"
     """Object type, always `refund_case`."""
     job_id: str
-    """Id of the job."""
+    """Id of the job the attempt belongs to."""
     attempt: int
     """Number of the training attempt."""
     amount_micros: int
@@ -190,7 +190,7 @@ class JobCost(ApiModel):
     object: Literal["fine_tuning.job.cost"] = "fine_tuning.job.cost"
     """Object type, always `fine_tuning.job.cost`."""
     job_id: str
-    """Id of the job."""
+    """Id of the job the cost is for."""
     total: UsageTotal
     """Sums over all entries."""
     entries: list[LedgerEntry]
@@ -427,7 +427,7 @@ class LedgerCheck(ApiModel):
     num_intervals: int
     """Finished attempts whose entries were recomputed from their reports."""
     num_invoices: int
-    """Invoices checked."""
+    """Issued invoices that were verified."""
     total_micros: int
     """Sum of all accounts in micro-dollars; zero if the ledger balances."""
     differences: list[LedgerDifference]

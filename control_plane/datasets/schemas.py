@@ -126,7 +126,7 @@ class ImportDataset(ApiModel):
     hub_id: str
     """Dataset to import, `hf://owner/name` with a pinned revision, in the form `ft check` takes."""
     column_map: dict[str, str] | None = None
-    """Which field each source column becomes, such as `{"question": "prompt"}`. Columns left out keep their names."""
+    """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: dict[str, Any] | None = None
     """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)

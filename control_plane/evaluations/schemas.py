@@ -65,7 +65,7 @@ class JobEvaluation(ApiModel):
     object: Literal["fine_tuning.job.evaluation"] = "fine_tuning.job.evaluation"
     """Object type, always `fine_tuning.job.evaluation`."""
     job_id: str
-    """Id of the job."""
+    """Id of the job whose adapter was evaluated."""
     report: dict[str, Any]
     """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its fields.
     """

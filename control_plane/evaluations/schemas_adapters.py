@@ -29,7 +29,7 @@ class AdapterEvaluation(ApiModel):
     object: Literal["adapter.evaluation"] = "adapter.evaluation"
     """Object type, always `adapter.evaluation`."""
     adapter_id: str
-    """Id of the adapter."""
+    """Id of the adapter that is evaluated."""
     job_id: str
     """Id of the job that trained the adapter."""
     base_model: str
@@ -67,7 +67,7 @@ class AdapterEvaluationReport(ApiModel):
     object: Literal["adapter.evaluation.report"] = "adapter.evaluation.report"
     """Object type, always `adapter.evaluation.report`."""
     adapter_id: str
-    """Id of the adapter."""
+    """Id of the adapter that was evaluated."""
     job_id: str
     """Id of the job that trained the adapter."""
     report: dict[str, Any]

@@ -29,7 +29,7 @@ class Deleted(ApiModel):
     object: str
     """Type of the deleted object."""
     deleted: bool = True
-    """Always `true`: a request that could not delete the object is refused with an error instead."""
+    """Always `true`, since a request that cannot delete the object is refused."""
 
 
 class ListOf(ApiModel, Generic[T]):

@@ -183,7 +183,7 @@ class Export(ApiModel):
     object: Literal["adapter.export"] = "adapter.export"
     """Object type, always `adapter.export`."""
     adapter_id: str
-    """Id of the adapter."""
+    """Id of the adapter that is exported."""
     format: str
     """`adapter`, `merged`, `gguf` or `tokenizer`."""
     precision: str | None

@@ -114,7 +114,7 @@ class DeletedWebhookEndpoint(ApiModel):
     object: Literal["webhook_endpoint.deleted"] = "webhook_endpoint.deleted"
     """Object type, always `webhook_endpoint.deleted`."""
     deleted: bool = True
-    """Always `true`."""
+    """Always `true`, since a request that cannot delete the endpoint is refused."""
 
 
 class WebhookTestResult(ApiModel):
@@ -123,7 +123,7 @@ class WebhookTestResult(ApiModel):
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     """Object type, always `webhook_endpoint.test`."""
     webhook_endpoint_id: str
-    """Id of the endpoint."""
+    """Id of the endpoint that was tested."""
     event_type: str
     """Type of the event that was sent."""
     success: Literal[True] = True
@@ -142,11 +142,11 @@ class WebhookDelivery(ApiModel):
     object: Literal["webhook_delivery"] = "webhook_delivery"
     """Object type, always `webhook_delivery`."""
     webhook_endpoint_id: str
-    """Id of the endpoint."""
+    """Id of the endpoint it is sent to."""
     event_id: str
     """Id of the event, sent as header `webhook-id` and the same at every attempt."""
     event_type: str
-    """Type of the event."""
+    """Type of the event, such as `fine_tuning.job.succeeded`."""
     subject: str
     """Id of the object the event is about."""
     state: Literal["pending", "delivered", "dead"]
@@ -173,6 +173,6 @@ class Replayed(ApiModel):
     object: Literal["webhook_endpoint.replay"] = "webhook_endpoint.replay"
     """Object type, always `webhook_endpoint.replay`."""
     webhook_endpoint_id: str
-    """Id of the endpoint."""
+    """Id of the endpoint the deliveries go to."""
     replayed: int
     """Number of deliveries that are sent again."""

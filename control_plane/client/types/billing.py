@@ -187,7 +187,7 @@ class JobCost(TypedDict):
     object: NotRequired[Literal["fine_tuning.job.cost"]]
     """Object type, always `fine_tuning.job.cost`."""
     job_id: str
-    """Id of the job."""
+    """Id of the job the cost is for."""
     total: UsageTotal
     """Sums over all entries."""
     entries: list[LedgerEntry]
@@ -208,7 +208,7 @@ class LedgerCheck(TypedDict):
     num_intervals: int
     """Finished attempts whose entries were recomputed from their reports."""
     num_invoices: int
-    """Invoices checked."""
+    """Issued invoices that were verified."""
     total_micros: int
     """Sum of all accounts in micro-dollars; zero if the ledger balances."""
     differences: list[LedgerDifference]
@@ -263,7 +263,7 @@ class OperatorRefundCase(TypedDict):
     object: NotRequired[Literal["refund_case"]]
     """Object type, always `refund_case`."""
     job_id: str
-    """Id of the job."""
+    """Id of the job the attempt belongs to."""
     attempt: int
     """Number of the training attempt."""
     amount_micros: int
@@ -305,7 +305,7 @@ class RefundCase(TypedDict):
     object: NotRequired[Literal["refund_case"]]
     """Object type, always `refund_case`."""
     job_id: str
-    """Id of the job."""
+    """Id of the job the attempt belongs to."""
     attempt: int
     """Number of the training attempt."""
     amount_micros: int
@@ -350,7 +350,7 @@ class UnbilledAttempt(TypedDict):
     tenant: str
     """Id of the tenant."""
     job_id: str
-    """Id of the job."""
+    """Id of the job the attempt belongs to."""
     attempt: int
     """Number of the training attempt."""
     model: str

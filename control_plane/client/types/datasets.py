@@ -30,7 +30,7 @@ class CreateUpload(TypedDict):
     expires_after: NotRequired[ExpiresAfter | None]
     """When the file expires, counted from the completion of the upload. If absent, it is kept until deleted."""
     column_map: NotRequired[dict[str, str] | None]
-    """Which field each source column becomes, such as `{"question": "prompt"}`. Columns left out keep their names."""
+    """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: NotRequired[dict[str, Any] | None]
     """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
     encoding: NotRequired[str | None]
@@ -150,7 +150,7 @@ class ImportDataset(TypedDict):
     hub_id: str
     """Dataset to import, `hf://owner/name` with a pinned revision, in the form `ft check` takes."""
     column_map: NotRequired[dict[str, str] | None]
-    """Which field each source column becomes, such as `{"question": "prompt"}`. Columns left out keep their names."""
+    """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: NotRequired[dict[str, Any] | None]
     """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
     encoding: NotRequired[str | None]

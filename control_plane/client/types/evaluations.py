@@ -16,7 +16,7 @@ class AdapterEvaluation(TypedDict):
     object: NotRequired[Literal["adapter.evaluation"]]
     """Object type, always `adapter.evaluation`."""
     adapter_id: str
-    """Id of the adapter."""
+    """Id of the adapter that is evaluated."""
     job_id: str
     """Id of the job that trained the adapter."""
     base_model: str
@@ -54,7 +54,7 @@ class AdapterEvaluationReport(TypedDict):
     object: NotRequired[Literal["adapter.evaluation.report"]]
     """Object type, always `adapter.evaluation.report`."""
     adapter_id: str
-    """Id of the adapter."""
+    """Id of the adapter that was evaluated."""
     job_id: str
     """Id of the job that trained the adapter."""
     report: dict[str, Any]
@@ -192,7 +192,7 @@ class JobEvaluation(TypedDict):
     object: NotRequired[Literal["fine_tuning.job.evaluation"]]
     """Object type, always `fine_tuning.job.evaluation`."""
     job_id: str
-    """Id of the job."""
+    """Id of the job whose adapter was evaluated."""
     report: dict[str, Any]
     """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
     fields."""

@@ -16,7 +16,7 @@ class Deleted(TypedDict):
     object: str
     """Type of the deleted object."""
     deleted: NotRequired[bool]
-    """Always `true`: a request that could not delete the object is refused with an error instead."""
+    """Always `true`, since a request that cannot delete the object is refused."""
 
 
 class Error(TypedDict):

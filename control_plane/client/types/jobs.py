@@ -560,7 +560,7 @@ class SweepCounts(TypedDict):
     """Trials of a sweep, counted by status."""
 
     total: int
-    """All trials."""
+    """All trials of the sweep."""
     waiting: int
     """Trials not submitted yet."""
     running: int

@@ -102,7 +102,7 @@ class Export(TypedDict):
     object: NotRequired[Literal["adapter.export"]]
     """Object type, always `adapter.export`."""
     adapter_id: str
-    """Id of the adapter."""
+    """Id of the adapter that is exported."""
     format: str
     """`adapter`, `merged`, `gguf` or `tokenizer`."""
     precision: str | None

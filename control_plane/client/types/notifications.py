@@ -25,7 +25,7 @@ class DeletedWebhookEndpoint(TypedDict):
     object: NotRequired[Literal["webhook_endpoint.deleted"]]
     """Object type, always `webhook_endpoint.deleted`."""
     deleted: NotRequired[bool]
-    """Always `true`."""
+    """Always `true`, since a request that cannot delete the endpoint is refused."""
 
 
 class ReplayDeliveries(TypedDict):
@@ -41,7 +41,7 @@ class Replayed(TypedDict):
     object: NotRequired[Literal["webhook_endpoint.replay"]]
     """Object type, always `webhook_endpoint.replay`."""
     webhook_endpoint_id: str
-    """Id of the endpoint."""
+    """Id of the endpoint the deliveries go to."""
     replayed: int
     """Number of deliveries that are sent again."""
 
@@ -82,11 +82,11 @@ class WebhookDelivery(TypedDict):
     object: NotRequired[Literal["webhook_delivery"]]
     """Object type, always `webhook_delivery`."""
     webhook_endpoint_id: str
-    """Id of the endpoint."""
+    """Id of the endpoint it is sent to."""
     event_id: str
     """Id of the event, sent as header `webhook-id` and the same at every attempt."""
     event_type: str
-    """Type of the event."""
+    """Type of the event, such as `fine_tuning.job.succeeded`."""
     subject: str
     """Id of the object the event is about."""
     state: Literal["pending", "delivered", "dead"]
@@ -171,7 +171,7 @@ class WebhookTestResult(TypedDict):
     object: NotRequired[Literal["webhook_endpoint.test"]]
     """Object type, always `webhook_endpoint.test`."""
     webhook_endpoint_id: str
-    """Id of the endpoint."""
+    """Id of the endpoint that was tested."""
     event_type: str
     """Type of the event that was sent."""
     success: NotRequired[Literal[True]]

@@ -201,7 +201,7 @@ class OverdueRelease(TypedDict):
     """A job that has not started although it was released, or has not stopped although it was asked to."""
 
     job_id: str
-    """Id of the job."""
+    """Id of the job that is overdue."""
     attempt: int
     """Number of the training attempt."""
     pool: str
@@ -353,15 +353,15 @@ class SchedulerState(TypedDict):
     last_round_s: float | None
     """How long the last scheduling cycle took, in seconds; null if none has run."""
     rounds: int
-    """Scheduling cycles run."""
+    """Scheduling cycles run so far."""
     starts: int
-    """Jobs started."""
+    """Jobs started so far."""
     backfills: int
     """Jobs started ahead of a job with a reservation, without delaying it."""
     preemptions: int
     """Jobs asked to stop to make room for another."""
     reservations: int
-    """Reservations made."""
+    """Reservations made so far."""
     slipped: int
     """Reservations whose start could not be kept, for any reason."""
 

@@ -63,7 +63,7 @@ class AuditLine(TypedDict):
     actor: AuditActor
     """Who made the change."""
     action: str
-    """What was done: `<object_type>.created`, `<object_type>.updated` or `<object_type>.deleted`."""
+    """What was done: the object type with `.created`, `.updated` or `.deleted`, or `webhook_endpoint.replayed`."""
     object_type: str
     """Type of the changed object, such as `job` or `api_key`."""
     object_id: str
@@ -127,9 +127,9 @@ class Me(TypedDict):
     object: NotRequired[Literal["me"]]
     """Object type, always `me`."""
     tenant_id: str
-    """Id of the tenant."""
+    """Id of the tenant that the key belongs to."""
     tenant_name: str
-    """Name of the tenant."""
+    """Display name of that tenant."""
     tier: str
     """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
@@ -223,7 +223,7 @@ class RemovedMember(TypedDict):
     object: NotRequired[Literal["member"]]
     """Object type, always `member`."""
     deleted: NotRequired[bool]
-    """Always `true`."""
+    """Always `true`, since a request that cannot remove the member is refused."""
     revoked_keys: int
     """Number of the member's keys that were revoked."""
 
@@ -282,7 +282,7 @@ class UpdateMember(TypedDict):
     role: NotRequired[str | None]
     """New role: `owner`, `admin`, `member` or `viewer`. A lower role narrows the person's keys at once."""
     name: NotRequired[str | None]
-    """New name."""
+    """New name of the person."""
     notify: NotRequired[bool | None]
     """Whether to send e-mail about jobs, quotas and bills to the person."""
 

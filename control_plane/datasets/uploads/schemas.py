@@ -40,7 +40,7 @@ class CreateUpload(ApiModel):
     expires_after: ExpiresAfter | None = None
     """When the file expires, counted from the completion of the upload. If absent, it is kept until deleted."""
     column_map: dict[str, str] | None = None
-    """Which field each source column becomes, such as `{"question": "prompt"}`. Columns left out keep their names."""
+    """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: dict[str, Any] | None = None
     """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)

@@ -70,7 +70,7 @@ class SweepCounts(ApiModel):
     """Trials of a sweep, counted by status."""
 
     total: int
-    """All trials."""
+    """All trials of the sweep."""
     waiting: int
     """Trials not submitted yet."""
     running: int

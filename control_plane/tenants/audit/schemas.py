@@ -37,7 +37,7 @@ class AuditLine(ApiModel):
     actor: AuditActor
     """Who made the change."""
     action: str
-    """What was done: `<object_type>.created`, `<object_type>.updated` or `<object_type>.deleted`."""
+    """What was done: the object type with `.created`, `.updated` or `.deleted`, or `webhook_endpoint.replayed`."""
     object_type: str
     """Type of the changed object, such as `job` or `api_key`."""
     object_id: str

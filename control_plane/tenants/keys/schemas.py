@@ -90,9 +90,9 @@ class Me(ApiModel):
     object: Literal["me"] = "me"
     """Object type, always `me`."""
     tenant_id: str
-    """Id of the tenant."""
+    """Id of the tenant that the key belongs to."""
     tenant_name: str
-    """Name of the tenant."""
+    """Display name of that tenant."""
     tier: str
     """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
@@ -149,7 +149,7 @@ class UpdateMember(ApiModel):
     role: str | None = None
     """New role: `owner`, `admin`, `member` or `viewer`. A lower role narrows the person's keys at once."""
     name: str | None = None
-    """New name."""
+    """New name of the person."""
     notify: bool | None = None
     """Whether to send e-mail about jobs, quotas and bills to the person."""
 
@@ -162,6 +162,6 @@ class RemovedMember(ApiModel):
     object: Literal["member"] = "member"
     """Object type, always `member`."""
     deleted: bool = True
-    """Always `true`."""
+    """Always `true`, since a request that cannot remove the member is refused."""
     revoked_keys: int
     """Number of the member's keys that were revoked."""
