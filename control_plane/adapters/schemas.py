@@ -25,8 +25,8 @@ class Lineage(ApiModel):
     """The adapter, or one entry per target of a route: `adapter`, `files` with their SHA-256, `evaluations`, `job`, `training` (frozen
     spec, lock, commit, attempts, checkpoints), `base_model`, `pack`, `dataset`, `uploads`, `deletion` and `parents`."""
     holds: bool | None = None
-    """With `verify`, whether all stored bytes match their recorded hashes; `links` of each adapter has the details. Null without `verify`.
-    """
+    """With `verify`, whether all stored bytes match their recorded hashes; `links` of each adapter has the details. Null without
+    `verify`."""
 
 
 class Decide(ApiModel):

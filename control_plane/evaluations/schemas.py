@@ -67,8 +67,8 @@ class JobEvaluation(ApiModel):
     job_id: str
     """Id of the job whose adapter was evaluated."""
     report: dict[str, Any]
-    """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its fields.
-    """
+    """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
+    fields."""
     verdict: EvaluationVerdict
     """Outcome, with the result of every rule."""
     advice: list[EvaluationAdvice]
@@ -99,7 +99,7 @@ class EvaluationSample(ApiModel):
     adapter: str
     """Answer of the adapter, shortened if long; empty for capability suites."""
     previous: str | None = None
-    """Answer of the last accepted adapter, shortened if long; null if it was not asked."""
+    """Answer of the last accepted adapter, shortened if long; null if it was not evaluated."""
     change: Literal["better", "worse", "changed", "same"]
     """How the adapter compares with the base: `better`, `worse`, `changed` (a different answer with the same score) or `same`."""
     metric: str | None = None

@@ -71,8 +71,8 @@ class AdapterEvaluationReport(ApiModel):
     job_id: str
     """Id of the job that trained the adapter."""
     report: dict[str, Any]
-    """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its fields.
-    """
+    """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
+    fields."""
     verdict: EvaluationVerdict
     """Outcome, with the result of every rule."""
     advice: list[EvaluationAdvice]

@@ -126,7 +126,7 @@ def retrieve(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) ->
 
 @router.post("/{job_id}/cancel", summary="Cancel a fine-tuning job")
 def cancel(platform: PlatformDep, tenant: Writer, job_id: parameters.JobId) -> schemas.Job:
-    """Cancel a job and stop its training. Canceling a job again changes nothing; one that succeeded or failed is refused."""
+    """Cancel a job and stop its training. Cancelling a job again changes nothing; one that succeeded or failed is refused."""
     return job_responses.job(jobs.cancel(platform, tenant, job_id))
 
 

@@ -38,8 +38,8 @@ class CreateJob(ApiModel):
     """Id of a second uploaded file, used to measure validation loss. If absent, the rows marked as its own validation split are used, or
     else 2 to 10% of the training file is held out."""
     suffix: str | None = None
-    """Text that becomes part of the fine-tuned model's name: at most 64 letters, digits, `-`, `_` and `.`, starting with a letter or digit.
-    """
+    """Text that becomes part of the fine-tuned model's name: at most 64 letters, digits, `-`, `_` and `.`, starting with a letter or
+    digit."""
     seed: int | None = None
     """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: dict[str, str] | None = None
@@ -109,10 +109,10 @@ class EvaluationProgress(ApiModel):
     """Progress of the evaluation that follows training."""
 
     phase: str | None
-    """Current phase: `setup`, `loading`, `capability`, `answering`, `proof`, `classifying`, `judging` or `done`. Null if not reported yet.
-    """
+    """Current phase: `setup`, `loading`, `capability`, `answering`, `proof`, `classifying`, `judging` or `done`. Null if not reported
+    yet."""
     subject: str | None
-    """Model being asked right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
+    """Model being evaluated right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
     suite: str | None
     """Suite being run right now; null between suites."""
     done: int | None
@@ -227,8 +227,8 @@ class Job(ApiModel):
     adapter: str
     """What is trained: `lora`, `qlora` or `full`."""
     hardware: dict[str, Any] | None
-    """Hardware as `num_gpus` and `strategy`: as planned once the data is prepared, before that as requested. Null if nothing was requested.
-    """
+    """Hardware as `num_gpus` and `strategy`: as planned once the data is prepared, before that as requested. Null if nothing was
+    requested."""
     eval_config: dict[str, Any] | None
     """Evaluation settings as requested; null if none were given."""
     base_digest: str

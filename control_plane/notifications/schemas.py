@@ -49,8 +49,8 @@ class RotateSecret(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     keep_old_secret_active_for_24_hours: bool = False
-    """Whether the old secret signs along with the new one for 24 hours, so that receivers can be switched over. If false, it ends at once.
-    """
+    """Whether the old secret signs along with the new one for 24 hours, so that receivers can be switched over. If false, it ends at
+    once."""
 
 
 class SendTestEvent(ApiModel):

@@ -71,7 +71,7 @@ class Quota(ApiModel):
     jobs_in_flight: int
     """Jobs that have not ended, paused ones included."""
     max_jobs_in_flight: int
-    """Most jobs that may be unended at once."""
+    """Most jobs that may be in flight (not ended) at once."""
     jobs_paused_for_cap: int
     """Jobs paused because the hard cap was reached; they resume by themselves when there is room."""
     starts_within_s: float | None

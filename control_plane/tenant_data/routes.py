@@ -30,7 +30,7 @@ def export_data(platform: PlatformDep, tenant: Admin) -> StreamingResponse:
 
 @router.post("/data_deletions", summary="Delete all data of the tenant", status_code=202)
 def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: adapters_schemas.DeleteData) -> adapters_schemas.Deletion:
-    """Delete all data of the tenant for good: jobs are canceled, adapters withdrawn and every object deleted. This cannot be undone.
+    """Delete all data of the tenant for good: jobs are cancelled, adapters withdrawn and every object deleted. This cannot be undone.
 
     The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done.
     """

@@ -62,7 +62,7 @@ class UpdateTenant(ApiModel):
     tier: str | None = None
     """New tier: `free`, `standard` or `premium`."""
     max_jobs_in_flight: int | None = None
-    """Most jobs that may be unended at once, 0 to 10,000."""
+    """Most jobs that may be in flight (not ended) at once, 0 to 10,000."""
     soft_gpu_hours: float | None = None
     """Soft limit in GPU-hours per month, beyond which use is reported as overage: 0 to 10,000,000."""
     hard_gpu_hours: float | None = None

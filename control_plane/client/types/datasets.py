@@ -12,7 +12,7 @@ class CompleteUpload(TypedDict):
     part_ids: list[str]
     """Ids of the parts in the order they make up the file, at most 10,000. Where content repeats, name the same part again."""
     md5: NotRequired[str | None]
-    """MD5 of the whole file in hexadecimal, which is then verified."""
+    """MD5 of the whole file in hexadecimal. If given, the joined file is verified against it."""
 
 
 class CreateUpload(TypedDict):

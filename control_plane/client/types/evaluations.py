@@ -136,7 +136,7 @@ class EvaluationSample(TypedDict):
     adapter: str
     """Answer of the adapter, shortened if long; empty for capability suites."""
     previous: NotRequired[str | None]
-    """Answer of the last accepted adapter, shortened if long; null if it was not asked."""
+    """Answer of the last accepted adapter, shortened if long; null if it was not evaluated."""
     change: Literal["better", "worse", "changed", "same"]
     """How the adapter compares with the base: `better`, `worse`, `changed` (a different answer with the same score) or `same`."""
     metric: NotRequired[str | None]

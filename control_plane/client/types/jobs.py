@@ -274,7 +274,7 @@ class EvaluationProgress(TypedDict):
     """Current phase: `setup`, `loading`, `capability`, `answering`, `proof`, `classifying`, `judging` or `done`. Null if not
     reported yet."""
     subject: str | None
-    """Model being asked right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
+    """Model being evaluated right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
     suite: str | None
     """Suite being run right now; null between suites."""
     done: int | None

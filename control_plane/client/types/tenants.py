@@ -44,7 +44,7 @@ class AuditActor(TypedDict):
     name: str | None
     """Name of the API key or of the operator; null for the system, or if it no longer exists."""
     member_id: str | None
-    """Id of the member whose key it is; null if it is nobody's."""
+    """Id of the member whose key it is; null if the key belongs to no member."""
     email: str | None
     """E-mail address of that member; null if there is none."""
 
@@ -267,7 +267,7 @@ class TenantLimits(TypedDict):
     """Limits of a tenant: its own where an operator set them, otherwise those of its tier."""
 
     max_jobs_in_flight: int
-    """Most jobs that may be unended at once."""
+    """Most jobs that may be in flight (not ended) at once."""
     soft_gpu_hours: float | None
     """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
@@ -296,7 +296,7 @@ class UpdateTenant(TypedDict):
     tier: NotRequired[str | None]
     """New tier: `free`, `standard` or `premium`."""
     max_jobs_in_flight: NotRequired[int | None]
-    """Most jobs that may be unended at once, 0 to 10,000."""
+    """Most jobs that may be in flight (not ended) at once, 0 to 10,000."""
     soft_gpu_hours: NotRequired[float | None]
     """Soft limit in GPU-hours per month, beyond which use is reported as overage: 0 to 10,000,000."""
     hard_gpu_hours: NotRequired[float | None]

@@ -58,7 +58,7 @@ class CompleteUpload(ApiModel):
     part_ids: list[str] = Field(max_length=10_000)
     """Ids of the parts in the order they make up the file, at most 10,000. Where content repeats, name the same part again."""
     md5: str | None = None
-    """MD5 of the whole file in hexadecimal, which is then verified."""
+    """MD5 of the whole file in hexadecimal. If given, the joined file is verified against it."""
 
 
 class UploadPart(ApiModel):

@@ -49,5 +49,5 @@ def compare(platform: PlatformDep, tenant: Reader, sweep_id: parameters.SweepId)
 
 @router.post("/{sweep_id}/cancel", summary="Cancel a sweep")
 def cancel(platform: PlatformDep, tenant: Writer, sweep_id: parameters.SweepId) -> experiments.Sweep:
-    """Cancel a sweep: no further trial is submitted, and its unfinished jobs are canceled."""
+    """Cancel a sweep: no further trial is submitted, and its unfinished jobs are cancelled."""
     return experiments.sweep(sweeps.cancel(platform, tenant, sweep_id))

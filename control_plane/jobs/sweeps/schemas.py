@@ -23,8 +23,8 @@ class SweepSettings(ApiModel):
     strategy: str | None = None
     """`grid` (default) tries every combination; `random` draws combinations."""
     parameters: dict[str, Any]
-    """Hyperparameters to vary, each with a list of values. With `random` also a range such as `{"min": 1e-5, "max": 1e-3, "scale": "log"}`.
-    """
+    """Hyperparameters to vary, each with a list of values. With `random` also a range such as `{"min": 1e-5, "max": 1e-3, "scale":
+    "log"}`."""
     max_jobs: int | None = None
     """Most jobs to submit, 1 to 100 (default 100). Required for `random`; a grid with more combinations is refused."""
     seed: int | None = None

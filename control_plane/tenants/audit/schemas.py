@@ -18,7 +18,7 @@ class AuditActor(ApiModel):
     name: str | None
     """Name of the API key or of the operator; null for the system, or if it no longer exists."""
     member_id: str | None
-    """Id of the member whose key it is; null if it is nobody's."""
+    """Id of the member whose key it is; null if the key belongs to no member."""
     email: str | None
     """E-mail address of that member; null if there is none."""
 

@@ -75,7 +75,7 @@ class TenantLimits(ApiModel):
     """Limits of a tenant: its own where an operator set them, otherwise those of its tier."""
 
     max_jobs_in_flight: int
-    """Most jobs that may be unended at once."""
+    """Most jobs that may be in flight (not ended) at once."""
     soft_gpu_hours: float | None
     """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
     hard_gpu_hours: float | None

@@ -49,7 +49,9 @@ def _of_fields(where: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, s
 
 
 def says_something(name: str, description: str) -> bool:
-    """At least three words, and one that the name does not have."""
+    """At least three words, and one that the name does not have; no white space around them."""
+    if description != description.strip():
+        return False
     words = [word.lower() for word in WORD.findall(description)]
     return len(words) >= 3 and not set(words) <= {part.lower() for part in WORD.findall(name)} | FILLERS
 
@@ -93,6 +95,7 @@ def test_every_operation_has_a_summary_of_its_own(document: dict[str, Any]) -> N
         ("job_id", "The id of the job.", False),
         ("job_id", "Id of the job that trained it.", True),
         ("RefundCase", "A refund case.", False),
+        ("job_id", "Id of the job that trained it.\n    ", False),
     ],
 )
 def test_a_name_said_again_is_no_description(name: str, description: str, expected: bool) -> None:
