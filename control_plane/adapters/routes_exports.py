@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from control_plane.adapters import exports, responses
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.models import schemas as models_schemas
@@ -18,39 +19,41 @@ CHUNK_BYTES = 1 << 20
 router = APIRouter(prefix="/v1/adapters", tags=["exports"])
 
 
-@router.post("/{adapter_id:path}/exports")
+@router.post("/{adapter_id:path}/exports", summary="Create an export")
 def create(
-    request: Request, platform: PlatformDep, tenant: Writer, adapter_id: str, body: models_schemas.CreateExport
+    request: Request, platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: models_schemas.CreateExport
 ) -> models_schemas.Export:
-    """Have an adapter made into files to take along; the same request again gives the same export, and makes nothing."""
+    """Export an adapter as an archive of files. Requesting the same export again returns the existing one."""
     row = exports.request(platform, tenant, adapter_id, format=body.format, precision=body.precision)
     if row["status"] == exports.QUEUED:
         request.app.state.exports.enqueue(row["id"], tenant)
     return responses.export(row)
 
 
-@router.get("/{adapter_id:path}/exports")
-def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: str) -> http_schemas.ListOf[models_schemas.Export]:
-    """Exports of an adapter, newest first."""
+@router.get("/{adapter_id:path}/exports", summary="List the exports of an adapter")
+def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> http_schemas.ListOf[models_schemas.Export]:
+    """List the exports of an adapter, newest first."""
     return http_schemas.ListOf(data=[responses.export(row) for row in exports.list_exports(platform, tenant, adapter_id)])
 
 
-@router.get("/{adapter_id:path}/exports/{export_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str, export_id: str) -> models_schemas.Export:
-    """One export: `status` is `queued`, `running`, `ready` or `failed`."""
+@router.get("/{adapter_id:path}/exports/{export_id}", summary="Retrieve an export")
+def retrieve(
+    platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId
+) -> models_schemas.Export:
+    """Return an export with its status and progress."""
     return responses.export(exports.get(platform, tenant, adapter_id, export_id))
 
 
-@router.delete("/{adapter_id:path}/exports/{export_id}")
-def delete(platform: PlatformDep, tenant: Writer, adapter_id: str, export_id: str) -> http_schemas.Deleted:
-    """Delete an export with its archive; one that is being made is given up. Without that, it is kept for seven days."""
+@router.delete("/{adapter_id:path}/exports/{export_id}", summary="Delete an export")
+def delete(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> http_schemas.Deleted:
+    """Delete an export with its archive, or give it up if it is still being made. Otherwise it is deleted after seven days."""
     exports.delete(platform, tenant, adapter_id, export_id)
     return http_schemas.Deleted(id=export_id, object="adapter.export")
 
 
-@router.get("/{adapter_id:path}/exports/{export_id}/content", response_class=StreamingResponse)
-def content(platform: PlatformDep, tenant: Reader, adapter_id: str, export_id: str) -> StreamingResponse:
-    """The archive: a tar of the files, with a manifest of their hashes."""
+@router.get("/{adapter_id:path}/exports/{export_id}/content", summary="Download an export", response_class=StreamingResponse)
+def content(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> StreamingResponse:
+    """Download the archive of a finished export: a tar of its files with a manifest of their hashes."""
     row, stream = exports.content(platform, tenant, adapter_id, export_id)
     name = f"{row['adapter_id']}-{row['format']}{'-' + row['precision'] if row['precision'] else ''}.tar"
     headers = {"content-length": str(row["bytes"]), "content-disposition": f'attachment; filename="{name}"', "x-sha256": row["sha256"]}

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from control_plane.adapters import manifests
+from control_plane.http import parameters
 from control_plane.http.authentication import PlatformDep, Reader
 
 YAML = "application/yaml"
@@ -17,13 +18,13 @@ class Yaml(PlainTextResponse):
     media_type = YAML
 
 
-@router.get("/adapters/{adapter_id:path}/server", response_class=Yaml)
-def server(platform: PlatformDep, tenant: Reader, adapter_id: str) -> Yaml:
-    """A whole model's own server: Deployment, Service and NetworkPolicy."""
+@router.get("/adapters/{adapter_id:path}/server", summary="Generate manifests for a model's own server", response_class=Yaml)
+def server(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> Yaml:
+    """Generate Kubernetes manifests for serving a whole model: Deployment, Service and NetworkPolicy."""
     return Yaml(manifests.server(platform, tenant, adapter_id))
 
 
-@router.get("/model_routes/{name}/rewrite", response_class=Yaml)
-def rewrite(platform: PlatformDep, tenant: Reader, name: str) -> Yaml:
-    """A route as llm-d's InferenceModelRewrite."""
+@router.get("/model_routes/{name}/rewrite", summary="Generate a manifest for a model route", response_class=Yaml)
+def rewrite(platform: PlatformDep, tenant: Reader, name: parameters.RouteName) -> Yaml:
+    """Generate a model route as an InferenceModelRewrite manifest for llm-d."""
     return Yaml(manifests.route(platform, tenant, name))

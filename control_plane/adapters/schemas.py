@@ -4,53 +4,86 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict
+
+from control_plane.http.schemas import ApiModel
 
 
-class Lineage(BaseModel):
-    """From what a request puts into `model` back to the uploaded files."""
+class Lineage(ApiModel):
+    """Where a model comes from, from its name back to the uploaded files."""
 
     object: Literal["lineage"] = "lineage"
-    model: str = Field(description="As asked for.")
-    kind: Literal["base_model", "route", "logical_name", "adapter"] = Field(description="What that name stands for.")
-    base_model: dict[str, Any] | None = Field(None, description="Of a base model's name: its pins.")
-    adapters: list[dict[str, Any]] = Field(
-        description="One of an adapter, one per target of a route: `adapter`, `files` with their sha256, `evaluations`, `job`, `training` "
-        "(frozen spec, lock, commit, attempts, checkpoints), `base_model`, `pack`, `dataset`, `uploads`, `deletion`, `parents`."
-    )
-    holds: bool | None = Field(None, description="With `verify`: no stored byte is other than recorded; `links` of each adapter say which.")
+    """Object type, always `lineage`."""
+    model: str
+    """Name as requested."""
+    kind: Literal["base_model", "route", "logical_name", "adapter"]
+    """What the name stands for: `base_model`, `route` (all its targets), `logical_name` (the newest production adapter of that name) or
+    `adapter`."""
+    base_model: dict[str, Any] | None = None
+    """For a base model, its digest, repository and revision; null otherwise."""
+    adapters: list[dict[str, Any]]
+    """The adapter, or one entry per target of a route: `adapter`, `files` with their SHA-256, `evaluations`, `job`, `training` (frozen
+    spec, lock, commit, attempts, checkpoints), `base_model`, `pack`, `dataset`, `uploads`, `deletion` and `parents`."""
+    holds: bool | None = None
+    """With `verify`, whether all stored bytes match their recorded hashes; `links` of each adapter has the details. Null without
+    `verify`."""
 
 
-class Decide(BaseModel):
+class Decide(ApiModel):
     """A person's decision about an adapter."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    note: str | None = Field(None, description="Kept with the decision.")
+    note: str | None = None
+    """Note to keep with the decision."""
 
 
 class Approve(Decide):
-    promote: bool = Field(False, description="Put it into production at once.")
+    """Approval of an adapter."""
+
+    promote: bool = False
+    """Whether to promote it to production at once."""
 
 
-class DeleteData(BaseModel):
+class DeleteData(ApiModel):
+    """Request to delete everything a tenant has stored."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    confirm: str = Field(description="The tenant's own id: everything that it stored is deleted for good.")
-    reason: str = Field(description="Kept in the proof.")
-
-
-class Deletion(BaseModel):
-    id: str
-    object: Literal["deletion"] = "deletion"
-    subject_kind: str = Field(description="adapter or tenant.")
-    subject_id: str
-    status: Literal["in_progress", "done"]
+    confirm: str
+    """The id of your tenant, to confirm that all of its data is to be deleted for good."""
     reason: str
-    requested_by: str = Field(description="Id of the key, `operator`, or `retention`.")
+    """Why the data is deleted, at most 1,000 characters; kept in the proof."""
+
+
+class Deletion(ApiModel):
+    """Deletion of an adapter's files or of all data of a tenant, with its proof."""
+
+    id: str
+    """Id of the deletion."""
+    object: Literal["deletion"] = "deletion"
+    """Object type, always `deletion`."""
+    subject_kind: str
+    """What is deleted: `adapter` or `tenant`."""
+    subject_id: str
+    """Id of the adapter or tenant whose data is deleted."""
+    status: Literal["in_progress", "done"]
+    """`in_progress` or `done`."""
+    reason: str
+    """Why it was deleted."""
+    requested_by: str
+    """Id of the API key that requested it, `operator`, or `retention` (an adapter deprecated 30 days ago)."""
     requested_at: int
+    """When it was requested, as Unix time in seconds."""
     done_at: int | None
-    waiting_for: str | None = Field(description="Why it is not done yet.")
-    proof: dict[str, Any] | None = Field(description="Every object with its size and the sha256 that was read before it was deleted.")
-    sha256: str | None = Field(description="Of the proof and of `previous_sha256`: proofs are a chain.")
+    """When it was done, as Unix time in seconds; null until then."""
+    waiting_for: str | None
+    """What it is waiting for; null if nothing, or once it is done."""
+    proof: dict[str, Any] | None
+    """Every deleted object with its size and SHA-256, and what was searched afterwards. Null until it is done, and always null in lists."""
+    sha256: str | None
+    """SHA-256 over this record, its proof and `previous_sha256`, which chains all deletions. Null until it is done, and always null in
+    lists."""
     previous_sha256: str | None
+    """`sha256` of the deletion completed before this one, on the whole platform; null for the first, until it is done, and always null in
+    lists."""

@@ -84,7 +84,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app = Described(
         title="ft-platform",
         version=VERSION,
-        summary="Fine-tuning jobs, datasets and adapters; files, fine_tuning, models and chat speak OpenAI's format",
+        summary="Fine-tune, evaluate and serve language models. Files, fine-tuning, models, webhooks and chat follow OpenAI's format.",
         lifespan=lifespan,
         routes=_routes(),
         docs_url=None,  # its pages fetch scripts from elsewhere; the document itself is at /openapi.json

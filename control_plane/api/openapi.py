@@ -12,25 +12,50 @@ from control_plane.http.error_body import Error
 
 ERROR = {"$ref": "#/components/schemas/Error"}
 REFUSALS: Mapping[str, str] = {
-    "400": "The request cannot be carried out as written; `param` names the field.",
-    "401": "No key, or one that is unknown, expired or revoked.",
-    "403": "The key lacks the scope of the call, or the tenant may not do this.",
-    "404": "No such object of this tenant; another tenant's looks the same.",
-    "409": "The state of an object forbids the call; sending it again changes nothing (`x-should-retry: false`).",
-    "413": "More bytes than may be sent.",
-    "429": "Too many requests of this key (`retry-after` says when), or a limit of the tenant is reached (`exceeded_quota`).",
-    "500": "The platform failed; the header `x-request-id` is what its operators need.",
-    "503": "A part of the platform did not answer; `retry-after` says when to ask again.",
+    "400": "The request is invalid; `param` names the field.",
+    "401": "The API key is missing, unknown, expired or revoked.",
+    "403": "The key lacks the required scope, or the tenant may not do this.",
+    "404": "There is no such object, or it belongs to another tenant.",
+    "409": "The object is in a state that does not allow this. Retrying does not help (`x-should-retry: false`).",
+    "413": "The request body is too large.",
+    "429": "The key sent too many requests (retry after `retry-after` seconds), or a limit of the tenant is reached (`exceeded_quota`).",
+    "500": "The platform failed. Give its operators the `x-request-id` header.",
+    "503": "Part of the platform is unavailable. Retry after `retry-after` seconds.",
+}
+TAGS: Mapping[str, str] = {
+    "fine_tuning": "Fine-tuning jobs with their events, checkpoints, metrics, logs and evaluation; sweeps, estimates and graders.",
+    "files": "Upload datasets as files and follow their validation.",
+    "uploads": "Upload large files in parts, and continue after a broken connection.",
+    "datasets": "Immutable dataset versions made from validated files, with reports, previews and approval.",
+    "suites": "Evaluation suites that datasets are checked against for contamination.",
+    "evaluations": "Capability suites that adapters are evaluated with.",
+    "models": "Base models, model routes and fine-tuned models, as requests name them.",
+    "adapters": "Fine-tuned models in the registry: promotion, rollback, approval, evaluations and lineage.",
+    "exports": "Export adapters as files to use elsewhere.",
+    "manifests": "Kubernetes manifests for serving models and routes.",
+    "model routes": "Names of your own for models, answered by weighted targets.",
+    "inference": "Chat and text completions.",
+    "queue": "Why jobs are waiting and when they start.",
+    "quota": "Limits of the tenant and its use of them this month.",
+    "recipes": "Where the defaults of jobs come from.",
+    "billing": "Usage, costs, the ledger, invoices and budgets.",
+    "api_keys": "API keys, and who the caller is.",
+    "members": "People of a tenant and their roles.",
+    "audit_log": "Who changed what.",
+    "webhooks": "Endpoints that events are sent to, and their deliveries.",
+    "deletions": "Export or delete everything a tenant has, with proof.",
+    "operators": "Operations of the whole platform. They need an operator key.",
+    "health": "State of this process, for orchestrators and monitoring.",
 }
 NOT_OURS = ("HTTPValidationError", "ValidationError")
-"""What FastAPI says of its own refusals, which never leave this process in that form."""
+"""FastAPI's own error schemas, which this API never returns."""
 
 
 class Described(FastAPI):
-    """An application whose document tells every answer, and is written beside the event loop: that takes most of a second."""
+    """An application whose document states every response. Building it takes most of a second, so it is built outside the event loop."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, openapi_url=None)
+        super().__init__(**settings, openapi_url=None, openapi_tags=[{"name": n, "description": d} for n, d in TAGS.items()])
 
         def document() -> JSONResponse:
             return JSONResponse(self.openapi())

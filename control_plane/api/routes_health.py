@@ -14,15 +14,15 @@ from resources.database import migrate
 router = APIRouter(tags=["health"])
 
 
-@router.get("/livez")
+@router.get("/livez", summary="Check that the process is alive")
 async def livez() -> dict[str, str]:
-    """This process answers. Needs no database and no thread, so a process that is to be replaced is one that does not answer this."""
+    """Return `ok` if this process responds. Uses neither the database nor a thread, so that only a process that hangs fails it."""
     return {"status": "ok"}
 
 
-@router.get("/healthz")
+@router.get("/healthz", summary="Check that the service is healthy")
 def healthz(platform: WholePlatform) -> dict[str, str]:
-    """This process serves and its database answers."""
+    """Return `ok` if this process can reach its database."""
     try:
         with platform.engine.connect() as conn:
             conn.execute(sa.text("SELECT 1"))
@@ -31,9 +31,9 @@ def healthz(platform: WholePlatform) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", summary="Check that the service is ready")
 def readyz(platform: WholePlatform) -> dict[str, str]:
-    """It can do its work: the schema is the one this code knows, and the object store answers."""
+    """Return `ready` if the database schema matches this version and the object store responds."""
     found, known = migrate.current(platform.engine), migrate.head()
     if found != known:
         raise Unavailable(f"the schema is at revision {found}, this code needs {known}; run the migrations", code="schema_outdated")

@@ -4,239 +4,431 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
+
+from control_plane.http.schemas import ApiModel
 
 Percent = Annotated[int, Field(ge=1, le=1000)]
 Note = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
 Micros = Annotated[int, Field(ge=-(10**18), le=10**18)]
 
 
-class UsageTotal(BaseModel):
-    amount_micros: int = Field(description="Of everything: what is owed.")
+class UsageTotal(ApiModel):
+    """Sums of usage and money. Money is in micro-dollars: 1,000,000 is one US dollar."""
+
+    amount_micros: int
+    """Amount owed in micro-dollars: the sum of usage, refunds, storage and adjustments."""
     usage_micros: int
-    refund_micros: int = Field(description="Not above 0.")
+    """GPU time in micro-dollars, before refunds."""
+    refund_micros: int
+    """Refunds in micro-dollars, zero or negative."""
     storage_micros: int
+    """Storage beyond the tier's allowance, in micro-dollars."""
     adjustment_micros: int
-    spot_savings_micros: int = Field(description="What usage that was not refunded would have cost more on demand.")
+    """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
+    spot_savings_micros: int
+    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
     gpu_seconds: float
+    """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
+    """The part of `gpu_seconds` that was refunded."""
 
 
 class UsageResult(UsageTotal):
+    """Usage of one group within a time bucket."""
+
     object: Literal["usage.result"] = "usage.result"
-    job_id: str | None = Field(None, description="Where it was grouped by this; likewise the next four.")
+    """Object type, always `usage.result`."""
+    job_id: str | None = None
+    """Id of the job, if grouped by `job_id`; null otherwise and for what belongs to no job. The same holds for the fields below."""
     model: str | None = None
+    """Id of the base model, if grouped by `model`."""
     gpu_type: str | None = None
+    """Type of GPU, if grouped by `gpu_type`."""
     pricing: str | None = None
+    """Price class (`on_demand`, `spot` or `reserved`), if grouped by `pricing`."""
     kind: str | None = None
-    tenant: str | None = Field(None, description="Where an operator grouped by this.")
+    """Kind of ledger entry (`usage`, `refund`, `storage` or `adjustment`), if grouped by `kind`."""
+    tenant: str | None = None
+    """Id of the tenant, if an operator grouped by `tenant`."""
 
 
-class UsageBucket(BaseModel):
+class UsageBucket(ApiModel):
+    """Usage within one hour, day or month."""
+
     object: Literal["bucket"] = "bucket"
+    """Object type, always `bucket`."""
     start_time: int
+    """Start of the bucket, as Unix time in seconds (inclusive)."""
     end_time: int
+    """End of the bucket, as Unix time in seconds (exclusive)."""
     results: list[UsageResult]
+    """Usage by group; a single result if not grouped."""
 
 
-class UnbilledAttempt(BaseModel):
-    """An attempt that runs now: what it would cost if it ended at this moment."""
+class UnbilledAttempt(ApiModel):
+    """An attempt that is not billed yet, with what it would cost if it ended now."""
 
     tenant: str
+    """Id of the tenant."""
     job_id: str
+    """Id of the job the attempt belongs to."""
     attempt: int
+    """Number of the training attempt."""
     model: str
+    """Id of the base model."""
     gpu_type: str
+    """Type of its GPUs."""
     pricing: str
+    """Price class: `on_demand`, `spot` or `reserved`."""
     since: int
+    """When its workload started, as Unix time in seconds."""
     gpu_seconds: float
+    """GPU time so far, in seconds: time multiplied by the number of GPUs."""
     amount_micros: int
+    """Cost so far, in micro-dollars."""
 
 
-class StoredBytes(BaseModel):
-    day: str = Field(description="Of the newest sample, yyyy-mm-dd.")
-    bytes: dict[str, int] = Field(description="By class: files, datasets, checkpoints, adapters, exports.")
+class StoredBytes(ApiModel):
+    """Bytes stored by a tenant on one day."""
+
+    day: str
+    """Day of the newest sample in UTC, as `yyyy-mm-dd`."""
+    bytes: dict[str, int]
+    """Bytes by class: `files`, `datasets`, `checkpoints`, `adapters` and `exports`."""
 
 
-class Usage(BaseModel):
+class Usage(ApiModel):
+    """Usage over time."""
+
     object: Literal["usage"] = "usage"
-    start_time: int = Field(description="Edge of the first bucket.")
+    """Object type, always `usage`."""
+    start_time: int
+    """Start of the first bucket, as Unix time in seconds."""
     end_time: int
+    """End of the last bucket, as Unix time in seconds."""
     bucket_width: Literal["hour", "day", "month"]
+    """Width of the buckets: `hour`, `day` or `month`, of the calendar in UTC."""
     group_by: list[str]
+    """Dimensions the results are grouped by; empty if not grouped."""
     data: list[UsageBucket]
+    """Buckets in order of time."""
     total: UsageTotal
+    """Sums over all buckets."""
     unbilled: list[UnbilledAttempt]
-    stored: StoredBytes | None = Field(description="Of one tenant; null before its first sample.")
+    """Attempts running now, which are in no bucket yet."""
+    stored: StoredBytes | None
+    """Bytes stored, from the newest daily sample; null before the first sample, and in usage of all tenants."""
 
 
-class LedgerEntry(BaseModel):
+class LedgerEntry(ApiModel):
+    """An entry of the ledger: GPU time, storage, a refund or an adjustment."""
+
     id: str
+    """Id of the entry, derived from what it bills, such as `<job id>/a1/usage`."""
     object: Literal["ledger.entry"] = "ledger.entry"
+    """Object type, always `ledger.entry`."""
     kind: str
+    """`usage` (GPU time of an attempt), `refund`, `storage` or `adjustment`."""
     job_id: str | None
+    """Id of the job; null if it belongs to no job."""
     attempt: int | None
+    """Number of the training attempt; null if it belongs to no job."""
     gpu_type: str | None
+    """Type of GPU; null if it belongs to no job."""
     pricing: str | None
+    """Price class: `on_demand`, `spot` or `reserved`. Null if it belongs to no job."""
     gpu_seconds: float
+    """GPU time billed or refunded, in seconds; 0 if the entry is about something else."""
     amount_micros: int
-    list_micros: int = Field(description="The same at on-demand prices.")
+    """Amount in micro-dollars: positive if the tenant owes it, negative if it is given back."""
+    list_micros: int
+    """The same amount at on-demand prices, in micro-dollars."""
     occurred_at: int
-    detail: dict[str, Any] = Field(description="What it was computed from: times, prices, outcome.")
+    """When it occurred, as Unix time in seconds; it decides about the month it is billed in."""
+    detail: dict[str, Any]
+    """What the amount was computed from, such as times, prices and outcome."""
 
 
-class RefundCase(BaseModel):
+class RefundCase(ApiModel):
+    """An attempt whose failure may be the platform's fault, for an operator to decide on."""
+
     id: str
+    """Id of the case."""
     object: Literal["refund_case"] = "refund_case"
+    """Object type, always `refund_case`."""
     job_id: str
+    """Id of the job the attempt belongs to."""
     attempt: int
+    """Number of the training attempt."""
     amount_micros: int
-    outcome: str = Field(description="The failure class whose fault nobody can tell.")
+    """Amount that a grant refunds, in micro-dollars."""
+    outcome: str
+    """How the attempt ended, such as `oom`, which leaves open whose fault it was."""
     state: Literal["pending", "granted", "refused"]
+    """`pending`, `granted` or `refused`."""
     note: str | None
+    """Reason the operator gave for the decision; null while pending."""
     created_at: int
+    """When the case was opened, as Unix time in seconds."""
     decided_at: int | None
+    """When it was decided, as Unix time in seconds; null while pending."""
 
 
 class OperatorRefundCase(RefundCase):
+    """A refund case as operators see it."""
+
     tenant: str
+    """Id of the tenant."""
     decided_by: str | None
+    """Id of the operator who decided; null while pending."""
 
 
-class JobCost(BaseModel):
+class JobCost(ApiModel):
+    """Cost of a job, entry by entry."""
+
     object: Literal["fine_tuning.job.cost"] = "fine_tuning.job.cost"
+    """Object type, always `fine_tuning.job.cost`."""
     job_id: str
+    """Id of the job the cost is for."""
     total: UsageTotal
+    """Sums over all entries."""
     entries: list[LedgerEntry]
+    """Ledger entries of the job."""
     refund_cases: list[RefundCase]
+    """Refund cases of the job, decided or not."""
     unbilled: list[UnbilledAttempt]
+    """The attempt running now, which has no entry yet; empty if none is."""
 
 
-class Balance(BaseModel):
+class Balance(ApiModel):
+    """Balance of a tenant's ledger."""
+
     object: Literal["ledger.balance"] = "ledger.balance"
-    balance_micros: int = Field(description="All that was ever entered; payments are not kept here.")
+    """Object type, always `ledger.balance`."""
+    balance_micros: int
+    """Sum of all entries ever made, in micro-dollars. Payments are not recorded here."""
 
 
-class InvoiceLine(BaseModel):
+class InvoiceLine(ApiModel):
+    """A line of an invoice: one ledger entry."""
+
     entry_id: str
+    """Id of the ledger entry."""
     kind: str
+    """`usage`, `refund`, `storage` or `adjustment`."""
     description: str
+    """What is billed, for people."""
     job_id: str | None
+    """Id of the job; null if it belongs to no job."""
     attempt: int | None
+    """Number of the training attempt; null if it belongs to no job."""
     model: str | None
+    """Id of the base model; null if it belongs to no job."""
     gpu_type: str | None
+    """Type of GPU; null if it belongs to no job."""
     pricing: str | None
+    """Price class: `on_demand`, `spot` or `reserved`. Null if it belongs to no job."""
     gpu_seconds: float
+    """GPU time billed or refunded, in seconds."""
     occurred_at: str
-    late: bool = Field(description="Of an earlier month, whose invoice was issued before it came.")
+    """When it occurred, as an ISO 8601 time in UTC with milliseconds."""
+    late: bool
+    """Whether it belongs to an earlier month whose invoice had already been issued."""
     list_micros: int
+    """Amount at on-demand prices, in micro-dollars."""
     amount_micros: int
+    """Amount billed, in micro-dollars; negative for refunds."""
 
 
-class InvoicedTenant(BaseModel):
+class InvoicedTenant(ApiModel):
+    """The tenant an invoice is for."""
+
     id: str
+    """Id of the tenant."""
     name: str
+    """Name of the tenant."""
     tier: str
+    """Tier of the tenant: `free`, `standard` or `premium`."""
 
 
-class Overage(BaseModel):
-    """What of the month's GPU time exceeds the soft limit; its price is in the lines already."""
+class Overage(ApiModel):
+    """GPU time of the month beyond the soft limit. Its price is already part of the lines."""
 
     soft_gpu_hours: float
+    """Soft limit in GPU-hours per month."""
     used_gpu_hours: float
+    """GPU-hours used in the month, less refunds."""
     overage_gpu_hours: float
+    """GPU-hours beyond the soft limit."""
     overage_micros: int
+    """The part of the bill they account for, in micro-dollars."""
 
 
-class InvoiceSummary(BaseModel):
+class InvoiceSummary(ApiModel):
+    """An invoice without its lines."""
+
     id: str
+    """Id of the invoice."""
     object: Literal["invoice"] = "invoice"
+    """Object type, always `invoice`."""
     month: str
+    """Calendar month in UTC, as `yyyy-mm`."""
     status: Literal["draft", "issued"]
+    """`draft` until the month is settled, then `issued`. An issued invoice never changes."""
     total_micros: int
+    """Total in micro-dollars: the sum of the lines."""
     issued_at: int | None
-    sha256: str = Field(description="Of the document: JSON with sorted names and no blanks, of all fields but object, status, issued_at, "
-        "sha256 and unbilled.")  # fmt: skip
+    """When it was issued, as Unix time in seconds; null for a draft."""
+    sha256: str
+    """SHA-256 of the invoice as JSON with sorted keys and no whitespace, without the fields `object`, `status`, `issued_at`, `sha256` and
+    `unbilled`."""
 
 
 class Invoice(InvoiceSummary):
+    """The invoice of a month, with its lines."""
+
     period_start: int
+    """Start of the month, as Unix time in seconds (inclusive)."""
     period_end: int
+    """End of the month, as Unix time in seconds (exclusive)."""
     tenant: InvoicedTenant
+    """The tenant it is for."""
     currency: Literal["USD"]
+    """Currency, always `USD`."""
     lines: list[InvoiceLine]
+    """Lines of the invoice, one per ledger entry."""
     usage_micros: int
+    """GPU time in micro-dollars, before refunds."""
     refund_micros: int
+    """Refunds in micro-dollars, zero or negative."""
     storage_micros: int
+    """Storage beyond the tier's allowance, in micro-dollars."""
     adjustment_micros: int
+    """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
     total_usd: str
+    """Total in US dollars, as text."""
     spot_savings_micros: int
+    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
     gpu_seconds: float
+    """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
+    """The part of `gpu_seconds` that was refunded."""
     overage: Overage | None
-    unbilled: list[UnbilledAttempt] = Field(description="Of a draft: attempts that run now, and may still come on it.")
+    """GPU time beyond the soft limit; null if the tenant has no soft limit."""
+    unbilled: list[UnbilledAttempt]
+    """For a draft, attempts running now that may still be billed in this month; empty once it is issued."""
 
 
-class CreateBudget(BaseModel):
+class CreateBudget(ApiModel):
+    """A budget to create."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
-    limit_micros: Annotated[int, Field(ge=1, le=10**15)] = Field(description="A month.")
-    thresholds: Annotated[list[Percent], Field(min_length=1, max_length=10)] = Field([50, 80, 100], description="Percents of the limit.")
+    """Name of the budget, 1 to 100 characters."""
+    limit_micros: Annotated[int, Field(ge=1, le=10**15)]
+    """Amount per calendar month, in micro-dollars."""
+    thresholds: Annotated[list[Percent], Field(min_length=1, max_length=10)] = Field([50, 80, 100])
+    """Percentages of the limit at which you are notified: 1 to 10 of them, each from 1 to 1000."""
 
 
-class UpdateBudget(BaseModel):
+class UpdateBudget(ApiModel):
+    """Changes to a budget. Fields that are absent or null stay as they are."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
+    """New name, 1 to 100 characters."""
     limit_micros: Annotated[int, Field(ge=1, le=10**15)] | None = None
+    """New amount per calendar month, in micro-dollars."""
     thresholds: Annotated[list[Percent], Field(min_length=1, max_length=10)] | None = None
+    """New percentages of the limit at which you are notified: 1 to 10 of them, each from 1 to 1000."""
 
 
-class Budget(BaseModel):
+class Budget(ApiModel):
+    """A monthly amount, with thresholds at which you are notified. It stops nothing."""
+
     id: str
+    """Id of the budget."""
     object: Literal["budget"] = "budget"
+    """Object type, always `budget`."""
     name: str
+    """Name of the budget."""
     limit_micros: int
+    """Amount per calendar month, in micro-dollars."""
     thresholds: list[int]
-    spent_micros: int = Field(description="This month, with what attempts that run now cost so far.")
-    alerted: list[int] = Field(description="Thresholds that were told of this month.")
+    """Percentages of the limit at which you are notified."""
+    spent_micros: int
+    """Spent this month in micro-dollars, including what running attempts cost so far."""
+    alerted: list[int]
+    """Thresholds you were notified of this month."""
     created_at: int
+    """When it was created, as Unix time in seconds."""
     updated_at: int
+    """When it was last changed, as Unix time in seconds."""
 
 
-class DecideRefund(BaseModel):
+class DecideRefund(ApiModel):
+    """A decision on a refund case."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    note: Note = Field(description="Why; the tenant reads it.")
+    note: Note
+    """Reason for the decision, 1 to 2,000 characters, which the tenant can read."""
 
 
-class Adjust(BaseModel):
+class Adjust(ApiModel):
+    """A correction of a tenant's bill."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     tenant: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    amount_micros: Micros = Field(description="Positive: the tenant owes more.")
+    """Id of the tenant."""
+    amount_micros: Micros
+    """Amount in micro-dollars: positive if the tenant owes more, negative if it owes less. Zero is refused."""
     reason: Note
-    key: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = Field(None, description="The same key makes it once.")
+    """Reason, 1 to 2,000 characters, which is shown on the invoice."""
+    key: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
+    """Your name for the adjustment, 1 to 100 characters: sending the same key again makes no second adjustment."""
 
 
-class TrialBalance(BaseModel):
+class TrialBalance(ApiModel):
+    """Balances of all accounts of the ledger."""
+
     object: Literal["ledger.trial_balance"] = "ledger.trial_balance"
+    """Object type, always `ledger.trial_balance`."""
     accounts: dict[str, int]
-    receivables: dict[str, int] = Field(description="By tenant.")
-    total_micros: int = Field(description="0, as long as the ledger is whole.")
-
-
-class LedgerDifference(BaseModel):
-    code: str
-    id: str
-    detail: str
-
-
-class LedgerCheck(BaseModel):
-    object: Literal["ledger.check"] = "ledger.check"
-    num_entries: int
-    num_intervals: int
-    num_invoices: int
+    """Balances by account, in micro-dollars."""
+    receivables: dict[str, int]
+    """What each tenant owes by tenant id, in micro-dollars."""
     total_micros: int
+    """Sum of all accounts in micro-dollars; zero if the ledger balances."""
+
+
+class LedgerDifference(ApiModel):
+    """Something in the ledger that is not as it should be."""
+
+    code: str
+    """Kind of difference: `unbalanced`, `not_billed`, `refund`, `recomputed`, `storage` or `invoice`."""
+    id: str
+    """Id of the ledger entry or invoice."""
+    detail: str
+    """Explanation for people."""
+
+
+class LedgerCheck(ApiModel):
+    """Result of a check of the ledger."""
+
+    object: Literal["ledger.check"] = "ledger.check"
+    """Object type, always `ledger.check`."""
+    num_entries: int
+    """Ledger entries checked."""
+    num_intervals: int
+    """Finished attempts whose entries were recomputed from their reports."""
+    num_invoices: int
+    """Issued invoices that were verified."""
+    total_micros: int
+    """Sum of all accounts in micro-dollars; zero if the ledger balances."""
     differences: list[LedgerDifference]
+    """Differences found; empty if the ledger is correct."""

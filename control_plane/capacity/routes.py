@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from control_plane.capacity import nodes, schemas
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Operator, OperatorPlatform
 from control_plane.platform.epoch_time import epoch_seconds
@@ -12,27 +13,27 @@ from control_plane.platform.epoch_time import epoch_seconds
 router = APIRouter(prefix="/v1/admin/nodes", tags=["operators"])
 
 
-@router.get("")
+@router.get("", summary="List nodes")
 def list_nodes(platform: OperatorPlatform) -> http_schemas.ListOf[schemas.Node]:
-    """Every node of every pool, with the GPUs that are held there and whether it is drained."""
+    """List the nodes of all pools with the GPUs held on each and whether it is drained."""
     return http_schemas.ListOf(data=[_rendered(node) for node in nodes.list_nodes(platform)], has_more=False)
 
 
-@router.get("/{node}")
-def retrieve(platform: OperatorPlatform, node: str) -> schemas.Node:
-    """One node."""
+@router.get("/{node}", summary="Retrieve a node")
+def retrieve(platform: OperatorPlatform, node: parameters.NodeName) -> schemas.Node:
+    """Return a node with the GPUs held on it."""
     return _rendered(nodes.get(platform, node))
 
 
-@router.post("/{node}/drain")
-def drain(platform: OperatorPlatform, operator: Operator, node: str, body: schemas.DrainNode) -> schemas.Node:
-    """Place nothing new on the node; what runs there goes on. Draining it again changes the reason."""
+@router.post("/{node}/drain", summary="Drain a node")
+def drain(platform: OperatorPlatform, operator: Operator, node: parameters.NodeName, body: schemas.DrainNode) -> schemas.Node:
+    """Place no new jobs on a node; running jobs continue. Draining it again changes the reason."""
     return _rendered(nodes.drain(platform, node, reason=body.reason, by=operator.id))
 
 
-@router.post("/{node}/undrain")
-def undrain(platform: OperatorPlatform, node: str) -> schemas.Node:
-    """Place jobs on the node again."""
+@router.post("/{node}/undrain", summary="Undrain a node")
+def undrain(platform: OperatorPlatform, node: parameters.NodeName) -> schemas.Node:
+    """Place jobs on a node again."""
     return _rendered(nodes.undrain(platform, node))
 
 

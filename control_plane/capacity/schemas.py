@@ -4,25 +4,44 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from control_plane.http.schemas import ApiModel
 
 
-class Node(BaseModel):
-    id: str = Field(description="Its name, which no other node has.")
+class Node(ApiModel):
+    """A node of a pool."""
+
+    id: str
+    """Name of the node, unique among all pools."""
     object: Literal["node"] = "node"
+    """Object type, always `node`."""
     pool: str
+    """Name of the pool it is part of."""
     gpu_type: str
-    fabric: str | None = Field(description="Gangs of several nodes stay inside one.")
+    """Type of its GPUs, such as `h100-80gb`."""
+    fabric: str | None
+    """Name of the network fabric it is part of; jobs on several nodes stay within one fabric. Null if it has none."""
     num_gpus: int
+    """GPUs of the node."""
     used_gpus: int
+    """GPUs held by jobs."""
     num_jobs: int
-    state: str = Field(description="ready; draining while jobs go on there; drained.")
+    """Jobs that hold GPUs on the node."""
+    state: str
+    """`ready`, `draining` (takes no new jobs, but jobs are still running on it) or `drained` (nothing is running on it)."""
     drained_at: int | None
-    drained_by: str | None = Field(description="The operator's key, or `cli:` and the machine's user.")
+    """When draining began, as Unix time in seconds; null if the node is ready."""
+    drained_by: str | None
+    """Who drained it: the id of an operator key, or `cli:` and the user name on the platform's machine. Null if the node is ready."""
     reason: str | None
+    """Reason given for draining it; null if the node is ready."""
 
 
-class DrainNode(BaseModel):
+class DrainNode(ApiModel):
+    """Why a node is drained."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    reason: str = Field(min_length=1, max_length=1000, description="For other operators.")
+    reason: str = Field(min_length=1, max_length=1000)
+    """Reason, 1 to 1,000 characters, for other operators."""

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from control_plane.console.report_page import report_page
 from control_plane.datasets import hub, previews, responses, schemas
 from control_plane.datasets import service as datasets
-from control_plane.http import forms
+from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 
-@router.get("")
-def list_datasets(platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20) -> http_schemas.ListOf[schemas.Dataset]:
-    """Dataset versions, newest first."""
+@router.get("", summary="List datasets")
+def list_datasets(
+    platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
+) -> http_schemas.ListOf[schemas.Dataset]:
+    """List your dataset versions, newest first."""
     found = datasets.list_datasets(platform, tenant, after=after, limit=limit)
     return http_schemas.ListOf(data=[responses.dataset(r) for r in found.items], has_more=found.has_more)
 
 
-@router.post("/import")
+@router.post("/import", summary="Import a dataset from the Hub")
 def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
-    """Make a file from a dataset of the Hub, at a pinned revision: fetched after this answers, then validated as an upload is."""
+    """Create a file from a Hugging Face dataset at a pinned revision. It is fetched after this returns, then validated like an upload."""
     token = body.hub_token or ""
     policies = forms.with_reading(body.policies, encoding=body.encoding, rows_at=body.rows_at)
     row = hub.import_dataset(
@@ -36,30 +38,47 @@ def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body
     return responses.file(row)
 
 
-@router.get("/{dataset_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, dataset_id: str) -> schemas.Dataset:
-    """One dataset version."""
+@router.get("/{dataset_id}", summary="Retrieve a dataset")
+def retrieve(platform: PlatformDep, tenant: Reader, dataset_id: parameters.DatasetId) -> schemas.Dataset:
+    """Return a dataset version."""
     return responses.dataset(datasets.get(platform, tenant, dataset_id))
 
 
-@router.post("/{dataset_id}/approve")
-def approve(platform: PlatformDep, principal: Approver, dataset_id: str) -> schemas.Dataset:
-    """Let jobs train on a dataset that its policies hold back for review; approving again changes nothing."""
+@router.post("/{dataset_id}/approve", summary="Approve a dataset")
+def approve(platform: PlatformDep, principal: Approver, dataset_id: parameters.DatasetId) -> schemas.Dataset:
+    """Approve a dataset version that its policies hold for review, so that jobs may train on it. Approving again changes nothing."""
     return responses.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, key_id=principal.key_id))
 
 
-@router.get("/{dataset_id}/preview")
+@router.get("/{dataset_id}/preview", summary="Preview a dataset")
 def preview(
-    platform: PlatformDep, tenant: Reader, dataset_id: str, model: str, num_examples: int = 5, max_seq_len: int | None = None
+    platform: PlatformDep,
+    tenant: Reader,
+    dataset_id: parameters.DatasetId,
+    model: Annotated[str, Query(description="Base model whose chat template and tokenizer are used.")],
+    num_examples: Annotated[int, Query(description="Examples to return, 1 to 100.")] = 5,
+    max_seq_len: Annotated[
+        int | None, Query(description="Sequence length in tokens to truncate at. Default: the context length of the model.")
+    ] = None,
 ) -> http_schemas.ListOf[dict[str, Any]]:
-    """The first examples exactly as they are trained: rendered text, token ids, which spans carry loss, what is cut."""
+    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans that carry loss, and truncation."""
     shown = previews.preview_dataset(platform, tenant, dataset_id, model=model, num_examples=num_examples, max_seq_len=max_seq_len)
     return http_schemas.ListOf(data=shown)
 
 
-@router.get("/{dataset_id}/report", response_model=dict[str, Any], responses={200: {"content": {"text/html": {}}}})
-def report(platform: PlatformDep, tenant: Reader, dataset_id: str, accept: str = Header("application/json")) -> Response:
-    """The report of a dataset version, or of a file by its id: a refused file has a report, too. As a page for `Accept: text/html`."""
+@router.get(
+    "/{dataset_id}/report",
+    summary="Retrieve a validation report",
+    response_model=dict[str, Any],
+    responses={200: {"content": {"text/html": {}}}},
+)
+def report(
+    platform: PlatformDep,
+    tenant: Reader,
+    dataset_id: Annotated[str, Path(description="Id of the dataset version (`ds_...`) or of the file (`file-...`).")],
+    accept: parameters.Accept = "application/json",
+) -> Response:
+    """Return the validation report of a dataset version or of a file, including a refused one; as an HTML page if `Accept` asks for it."""
     found = datasets.report(platform, tenant, dataset_id)
     if "text/html" in accept:
         return HTMLResponse(

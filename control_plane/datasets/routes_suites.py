@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
@@ -19,17 +20,21 @@ FORM = {
     "type": "object",
     "required": ["file", "name", "field"],
     "properties": {
-        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-        "name": {"type": "string"},
-        "field": {"type": "string", "description": "Field of a row that holds the question; several with commas between."},
-        "column_map": {"type": "string", "description": "For CSV and Parquet: JSON, theirs to ours."},
+        "file": {"type": "string", "contentMediaType": "application/octet-stream", "description": "File with the rows of the suite."},
+        "name": {"type": "string", "description": "Name of the suite, unique among your own."},
+        "field": {"type": "string", "description": "Field of a row that holds the question; several are separated by commas, at most 8."},
+        "column_map": {"type": "string", "description": 'Which field each source column becomes, as JSON such as {"query": "prompt"}.'},
     },
 }
 
 
-@router.post("", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}})
+@router.post(
+    "",
+    summary="Add an evaluation suite",
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}},
+)
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
-    """Register a suite of your own: uploads from now on are searched for its items."""
+    """Register an evaluation suite of your own. Files validated from now on are checked for its items."""
     async with request.form(max_files=1) as form:  # here, and not as a parameter: the key has been looked at before
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         file = form.get("file")
@@ -50,14 +55,14 @@ def _required(fields: Mapping[str, str], name: str) -> str:
     return fields[name]
 
 
-@router.get("")
+@router.get("", summary="List evaluation suites")
 def list_suites(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.Suite]:
-    """The suites that ship, the operator's, then yours."""
+    """List the suites that your files are checked against: those that ship with the platform, the operator's, and your own."""
     return http_schemas.ListOf(data=[responses.suite(r) for r in suites.list_suites(platform, tenant)])
 
 
-@router.delete("/{name}")
-def remove(platform: PlatformDep, tenant: Writer, name: str) -> http_schemas.Deleted:
-    """Take one of your suites out; the operator's are not yours to remove."""
+@router.delete("/{name}", summary="Remove an evaluation suite")
+def remove(platform: PlatformDep, tenant: Writer, name: Annotated[str, Path(description="Name of the suite.")]) -> http_schemas.Deleted:
+    """Remove one of your evaluation suites. Those of the platform and the operator cannot be removed."""
     suites.remove(platform, tenant, name)
     return http_schemas.Deleted(id=name, object="eval_suite")

@@ -4,92 +4,156 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from control_plane.http.schemas import ApiModel
 from ft_assets.datasets.readers.encodings import ENCODINGS, UTF8
 
-ENCODING_HELP = f"Of the file's text, where it is not UTF-8: {', '.join(e for e in ENCODINGS if e != UTF8)}."
+ENCODING_HELP = f"Encoding of the file's text if it is not UTF-8: {', '.join(f'`{e}`' for e in ENCODINGS if e != UTF8)}."
 
 
-class Progress(BaseModel):
-    """How far a validation is."""
+class Progress(ApiModel):
+    """Progress of the fetch or validation of a file."""
 
     stage: str
+    """What is being done now, such as `reading`, `duplicates`, `writing` or `tokenizing`."""
     rows: int
+    """Rows processed in this stage."""
     bytes: int
-    total_bytes: int = Field(description="0 where it is not known.")
+    """Bytes processed in this stage."""
+    total_bytes: int
+    """Bytes in this stage in total; 0 if unknown."""
 
 
-class File(BaseModel):
+class File(ApiModel):
+    """An uploaded or imported file, or a result file of a job."""
+
     id: str
+    """Id of the file, starting with `file-`."""
     object: Literal["file"] = "file"
+    """Object type, always `file`."""
     bytes: int
+    """Size in bytes; 0 for an import that is not fetched yet."""
     created_at: int
-    expires_at: int | None = Field(description="When the file is deleted, if no job that has not ended names it; null: never.")
+    """When the file was created, as Unix time in seconds."""
+    expires_at: int | None
+    """When the file expires, as Unix time in seconds; null if it never does. Deletion waits until no unfinished job uses the file."""
     filename: str
+    """Name of the file."""
     purpose: str
+    """`fine-tune` for training data, `fine-tune-results` for the result file of a job."""
     status: str
+    """`uploaded` until validation ends, then `processed` (usable for training) or `error` (refused)."""
     status_details: str | None
+    """Why the file was refused, for people; null unless `status` is `error`."""
     sha256: str
+    """SHA-256 of the content; empty for an import that is not fetched yet."""
     dataset_id: str | None
+    """Id of the dataset version made from the file; null unless `status` is `processed`."""
     report_url: str | None
-    status_code: str | None = Field(description="Of a refused file: why, as a code.")
-    policies: dict[str, Any] = Field(description="As asked for with the upload; the report holds all of them.")
-    model: str | None = Field(description="Base model whose tokens the report counts.")
-    source: str | None = Field(description="hf://... of an import.")
-    progress: Progress | None = Field(description="Of a fetch or a validation that runs; GET /v1/files/{id}/events streams it.")
-
-
-class FileEvent(BaseModel):
-    object: Literal["file.event"] = "file.event"
-    file_id: str
-    status: str
-    status_details: str | None
-    dataset_id: str | None
+    """Path of the validation report; null while `status` is `uploaded` and for result files."""
+    status_code: str | None
+    """Stable code for why the file was refused, documented in docs/errors.md; null unless `status` is `error`."""
+    policies: dict[str, Any]
+    """Validation policies as requested; policies left out take their defaults. The report lists all that were applied."""
+    model: str | None
+    """Base model whose tokenizer counts the tokens; null if none was named."""
+    source: str | None
+    """Hub dataset the file was imported from, as `hf://` with its revision; null for uploads."""
     progress: Progress | None
+    """Progress of a running fetch or validation, also streamed by `GET /v1/files/{file_id}/events`; null if none is running."""
 
 
-class Dataset(BaseModel):
-    """An immutable dataset version."""
+class FileEvent(ApiModel):
+    """A change in the validation of a file, as streamed by `GET /v1/files/{file_id}/events`."""
+
+    object: Literal["file.event"] = "file.event"
+    """Object type, always `file.event`."""
+    file_id: str
+    """Id of the file."""
+    status: str
+    """`uploaded`, `processed` or `error`, as in the file."""
+    status_details: str | None
+    """Why the file was refused; null unless `status` is `error`."""
+    dataset_id: str | None
+    """Id of the dataset version made from the file; null unless `status` is `processed`."""
+    progress: Progress | None
+    """Progress of a running fetch or validation; null if none is running."""
+
+
+class Dataset(ApiModel):
+    """An immutable dataset version, made from a validated file."""
 
     id: str
+    """Id of the dataset version: `ds_` and a hash of its content and settings."""
     object: Literal["dataset"] = "dataset"
+    """Object type, always `dataset`."""
     name: str
+    """Name of the dataset, taken from the file's name."""
     version: int
+    """Number of this version among those of the same name, starting at 1."""
     format: str
+    """Format of the rows: `chat`, `preference`, `kto` or `text`."""
     row_count: int
-    token_count: int | None = Field(description="Null where no base model counted its tokens.")
+    """Rows in the dataset, after bad rows and duplicates were dropped."""
+    token_count: int | None
+    """Tokens in the dataset; null if no base model was named to count them."""
     dedup_removed: int
-    contamination_flagged: int | None = Field(description="Rows found in an evaluation suite. Null: not checked.")
-    contamination_suites: list[str] = Field(description="Evaluation suites that the rows were compared with. Empty: not checked.")
+    """Rows dropped as exact or near duplicates."""
+    contamination_flagged: int | None
+    """Rows that repeat an item of an evaluation suite; null if not checked."""
+    contamination_suites: list[str]
+    """Names of the evaluation suites the rows were compared with; empty if not checked."""
     uri: str
-    review: str = Field(description="none, pending (no job trains on it yet), approved.")
+    """Where the rows are stored, for the platform's own use."""
+    review: str
+    """`none` (no review needed), `pending` (jobs are refused until it is approved) or `approved`."""
     approved_at: int | None
-    approved_by: str | None = Field(description="Id of the key that approved it.")
+    """When it was approved, as Unix time in seconds; null if it was not."""
+    approved_by: str | None
+    """Id of the API key that approved it; null if it was not approved."""
     report_url: str
+    """Path of the validation report."""
     created_at: int
+    """When the version was created, as Unix time in seconds."""
 
 
-class ImportDataset(BaseModel):
+class ImportDataset(ApiModel):
+    """A dataset to import from the Hugging Face Hub."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    hub_id: str = Field(description="`hf://owner/name` with a pinned revision, as `ft check` takes it.")
+    hub_id: str
+    """Dataset to import, `hf://owner/name` with a pinned revision, in the form `ft check` takes."""
     column_map: dict[str, str] | None = None
+    """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: dict[str, Any] | None = None
+    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
-    rows_at: str | None = Field(None, description="Key of the rows, in a file that is one JSON object.")
-    model: str | None = Field(None, description="Base model whose tokenizer counts.")
-    hub_token: str | None = Field(None, description="Yours, for a dataset that is not public. It is used for the fetch and never stored.")
+    rows_at: str | None = None
+    """For a file that is one JSON object, the key under which the rows are. At most 200 characters."""
+    model: str | None = None
+    """Base model whose tokenizer counts the tokens. If absent, tokens are not counted."""
+    hub_token: str | None = None
+    """Your Hub token, for a dataset that is not public. Used for the fetch and never stored."""
 
 
-class Suite(BaseModel):
-    """An evaluation suite that datasets are held against."""
+class Suite(ApiModel):
+    """An evaluation suite that datasets are checked against for contamination."""
 
     id: str
+    """Id of the suite."""
     object: Literal["eval_suite"] = "eval_suite"
+    """Object type, always `eval_suite`."""
     name: str
-    owner: str = Field(description="platform (ships as hashes), operator, or tenant.")
+    """Name of the suite."""
+    owner: str
+    """Who registered it: `platform` (ships with it, as hashes), `operator` or `tenant` (you)."""
     field: str
+    """Field of its rows that is compared; several are separated by commas."""
     num_items: int
+    """Items in the suite."""
     sha256: str
-    created_at: int | None = Field(description="Null for suites that ship.")
+    """SHA-256 of the items."""
+    created_at: int | None
+    """When it was registered, as Unix time in seconds; null for suites that ship with the platform."""

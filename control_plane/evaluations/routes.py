@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel
 
 from control_plane.console.evaluation_page import MAX_SAMPLES, evaluation_page
 from control_plane.evaluations import report_view, schemas
 from control_plane.evaluations.report_view import Assessment, SamplePage
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader
 from control_plane.platform.context import Platform
@@ -19,24 +20,29 @@ router = APIRouter(tags=["fine_tuning"])
 POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-@router.get("/{job_id}/evaluation", response_model=schemas.JobEvaluation, responses={200: {"content": {"text/html": {}}}})
-def evaluation(platform: PlatformDep, tenant: Reader, job_id: str, accept: str = Header("application/json")) -> Response:
-    """The adapter next to its base and the last accepted one, the verdict, and advice. As a page for `Accept: text/html`."""
+@router.get(
+    "/{job_id}/evaluation",
+    summary="Retrieve the evaluation of a job",
+    response_model=schemas.JobEvaluation,
+    responses={200: {"content": {"text/html": {}}}},
+)
+def evaluation(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId, accept: parameters.Accept = "application/json") -> Response:
+    """Return the evaluation of a job's adapter against its base model and the last accepted adapter: scores, verdict and advice."""
     found = report_view.get(platform, tenant, job_id)
     return answer(platform, tenant, found, rendered(found), accept=accept)
 
 
-@router.get("/{job_id}/evaluation/samples")
+@router.get("/{job_id}/evaluation/samples", summary="List the evaluated items of a job")
 def samples(
     platform: PlatformDep,
     tenant: Reader,
-    job_id: str,
-    suite: Annotated[str | None, Query(description="As `holdout`, `safety`, `golden`, `capability/NAME`.")] = None,
-    only: Annotated[str | None, Query(description="`changed`, `worse` or `better`.")] = None,
-    after: str | None = None,
-    limit: int = 50,
+    job_id: parameters.JobId,
+    suite: parameters.Suite = None,
+    only: parameters.Change = None,
+    after: parameters.After = None,
+    limit: Annotated[int, parameters.limit(200)] = 50,
 ) -> http_schemas.ListOf[schemas.EvaluationSample]:
-    """Every item as each model answered it, in a fixed order."""
+    """List the items of a job's evaluation with the answers of each model, in a fixed order."""
     return listed(report_view.samples(platform, tenant, job_id, suite=suite, only=only, after=after, limit=limit))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter
 from fastapi.responses import Response
 from sqlalchemy.engine import RowMapping
 
@@ -14,6 +14,7 @@ from control_plane.evaluations import routes as evaluation_routes
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.schemas import EvaluationSample
 from control_plane.evaluations.schemas_adapters import AdapterEvaluation, AdapterEvaluationReport, CreateEvaluation
+from control_plane.http import parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.schemas import ListOf
 from control_plane.platform.context import Platform
@@ -22,36 +23,49 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 TIMES = ("created_at", "started_at", "finished_at")
 
 
-@router.get("/{adapter_id:path}/evaluations")
+@router.get("/{adapter_id:path}/evaluations", summary="List the evaluations of an adapter")
 def list_evaluations(
-    platform: PlatformDep, tenant: Reader, adapter_id: str, after: str | None = None, limit: int = 20
+    platform: PlatformDep,
+    tenant: Reader,
+    adapter_id: parameters.AdapterId,
+    after: parameters.After = None,
+    limit: parameters.Limit = 20,
 ) -> ListOf[AdapterEvaluation]:
-    """Verdicts on an adapter and those that it waits for, newest first."""
+    """List the evaluations of an adapter, finished or not, newest first."""
     found = evaluations.list_evaluations(platform, tenant, adapter_id, after=after, limit=limit)
     return ListOf(data=[shown(row) for row in found.items], has_more=found.has_more)
 
 
-@router.post("/{adapter_id:path}/evaluations")
-def create(platform: PlatformDep, tenant: Writer, adapter_id: str, body: CreateEvaluation | None = None) -> AdapterEvaluation:
-    """Evaluate an adapter once more, on the present bytes of its base; one that waits already is returned."""
+@router.post("/{adapter_id:path}/evaluations", summary="Evaluate an adapter")
+def create(
+    platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: CreateEvaluation | None = None
+) -> AdapterEvaluation:
+    """Evaluate an adapter again on the current version of its base model. If the same evaluation is already pending, it is returned."""
     return shown(evaluations.request(platform, tenant, adapter_id, rules=body.eval_config if body else None))
 
 
-@router.get("/{adapter_id:path}/evaluations/{evaluation_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: str, evaluation_id: str) -> AdapterEvaluation:
-    """One evaluation of an adapter."""
+@router.get("/{adapter_id:path}/evaluations/{evaluation_id}", summary="Retrieve an evaluation of an adapter")
+def retrieve(
+    platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, evaluation_id: parameters.EvaluationId
+) -> AdapterEvaluation:
+    """Return an evaluation of an adapter."""
     return shown(_found(platform, tenant, adapter_id, evaluation_id))
 
 
 @router.get(
     "/{adapter_id:path}/evaluations/{evaluation_id}/report",
+    summary="Retrieve the report of an evaluation",
     response_model=AdapterEvaluationReport,
     responses={200: {"content": {"text/html": {}}}},
 )
 def report(
-    platform: PlatformDep, tenant: Reader, adapter_id: str, evaluation_id: str, accept: str = Header("application/json")
+    platform: PlatformDep,
+    tenant: Reader,
+    adapter_id: parameters.AdapterId,
+    evaluation_id: parameters.EvaluationId,
+    accept: parameters.Accept = "application/json",
 ) -> Response:
-    """What a finished evaluation measured, its verdict, and advice. As a page for `Accept: text/html`."""
+    """Return what a finished evaluation measured, its verdict and advice; as an HTML page if `Accept` asks for it."""
     row = _found(platform, tenant, adapter_id, evaluation_id)
     found = report_view.of_evaluation(platform, row)
     told = AdapterEvaluationReport(
@@ -64,18 +78,18 @@ def report(
     return evaluation_routes.answer(platform, tenant, found, told, accept=accept)
 
 
-@router.get("/{adapter_id:path}/evaluations/{evaluation_id}/samples")
+@router.get("/{adapter_id:path}/evaluations/{evaluation_id}/samples", summary="List the items of an evaluation")
 def samples(
     platform: PlatformDep,
     tenant: Reader,
-    adapter_id: str,
-    evaluation_id: str,
-    suite: Annotated[str | None, Query(description="As `holdout`, `safety`, `golden`, `capability/NAME`.")] = None,
-    only: Annotated[str | None, Query(description="`changed`, `worse` or `better`.")] = None,
-    after: str | None = None,
-    limit: int = 50,
+    adapter_id: parameters.AdapterId,
+    evaluation_id: parameters.EvaluationId,
+    suite: parameters.Suite = None,
+    only: parameters.Change = None,
+    after: parameters.After = None,
+    limit: Annotated[int, parameters.limit(200)] = 50,
 ) -> ListOf[EvaluationSample]:
-    """Every item as each model answered it, in a fixed order."""
+    """List the items of an evaluation with the answers of each model, in a fixed order."""
     row = _found(platform, tenant, adapter_id, evaluation_id)
     return evaluation_routes.listed(report_view.samples_of_evaluation(platform, row, suite=suite, only=only, after=after, limit=limit))
 

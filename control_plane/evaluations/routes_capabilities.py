@@ -13,9 +13,9 @@ from control_plane.http.authentication import PlatformDep, Reader
 router = APIRouter(prefix="/v1/capability_suites", tags=["evaluations"])
 
 
-@router.get("")
+@router.get("", summary="List capability suites")
 def list_capability_suites(platform: PlatformDep, _: Reader) -> http_schemas.ListOf[schemas_capabilities.CapabilitySuite]:
-    """Names for ``eval_config.capability``; one that is not ready says why, and a job that names it is refused."""
+    """List the capability suites that jobs may name in `eval_config.capability`, with the reason for those that are not ready."""
     default = platform.settings.eval_suites
     found = capability_suites.listing(platform)
     return http_schemas.ListOf(

@@ -4,63 +4,107 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from control_plane.http.schemas import ApiModel
 
 
-class Finding(BaseModel):
-    """One rule of the gate, with what it found."""
+class Finding(ApiModel):
+    """Result of one rule of the evaluation gate."""
 
     rule: str
-    code: str = Field(description="`ok`, or the reason code of a failure or a warning; see docs/errors.md.")
-    passed: bool
-    blocking: bool = Field(description="Whether a failure of this rule quarantines the adapter.")
-    detail: str
-    values: dict[str, Any] = Field(description="The numbers that decided.")
-    next_step: str
-
-
-class EvaluationVerdict(BaseModel):
-    outcome: Literal["passed", "quarantined"]
-    mode: Literal["gate", "monitor"]
-    basis: Literal["answers", "judge", "preferences", "perplexity", "nothing"] | None = Field(
-        None, description="What the task rule compared; `perplexity`: no generated answers were compared."
-    )
-    rests_on: str = Field(description="The same in words.")
-    reasons: list[str] = Field(description="Codes of what blocks.")
-    warnings: list[str] = Field(description="Codes of what does not block and is worth a look.")
-    findings: list[Finding]
-
-
-class EvaluationAdvice(BaseModel):
+    """Name of the rule, such as `task`, `golden`, `capability` or `safety`."""
     code: str
+    """`ok`, `not_measured`, or the reason code of the failure or warning, documented in docs/errors.md."""
+    passed: bool
+    """Whether the rule passed."""
+    blocking: bool
+    """Whether failing this rule quarantines the adapter."""
+    detail: str
+    """Explanation for people, with the numbers."""
+    values: dict[str, Any]
+    """Numbers that decided: scores, confidence interval, number of items, limit."""
+    next_step: str
+    """What to do about it; empty if nothing."""
+
+
+class EvaluationVerdict(ApiModel):
+    """Outcome of an evaluation, with the result of every rule."""
+
+    outcome: Literal["passed", "quarantined"]
+    """`passed`, or `quarantined` if a blocking rule failed."""
+    mode: Literal["gate", "monitor"]
+    """`gate` (rules block) or `monitor` (only an adapter that cannot be applied or served is blocked)."""
+    basis: Literal["answers", "judge", "preferences", "perplexity", "nothing"] | None = None
+    """What the task rule compared: `answers`, `judge` verdicts, `preferences`, `perplexity` (no generated answers) or `nothing`. Null in
+    verdicts of earlier versions."""
+    rests_on: str
+    """`basis` in words."""
+    reasons: list[str]
+    """Codes of the blocking rules that failed; empty if the adapter passed."""
+    warnings: list[str]
+    """Codes of findings that do not block but deserve a look."""
+    findings: list[Finding]
+    """Results of all rules."""
+
+
+class EvaluationAdvice(ApiModel):
+    """A suggestion for the next training run. It never blocks an adapter."""
+
+    code: str
+    """Stable code, documented in docs/evaluations.md; empty in reports of earlier versions."""
     message: str
+    """The suggestion for people."""
     evidence: dict[str, Any]
-    changes: dict[str, Any] = Field(description="Hyperparameters for the next run.")
+    """Numbers it is based on."""
+    changes: dict[str, Any]
+    """Hyperparameters to set in the next run, as `POST /v1/fine_tuning/jobs` takes them."""
 
 
-class JobEvaluation(BaseModel):
+class JobEvaluation(ApiModel):
+    """Evaluation of a job's adapter."""
+
     object: Literal["fine_tuning.job.evaluation"] = "fine_tuning.job.evaluation"
+    """Object type, always `fine_tuning.job.evaluation`."""
     job_id: str
-    report: dict[str, Any] = Field(description="Scores with intervals, samples, judge, suites, cost; see docs/evaluations.md.")
+    """Id of the job whose adapter was evaluated."""
+    report: dict[str, Any]
+    """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
+    fields."""
     verdict: EvaluationVerdict
+    """Outcome, with the result of every rule."""
     advice: list[EvaluationAdvice]
-    next_run: dict[str, Any] = Field(description="Hyperparameters that all advice together comes to.")
+    """Suggestions for the next training run."""
+    next_run: dict[str, Any]
+    """Hyperparameters that combine all suggestions."""
     samples_url: str
+    """Path to list all items with the answers of each model."""
 
 
-class EvaluationSample(BaseModel):
-    """One item, as base, adapter and the last accepted adapter answered it."""
+class EvaluationSample(ApiModel):
+    """One item of an evaluation, with the answers of the base model, the adapter and the last accepted adapter."""
 
     object: Literal["fine_tuning.job.evaluation.sample"] = "fine_tuning.job.evaluation.sample"
-    id: str = Field(description="Suite and item; `after` takes it.")
+    """Object type, always `fine_tuning.job.evaluation.sample`."""
+    id: str
+    """Id of the sample, `<suite>/<item_id>`; pass it as `after` to page."""
     suite: str
+    """Suite the item belongs to, such as `holdout`, `safety`, `golden` or `capability/<name>`."""
     item_id: str
+    """Id of the item within its suite."""
     prompt: str
+    """Prompt, shortened if long; empty for capability suites."""
     expected: str
+    """Expected answer, shortened if long; empty if the suite has none."""
     base: str
+    """Answer of the base model, shortened if long; empty for capability suites."""
     adapter: str
+    """Answer of the adapter, shortened if long; empty for capability suites."""
     previous: str | None = None
-    change: Literal["better", "worse", "changed", "same"] = Field(description="`changed`: another answer that scores alike.")
+    """Answer of the last accepted adapter, shortened if long; null if it was not evaluated."""
+    change: Literal["better", "worse", "changed", "same"]
+    """How the adapter compares with the base: `better`, `worse`, `changed` (a different answer with the same score) or `same`."""
     metric: str | None = None
-    scores: dict[str, dict[str, float]] | None = Field(None, description="By subject, then metric.")
+    """Metric that decides about `change`; null if none does."""
+    scores: dict[str, dict[str, float]] | None = None
+    """Scores by model (`base`, `adapter`, `previous`), then by metric; null if there are none."""
     judge: Literal["win", "draw", "loss"] | None = None
+    """Verdict of the judge for the adapter against the base: `win`, `draw` or `loss`. Null if the item was not judged."""

@@ -12,9 +12,9 @@ from ft_assets.storable_text import check_storable
 router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["fine_tuning"])
 
 
-@router.post("/run")
+@router.post("/run", summary="Run a grader")
 def run(_: Reader, body: RunGrader) -> GraderRun:
-    """Grade `model_sample`; what goes wrong with this item and sample is a flag of the answer, a grader that cannot be is refused."""
+    """Grade one answer. Errors with this item or answer are reported as flags in the response; an invalid grader is refused."""
     check_storable({"grader": body.grader, "item": body.item})
     grader = graders.parse(body.grader)
     done = graders.run(grader, item=body.item, sample=body.model_sample)
@@ -33,9 +33,9 @@ def run(_: Reader, body: RunGrader) -> GraderRun:
     )
 
 
-@router.post("/validate")
+@router.post("/validate", summary="Validate a grader")
 def validate(_: Reader, body: ValidateGrader) -> ValidatedGrader:
-    """Refuse a grader that could not be run; else it comes back as it was sent."""
+    """Check a grader and return it as it was sent. An invalid grader is refused with the reason."""
     check_storable(body.grader, "grader")
     graders.parse(body.grader)
     return ValidatedGrader(grader=body.grader)

@@ -23,8 +23,8 @@ from ft_assets.telemetry import correlation
 
 MAX_USER_AGENT = 200
 
-bearer = HTTPBearer(auto_error=False, description="An API key: ft-sk-...")
-operator_bearer = HTTPBearer(auto_error=False, scheme_name="OperatorKey", description="An operator's key: ft-op-...")
+bearer = HTTPBearer(auto_error=False, description="API key of a tenant, starting with `ft-sk-`.")
+operator_bearer = HTTPBearer(auto_error=False, scheme_name="OperatorKey", description="Key of an operator, starting with `ft-op-`.")
 
 
 async def platform_of(request: Request) -> Platform:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict
+
+from control_plane.http.schemas import ApiModel
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(ApiModel):
+    """What went wrong and what to do about it."""
+
     model_config = ConfigDict(extra="forbid")
 
-    message: str = Field(description="With the value, the limit and the next step.")
-    type: str = Field(
-        description="invalid_request_error, authentication_error, permission_error, insufficient_quota, rate_limit_error or server_error."
-    )
-    param: str | None = Field(description="The field that the refusal is about.")
-    code: str | None = Field(description="Stable; docs/errors.md lists them all.")
+    message: str
+    """Explanation for people, with the offending value, the limit and the next step."""
+    type: str
+    """Kind of error: `invalid_request_error`, `authentication_error`, `permission_error`, `insufficient_quota`, `rate_limit_error` or
+    `server_error`."""
+    param: str | None
+    """Name of the parameter or field that caused the error; null if no single one did."""
+    code: str | None
+    """Stable, machine-readable error code, documented in docs/errors.md."""
 
 
-class Error(BaseModel):
+class Error(ApiModel):
+    """Body of every error response."""
+
     model_config = ConfigDict(extra="forbid")
 
     error: ErrorDetail
+    """What went wrong."""

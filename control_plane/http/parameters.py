@@ -1,14 +1,64 @@
-"""Parameters that lists share. The document states their bounds; the refusal of a value outside is the service's, with its own code."""
+"""Parameters that several routes take, each described once.
+
+Bounds are documented only: a value outside them is refused by the service, with an error code of its own.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Header, Path, Query
 
-After = Annotated[str | None, Query(description="Id of the last item of the page before.")]
+After = Annotated[str | None, Query(description="Id of the last item of the previous page. Absent: the first page.")]
 
 
 def limit(most: int) -> Any:
-    """Items of a page: 1 to `most`."""
-    return Query(description="Items of a page.", json_schema_extra={"minimum": 1, "maximum": most})
+    """Items per page: 1 to `most`."""
+    return Query(description=f"Items per page, 1 to {most:,}.", json_schema_extra={"minimum": 1, "maximum": most})
+
+
+Limit = Annotated[int, limit(100)]
+
+AdapterId = Annotated[str, Path(description="Id of the adapter (`adp-...`), or its model name (`ft:...`).")]
+CheckpointName = Annotated[str, Path(description="Checkpoint, by its id (`ftckpt_...`) or as `<job id>:step-<step>`.")]
+BudgetId = Annotated[str, Path(description="Id of the budget, as in `GET /v1/budgets`.")]
+CaseId = Annotated[str, Path(description="Id of the refund case, as in `GET /v1/admin/refunds`.")]
+DatasetId = Annotated[str, Path(description="Id of the dataset version, starting with `ds_`.")]
+EvaluationId = Annotated[str, Path(description="Id of the evaluation, starting with `ev-`.")]
+ExportId = Annotated[str, Path(description="Id of the export, starting with `exp-`.")]
+FileId = Annotated[str, Path(description="Id of the file, starting with `file-`.")]
+JobId = Annotated[str, Path(description="Id of the fine-tuning job, starting with `ftjob-`.")]
+KeyId = Annotated[str, Path(description="Id of the API key, starting with `key_`; not its secret.")]
+MemberId = Annotated[str, Path(description="Id of the member, starting with `mem_`.")]
+ModelName = Annotated[str, Path(description="Model as requests name it: a base model, a model route, or an adapter's model name or id.")]
+Month = Annotated[str, Path(description="Calendar month in UTC, as `yyyy-mm`.")]
+NodeName = Annotated[str, Path(description="Name of the node.")]
+RouteName = Annotated[str, Path(description="Name of the model route.")]
+SweepId = Annotated[str, Path(description="Id of the sweep, starting with `ftsweep-`.")]
+TenantId = Annotated[str, Path(description="Id of the tenant.")]
+UploadId = Annotated[str, Path(description="Id of the upload, starting with `upload_`.")]
+WebhookEndpointId = Annotated[str, Path(description="Id of the webhook endpoint, starting with `we_`.")]
+
+Accept = Annotated[str, Header(description="`text/html` returns an HTML page; anything else returns JSON.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="Your name for this request, 1 to 255 characters, remembered for 30 days: a request sent again with the same key "
+        "and body returns what the first one created; the same key with another body is refused."
+    ),
+]
+
+Change = Annotated[
+    str | None,
+    Query(description="Return only items whose answer is `worse` or `better` than the base model's, or `changed` (different in any way)."),
+]
+LedgerJob = Annotated[str | None, Query(description="Return only entries of the job with this id.")]
+LedgerKind = Annotated[str | None, Query(description="Return only entries of this kind: `usage`, `refund`, `storage` or `adjustment`.")]
+RecipeMethod = Annotated[str, Query(description="Training method whose defaults are shown, such as `sft`, `dpo` or `cpt`.")]
+Suite = Annotated[
+    str | None, Query(description="Return only items of this suite, such as `holdout`, `safety`, `golden` or `capability/<name>`.")
+]
+TenantFilter = Annotated[str | None, Query(description="Id of a tenant, to see only what concerns it. Absent: all tenants.")]
+Verify = Annotated[
+    bool, Query(description="Read all stored bytes again and compare them with their recorded hashes, which can take minutes.")
+]

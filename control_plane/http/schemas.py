@@ -1,22 +1,45 @@
-"""What every noun shares: lists and deletions."""
+"""What every noun shares: the base of all objects of the API, lists and deletions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 T = TypeVar("T")
 
 
-class Deleted(BaseModel):
+class ApiModel(BaseModel):
+    """An object of the API. The docstring under a field is its description in the OpenAPI document."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+def _described(schema: dict[str, Any]) -> None:
+    """Give a list of one type, which has no docstring of its own, the description that all lists share."""
+    schema.setdefault("description", "One page of a list.")
+
+
+class Deleted(ApiModel):
+    """Confirmation that an object was deleted."""
+
     id: str
+    """Id or name of the deleted object."""
     object: str
+    """Type of the deleted object."""
     deleted: bool = True
+    """Always `true`, since a request that cannot delete the object is refused."""
 
 
-class ListOf(BaseModel, Generic[T]):
+class ListOf(ApiModel, Generic[T]):
+    """One page of a list."""
+
+    model_config = ConfigDict(json_schema_extra=_described)
+
     object: Literal["list"] = "list"
+    """Object type, always `list`."""
     data: Sequence[T]
+    """Items of this page, in the order that the operation states."""
     has_more: bool = False
+    """Whether items follow this page. If so, pass the id of the last item as `after` to fetch the next one."""

@@ -34,17 +34,22 @@ class Csv(PlainTextResponse):
     media_type = "text/csv"
 
 
-@router.post("")
+@router.post("", summary="Create a fine-tuning job")
 def create(
     response: Response,
     platform: PlatformDep,
     tenant: Writer,
     body: schemas.CreateJob,
-    idempotency_key: Annotated[str | None, Header()] = None,
+    idempotency_key: parameters.IdempotencyKey = None,
     x_stainless_retry_count: Annotated[str | None, Header(include_in_schema=False)] = None,
     x_stainless_read_timeout: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> schemas.Job:
-    """Submit a job. The same `Idempotency-Key` is the same job; so is an equal body within a minute, unless it says `force`."""
+    """Submit a fine-tuning job. It is validated, queued, trained, evaluated and, if it passes, promoted.
+
+    A request with the same `Idempotency-Key` returns the existing job, and so does an identical body within 60 seconds unless it sets
+    `force`. If an earlier job of yours already trained the same thing, that job is returned with `reused` set. A response that repeats an
+    earlier one carries the header `idempotent-replayed: true`.
+    """
     asked = body.model_dump(exclude_unset=True)
     key = _one_key(idempotency_key, body.idempotency_key)
     since = retried_for(x_stainless_retry_count, x_stainless_read_timeout)
@@ -56,9 +61,9 @@ def create(
     return responses.job(jobs.get(platform, tenant, job_id), reused=submitted.reused, quota=quotas.of_job(platform, tenant, job_id))
 
 
-@router.post("/estimate")
+@router.post("/estimate", summary="Estimate a fine-tuning job")
 def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> schemas.Estimate:
-    """What a job with this body would take and cost, without submitting it; where nothing can be said, the code is the reason."""
+    """Estimate what a job with this body would take and cost, without submitting it. Where none is possible, the error code says why."""
     request = JobRequest.from_body(body.model_dump(exclude_unset=True))
     return schemas.Estimate(**estimates.estimate(platform, tenant, request))
 
@@ -66,22 +71,31 @@ def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> 
 router.add_api_route("/estimate-price", estimate, methods=["POST"], include_in_schema=False)  # the name that Together gave it
 
 
-@router.get("")
+@router.get("", summary="List fine-tuning jobs")
 def list_jobs(
     request: Request,
     platform: PlatformDep,
     tenant: Reader,
     after: parameters.After = None,
-    limit: Annotated[int, parameters.limit(100)] = 20,
-    metadata: Annotated[str | None, Query(description="`null`: jobs without any. `metadata[KEY]=VALUE`: those with the pair.")] = None,
-    status: Annotated[str | None, Query(description="OpenAI's word: queued, running, succeeded, ...")] = None,
-    state: Annotated[str | None, Query(description="Our state: validating, queued, provisioning, evaluating, preempted, ...")] = None,
-    model: Annotated[str | None, Query(description="The base model, or the model that came of the job.")] = None,
-    method: str | None = None,
-    created_after: Annotated[int | None, Query(description="Seconds since 1970, this second included.")] = None,
-    created_before: Annotated[int | None, Query(description="Seconds since 1970, this second excluded.")] = None,
+    limit: parameters.Limit = 20,
+    metadata: Annotated[
+        str | None,
+        Query(description="Return only jobs with a pair (`metadata[KEY]=VALUE`), or only jobs without metadata (`metadata=null`)."),
+    ] = None,
+    status: Annotated[
+        str | None, Query(description="Return only jobs with this `status`, such as `queued`, `running` or `succeeded`.")
+    ] = None,
+    state: Annotated[
+        str | None, Query(description="Return only jobs in this `state`, such as `queued`, `evaluating` or `preempted`.")
+    ] = None,
+    model: Annotated[
+        str | None, Query(description="Return only jobs with this base model, or the job that produced this fine-tuned model.")
+    ] = None,
+    method: Annotated[str | None, Query(description="Return only jobs with this training method, such as `sft`, `dpo` or `cpt`.")] = None,
+    created_after: Annotated[int | None, Query(description="Return only jobs created at this Unix time in seconds or later.")] = None,
+    created_before: Annotated[int | None, Query(description="Return only jobs created before this Unix time in seconds.")] = None,
 ) -> http_schemas.ListOf[schemas.Job]:
-    """Jobs, newest first, that fit everything that is asked for."""
+    """List your fine-tuning jobs, newest first. Filters are combined: a job has to match all of them."""
     narrowed = JobFilter(
         metadata=_metadata_filter(request, metadata),
         without_metadata=metadata == "null",
@@ -96,40 +110,41 @@ def list_jobs(
     return http_schemas.ListOf(data=[responses.job(v) for v in found.items], has_more=found.has_more)
 
 
-@router.get("/compare")
+@router.get("/compare", summary="Compare fine-tuning jobs")
 def compare(
-    platform: PlatformDep, tenant: Reader, ids: Annotated[str, Query(description="Ids of 2 to 100 jobs, with commas between.")]
+    platform: PlatformDep, tenant: Reader, ids: Annotated[str, Query(description="Ids of 2 to 100 jobs, separated by commas.")]
 ) -> experiments.JobComparison:
-    """Jobs side by side: the hyperparameters that differ, losses, scores, cost and duration."""
+    """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost and duration."""
     return experiments.comparison(comparison.compare(platform, tenant, [i for i in ids.split(",") if i]))
 
 
-@router.get("/{job_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, job_id: str) -> schemas.Job:
-    """One job."""
+@router.get("/{job_id}", summary="Retrieve a fine-tuning job")
+def retrieve(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> schemas.Job:
+    """Return a fine-tuning job with its progress, its place in the queue and its cost."""
     return responses.job(jobs.get(platform, tenant, job_id))
 
 
-@router.post("/{job_id}/cancel")
-def cancel(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
-    """End a job that has not ended; its workload is stopped."""
+@router.post("/{job_id}/cancel", summary="Cancel a fine-tuning job")
+def cancel(platform: PlatformDep, tenant: Writer, job_id: parameters.JobId) -> schemas.Job:
+    """Cancel a job and stop its training. Cancelling a job again changes nothing; one that succeeded or failed is refused."""
     return responses.job(jobs.cancel(platform, tenant, job_id))
 
 
-@router.post("/{job_id}/pause")
-def pause(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
-    """Give the GPUs back at the next checkpoint."""
+@router.post("/{job_id}/pause", summary="Pause a fine-tuning job")
+def pause(platform: PlatformDep, tenant: Writer, job_id: parameters.JobId) -> schemas.Job:
+    """Pause a job: it saves a checkpoint and releases its GPUs. A job that is still queued just leaves the queue."""
     return responses.job(jobs.pause(platform, tenant, job_id))
 
 
-@router.post("/{job_id}/resume")
-def resume(platform: PlatformDep, tenant: Writer, job_id: str) -> schemas.Job:
-    """Queue a paused job again; it goes on from its checkpoint."""
+@router.post("/{job_id}/resume", summary="Resume a fine-tuning job")
+def resume(platform: PlatformDep, tenant: Writer, job_id: parameters.JobId) -> schemas.Job:
+    """Queue a paused job again. It continues from its last checkpoint."""
     return responses.job(jobs.resume(platform, tenant, job_id))
 
 
 @router.get(
     "/{job_id}/events",
+    summary="List or stream the events of a job",
     response_model=http_schemas.ListOf[schemas.Event],
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
@@ -137,13 +152,21 @@ def events(
     platform: PlatformDep,
     tenant: Reader,
     follower: FollowerDep,
-    job_id: str,
+    job_id: parameters.JobId,
     after: parameters.After = None,
     limit: Annotated[int, parameters.limit(1000)] = 20,
-    stream: Annotated[bool, Query(description="Server-sent events, oldest first, until the job has ended.")] = False,
-    last_event_id: Annotated[str | None, Header(description="Of a stream that broke off: go on behind it.")] = None,
+    stream: Annotated[
+        bool,
+        Query(description="Stream all events as server-sent events, oldest first, until the job ends. `after` and `limit` are ignored."),
+    ] = False,
+    last_event_id: Annotated[
+        str | None, Header(description="Id of the last event received from a broken stream, to continue after it. Used only with `stream`.")
+    ] = None,
 ) -> Any:
-    """Events, newest first; or all of them, oldest first, as they happen."""
+    """List the events of a job, newest first, or stream them as server-sent events, oldest first, until the job ends.
+
+    A stream ends with `data: [DONE]`. To continue a broken stream, send the last `id` as header `Last-Event-ID`.
+    """
     if not stream:
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
         return http_schemas.ListOf(data=[responses.event(r) for r in found.items], has_more=found.has_more)
@@ -151,48 +174,48 @@ def events(
     return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id))
 
 
-@router.get("/{job_id}/checkpoints")
+@router.get("/{job_id}/checkpoints", summary="List the checkpoints of a job")
 def checkpoints(
     platform: PlatformDep,
     tenant: Reader,
-    job_id: str,
+    job_id: parameters.JobId,
     after: parameters.After = None,
     limit: Annotated[int, parameters.limit(1000)] = 10,
 ) -> http_schemas.ListOf[schemas.Checkpoint]:
-    """Committed checkpoints, newest first."""
+    """List the checkpoints of a job that are kept, newest first."""
     found = jobs.list_checkpoints(platform, tenant, job_id, after=after, limit=limit)
     return http_schemas.ListOf(data=[responses.checkpoint(r) for r in found.items], has_more=found.has_more)
 
 
-@router.get("/{job_id}/metrics", response_model=http_schemas.ListOf[dict[str, Any]])
-def metrics(platform: PlatformDep, tenant: Reader, job_id: str) -> StreamingResponse:
-    """What was measured at each step, in order."""
+@router.get("/{job_id}/metrics", summary="List the metrics of a job", response_model=http_schemas.ListOf[dict[str, Any]])
+def metrics(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> StreamingResponse:
+    """List the metrics of every step, in the order they were reported."""
     body = results.listed(platform, jobs.measured_by(platform, tenant, job_id))
     return StreamingResponse(results.pieces(body), media_type="application/json")
 
 
-@router.get("/{job_id}/metrics.csv", response_class=Csv)
-def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: str) -> StreamingResponse:
-    """The same as CSV, one row per step, at any time; a finished job lists it as its result file."""
+@router.get("/{job_id}/metrics.csv", summary="Download the metrics of a job as CSV", response_class=Csv)
+def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> StreamingResponse:
+    """Download the metrics of a job as CSV, one row per step. Available at any time; once the job succeeded it is also a result file."""
     body = results.table(platform, jobs.measured_by(platform, tenant, job_id))
     headers = {"content-disposition": f'attachment; filename="{job_id}.csv"'}
     return StreamingResponse(results.pieces(body), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-@router.get("/{job_id}/logs", response_class=PlainTextResponse)
+@router.get("/{job_id}/logs", summary="Read the training log of a job", response_class=PlainTextResponse)
 def read_logs(
     platform: PlatformDep,
     tenant: Reader,
     follower: FollowerDep,
-    job_id: str,
-    attempt: Annotated[int | None, Query(description="Default: the last one.")] = None,
-    offset: Annotated[int, Query(ge=0, description="Bytes that you have: what follows them is answered.")] = 0,
-    follow: Annotated[bool, Query(description="Streams what is written as it comes, until the attempt has ended.")] = False,
+    job_id: parameters.JobId,
+    attempt: Annotated[int | None, Query(description="Number of the training attempt. Default: the last one.")] = None,
+    offset: Annotated[int, Query(ge=0, description="Bytes of the log to skip, such as those already received.")] = 0,
+    follow: Annotated[bool, Query(description="Stream the log as it is written, until the attempt ends.")] = False,
 ) -> Response:
-    """The training log of an attempt, also while it runs; credentials are taken out.
+    """Return the training log of an attempt, also while it runs. Credentials are removed.
 
-    The header `x-log-attempt` names the attempt and `x-log-offset` the offset of the first byte: of a log beyond 4 MiB the
-    beginning is dropped. A stream that breaks off is taken up with `attempt` and the offset behind its last byte.
+    The header `x-log-attempt` is the number of the attempt and `x-log-offset` the offset of the first byte returned: of a log over 4 MiB
+    the beginning is dropped. To continue a broken stream, send `attempt` and the offset after the last byte received.
     """
     if not follow:
         found = job_logs.read(platform, tenant, job_id, attempt=attempt, offset=offset)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
 
+from fastapi import APIRouter, Path
+
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Reader
 from control_plane.jobs import recipe_list
@@ -12,13 +15,15 @@ from control_plane.models import schemas as models_schemas
 router = APIRouter(prefix="/v1/recipes", tags=["recipes"])
 
 
-@router.get("")
-def list_recipes(_: Reader, method: str = "sft") -> http_schemas.ListOf[models_schemas.Recipe]:
-    """Every recipe with its defaults for `method`, each with its source."""
+@router.get("", summary="List recipes")
+def list_recipes(_: Reader, method: parameters.RecipeMethod = "sft") -> http_schemas.ListOf[models_schemas.Recipe]:
+    """List all recipes with their defaults for a training method, each default with its source."""
     return http_schemas.ListOf(data=[models_schemas.Recipe(**r) for r in recipe_list.list_recipes(method=method)])
 
 
-@router.get("/{name}")
-def retrieve(_: Reader, name: str, method: str = "sft") -> models_schemas.Recipe:
-    """One recipe, by name or by `name@version`."""
+@router.get("/{name}", summary="Retrieve a recipe")
+def retrieve(
+    _: Reader, name: Annotated[str, Path(description="Recipe, as `name` or `name@version`.")], method: parameters.RecipeMethod = "sft"
+) -> models_schemas.Recipe:
+    """Return a recipe with its defaults for a training method."""
     return models_schemas.Recipe(**recipe_list.get(name, method=method))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 
+from control_plane.http.schemas import ApiModel
 from control_plane.jobs.submission import canonical_body
 from control_plane.queue.status.schemas import Ahead, Reservation
 from control_plane.quotas.schemas import JobQuota
 
 
-class CreateJob(BaseModel):
-    """A fine-tuning job as asked for. Fields past `hyperparameters` are the platform's own (``extra_body`` of the client).
+class CreateJob(ApiModel):
+    """A fine-tuning job to submit.
 
-    Names that other services use are read too: `base_model` for `model`; `lora_rank`, `lora_alpha` and `lora_target_modules`, at the
-    top level or in `hyperparameters`, for `rank`, `alpha` and `target_modules`.
+    OpenAI's fields come first; the fields after `hyperparameters` are extensions of this platform, which the OpenAI client sends with
+    `extra_body`.
+
+    Names used by other services are accepted too: `base_model` for `model`, and `lora_rank`, `lora_alpha` and `lora_target_modules` (at the
+    top level or in `hyperparameters`) for `rank`, `alpha` and `target_modules`.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)  # unknown fields are refused by name, further in
@@ -25,180 +29,335 @@ class CreateJob(BaseModel):
     def _canonical(cls, body: Any) -> Any:
         return canonical_body(body) if isinstance(body, dict) else body
 
-    model: str = Field(description="Base model: an id of GET /v1/models.")
-    training_file: str = Field(description="Id of an uploaded file with purpose fine-tune.")
+    model: str
+    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your own adapters, jobs or checkpoints also works: training
+    then continues from its weights, as with `warm_start`."""
+    training_file: str
+    """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
     validation_file: str | None = None
-    suffix: str | None = Field(None, description="At most 64 characters; part of the adapter's name.")
-    seed: int | None = Field(None, description="0 to 2147483647; drawn if absent.")
-    metadata: dict[str, str] | None = Field(None, description="At most 16 pairs.")
-    integrations: list[dict[str, Any]] | None = Field(None, description="Refused unless empty: nothing is sent to other services.")
-    method: str | dict[str, Any] | None = Field(
-        None,
-        description='`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, likewise `dpo`, `orpo`, `kto`, `simpo`, `cpt`, '
-        "`sft`; or one of these words; or `lora`, `qlora`, `full` for SFT with that adapter.",
-    )
-    hyperparameters: dict[str, Any] | None = Field(None, description="Deprecated by OpenAI in favour of `method`; read all the same.")
-    eval_config: dict[str, Any] | None = Field(None, description="Suites and gates; the defaults apply where absent.")
-    tier: str | None = Field(None, description="free, standard or premium; the tenant's own if absent.")
-    spot: bool | None = Field(None, description="It may run on spot GPUs first: if it is not premium and takes 4 h or more.")
-    recipe: str | None = Field(None, description="`<name>@<version>`; chosen by the model if absent.")
-    hardware: dict[str, Any] | None = Field(
-        None, description="`num_gpus` (1, 2, 4, 8, 16, 32) and `strategy` (single, ddp, fsdp2, zero1, zero2, zero3); estimated if absent."
-    )
-    adapter: str | None = Field(None, description="lora (if absent), qlora or full.")
-    auto_promote: bool | None = Field(None, description="Serve the adapter once it has passed its gates; true if absent.")
-    warm_start: str | None = Field(
-        None, description="Adapter (id or model name), job or checkpoint of yours to start from; `model` may name an adapter, too."
-    )
-    force: bool | None = Field(
-        None, description="Train even where an earlier job of yours has trained the same, or an equal one was submitted just now."
-    )
-    idempotency_key: str | None = Field(None, description="As the header Idempotency-Key: the same key is the same job.")
+    """Id of a second uploaded file, used to measure validation loss. If absent, the rows marked as its own validation split are used, or
+    else 2 to 10% of the training file is held out."""
+    suffix: str | None = None
+    """Text that becomes part of the fine-tuned model's name: at most 64 letters, digits, `-`, `_` and `.`, starting with a letter or
+    digit."""
+    seed: int | None = None
+    """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
+    metadata: dict[str, str] | None = None
+    """Up to 16 key-value pairs of your own, returned with the job and usable as a filter. Keys have at most 64 characters, values at most
+    512."""
+    integrations: list[dict[str, Any]] | None = None
+    """Must be null or empty: no third-party integrations are supported."""
+    method: str | dict[str, Any] | None = None
+    """Training method, as an object such as `{"type": "dpo", "dpo": {"hyperparameters": {...}}}` or as one word: `supervised` (or `sft`),
+    `dpo`, `orpo`, `kto`, `simpo` or `cpt`. `lora`, `qlora` and `full` mean supervised fine-tuning with that kind of adapter. Default:
+    `supervised`."""
+    hyperparameters: dict[str, Any] | None = None
+    """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one place
+    only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
+    eval_config: dict[str, Any] | None = None
+    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Keys left out take their defaults; unknown
+    keys are refused."""
+    tier: str | None = None
+    """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
+    spot: bool | None = None
+    """Allow the job to run on cheaper spot GPUs that can be taken away. Takes effect only outside the premium tier and for jobs expected to
+    run at least 4 hours. Default: false."""
+    recipe: str | None = None
+    """Recipe that supplies the defaults, as `name@version` from `GET /v1/recipes`. If absent, chosen by model and adapter."""
+    hardware: dict[str, Any] | None = None
+    """Hardware to use: `num_gpus` (1, 2, 4, 8, 16 or 32) and `strategy` (`single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`). What is
+    left out follows from the memory estimate."""
+    adapter: str | None = None
+    """What to train: `lora` (default), `qlora` (LoRA on a quantized base) or `full` (all parameters)."""
+    auto_promote: bool | None = None
+    """Whether to promote the adapter to production as soon as it passes its evaluation. Default: true."""
+    warm_start: str | None = None
+    """Adapter (id or model name), job or checkpoint of yours whose weights training starts from. If absent, adapters start from scratch."""
+    force: bool | None = None
+    """Train even if an earlier job of yours already trained the same thing, or if an identical request arrived within the last minute.
+    Default: false."""
+    idempotency_key: str | None = None
+    """Same as the `Idempotency-Key` header: resending a request with the same key returns the existing job instead of creating another. 1
+    to 255 characters, remembered for 30 days."""
 
 
-class JobError(BaseModel):
+class JobError(ApiModel):
+    """Why something failed or was refused."""
+
     code: str
+    """Stable, machine-readable error code, documented in docs/errors.md."""
     message: str
+    """Explanation for people, with the next step where there is one."""
     param: str | None
+    """Name of the request field that caused the error; null if no single field did."""
 
 
-class WarmStart(BaseModel):
-    """The adapter or checkpoint from which a job's weights start."""
+class WarmStart(ApiModel):
+    """The adapter or checkpoint whose weights a job's training starts from."""
 
     adapter: str
+    """Name of the adapter or checkpoint, for display."""
     adapter_id: str | None = None
+    """Id of the adapter; null if training starts from a checkpoint."""
     checkpoint_id: str | None = None
+    """Id of the checkpoint; null if training starts from an adapter."""
     manifest_sha256: str
+    """SHA-256 of the manifest of the files that were loaded."""
 
 
-class EvaluationProgress(BaseModel):
-    """How far the evaluation of a job's adapter is."""
+class EvaluationProgress(ApiModel):
+    """Progress of the evaluation that follows training."""
 
-    phase: str | None = Field(description="setup, loading, capability, answering, proof, classifying, judging or done.")
-    subject: str | None = Field(description="Who answers: base, adapter or previous (the last accepted adapter).")
+    phase: str | None
+    """Current phase: `setup`, `loading`, `capability`, `answering`, `proof`, `classifying`, `judging` or `done`. Null if not reported
+    yet."""
+    subject: str | None
+    """Model being evaluated right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
     suite: str | None
-    done: int | None = Field(description="Requests that have an answer, of all subjects and suites together.")
+    """Suite being run right now; null between suites."""
+    done: int | None
+    """Requests answered so far, over all models and suites."""
     total: int | None
-    eta_s: float | None = Field(description="Seconds that the rest takes at the pace so far.")
+    """Requests to answer in total; null until known."""
+    eta_s: float | None
+    """Estimated seconds until the evaluation finishes, at the pace so far; null until it can be estimated."""
 
 
-class Job(BaseModel):
-    """A fine-tuning job. Fields past `error` are the platform's own."""
+class Job(ApiModel):
+    """A fine-tuning job.
+
+    OpenAI's fields come first; the fields after `error` are extensions of this platform.
+    """
 
     id: str
+    """Id of the job, starting with `ftjob-`."""
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    """Object type, always `fine_tuning.job`."""
     created_at: int
+    """When the job was submitted, as Unix time in seconds."""
     finished_at: int | None
+    """When the job succeeded, failed or was cancelled, as Unix time in seconds; null until then."""
     estimated_finish: int | None
+    """When training is expected to finish, as Unix time in seconds; null if it cannot be estimated yet or the job has ended."""
     model: str
+    """Id of the base model."""
     fine_tuned_model: str | None
+    """Name of the resulting model, to pass as `model` in requests; null unless the job succeeded."""
     organization_id: str
+    """Id of the tenant that owns the job."""
     status: str
+    """Status in OpenAI's terms: `validating_files`, `queued`, `running`, `pausing`, `paused`, `succeeded`, `failed` or `cancelled`. See
+    `state` for more detail."""
     training_file: str
+    """Id of the training file."""
     validation_file: str | None
+    """Id of the validation file; null if none was given."""
     result_files: list[str]
+    """Ids of the result files: one CSV with the metrics of every step, once the job has succeeded. Empty before."""
     trained_tokens: int | None
+    """Tokens trained on, over all epochs; null until training finishes."""
     seed: int
+    """Seed used for training: the one requested, or the one that was drawn."""
     hyperparameters: dict[str, Any]
+    """Hyperparameters as requested, with `"auto"` for those left open. Once the data is prepared, `"auto"` is replaced by the values in
+    use."""
     method: dict[str, Any]
+    """Training method as `{"type": ..., "<type>": {"hyperparameters": {...}}}`."""
     integrations: list[dict[str, Any]] | None
+    """Integrations as requested: null or empty, since none are supported."""
     metadata: dict[str, str] | None
+    """Your key-value pairs from the submission; null if none were given."""
     error: JobError | None
-    state: str = Field(description="validating, queued, provisioning, running, evaluating, succeeded, failed, cancelled, ...")
+    """Why the job failed; null unless `status` is `failed`."""
+    state: str
+    """State in this platform's terms: `validating`, `queued`, `provisioning`, `running`, `evaluating`, `pausing`, `paused`, `preempted`,
+    `succeeded`, `failed` or `cancelled`."""
     checkpointing: bool
+    """Whether the job is writing a checkpoint right now."""
     queue_position: int | None
-    reason: str | None = Field(description="Why it waits: a code.")
-    reason_detail: str | None = Field(description="The same in words.")
-    ahead: Ahead | None = Field(description="Who is before it in the queue, in kind.")
-    reservation: Reservation | None = Field(description="GPUs that it has from then on, while it waits for them.")
-    due_at: int | None = Field(description="While it waits: from then on no job of its tier that comes later is placed before it.")
-    preemptions: int = Field(description="How often it gave its GPUs to another job, and came back.")
+    """Position in the queue, starting at 1; null if the job is not queued or no scheduling cycle has seen it yet."""
+    reason: str | None
+    """Code for why the job is waiting or paused, such as `WaitingForQuota`; null if it is doing neither or the reason is not known yet."""
+    reason_detail: str | None
+    """Explanation of `reason` for people; null where `reason` is null."""
+    ahead: Ahead | None
+    """Jobs ahead of this one in the queue, as counts; null unless it is waiting."""
+    reservation: Reservation | None
+    """GPUs reserved for this job at a later time; null if it is not waiting or has no reservation."""
+    due_at: int | None
+    """For a waiting job, the Unix time in seconds after which no later job of its tier is started before it; null if not waiting or not
+    determined yet."""
+    preemptions: int
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
     queued_at: int | None
+    """When the job last entered the queue, as Unix time in seconds; null if it never did."""
     started_at: int | None
-    estimated_start: int | None = Field(description="While it waits: when it is expected to start. Null: nobody can tell.")
+    """When training first started, as Unix time in seconds; null until then."""
+    estimated_start: int | None
+    """For a waiting job, its expected start as Unix time in seconds; null if not waiting or if no start can be foreseen."""
     step: int | None
+    """Last training step reported; null before the first."""
     total_steps: int | None
+    """Training steps in total; null until known."""
     loss: float | None
+    """Training loss at the last reported step; null before the first."""
     tokens_per_s: float | None
-    evaluation: EvaluationProgress | None = Field(description="Progress, while it is evaluated.")
-    cost_micros: int = Field(description="So far, in millionths of a US dollar; the sum of the job's ledger entries.")
+    """Training throughput in tokens per second, over all GPUs; null before the first step."""
+    evaluation: EvaluationProgress | None
+    """Progress of the evaluation; null unless `state` is `evaluating`."""
+    cost_micros: int
+    """Cost billed so far, in micro-dollars (1,000,000 = 1 US dollar): the sum of the job's ledger entries. An attempt is billed when it
+    ends."""
     attempt: int
+    """Number of the current or last training attempt; 0 before the first."""
     suffix: str | None
+    """Suffix requested for the model's name; null if none."""
     tier: str
-    promised_start: int | None = Field(description="By then the tier promises a start. Null: best effort, the wait has no bound.")
-    sla_missed: bool = Field(description="It had not begun by then. A job that is paused or cancelled before its start misses nothing.")
+    """Tier the job runs in: `free`, `standard` or `premium`."""
+    promised_start: int | None
+    """Latest start that the tier promises, as Unix time in seconds; null if the tier promises none."""
+    sla_missed: bool
+    """Whether the promised start was missed. A job you pause or cancel before it starts never counts as missed."""
     spot: bool
+    """Whether the submission allowed spot GPUs."""
     recipe: str | None
+    """Recipe that supplied the defaults, as `name@version`; null if none was requested and the data is not prepared yet."""
     auto_promote: bool
-    adapter: str = Field(description="lora, qlora or full.")
-    hardware: dict[str, Any] | None = Field(description="`num_gpus` and `strategy`: as planned once the data is packed, before as asked.")
-    eval_config: dict[str, Any] | None = Field(description="As asked.")
+    """Whether the adapter is promoted to production once it passes its evaluation."""
+    adapter: str
+    """What is trained: `lora`, `qlora` or `full`."""
+    hardware: dict[str, Any] | None
+    """Hardware as `num_gpus` and `strategy`: as planned once the data is prepared, before that as requested. Null if nothing was
+    requested."""
+    eval_config: dict[str, Any] | None
+    """Evaluation settings as requested; null if none were given."""
     base_digest: str
-    dataset_id: str | None = Field(description="The immutable dataset version; null until it is pinned.")
+    """SHA-256 digest of the base model's weights, tokenizer, chat template and config at submission."""
+    dataset_id: str | None
+    """Id of the immutable dataset version trained on; null until the training file is validated and pinned."""
     spec_sha256: str | None
+    """SHA-256 of the frozen training spec; null until the data is prepared."""
     adapter_id: str | None
-    warm_start: WarmStart | None = Field(description="What the weights started from.")
-    sweep_id: str | None = Field(description="Of a job that a sweep submitted.")
-    reused: bool = Field(description="The result is that of an earlier job, which trained the same; nothing was trained or billed.")
-    reused_job_id: str | None = Field(description="That job, where it is another one than this.")
-    report_url: str = Field(description="The validation report of the training data.")
-    trace_id: str | None = Field(description="Of the OpenTelemetry trace that the job belongs to, where traces are recorded.")
-    quota: JobQuota | None = Field(None, description="In the answer to a submission: what the job takes of the month.")
+    """Id of the resulting adapter; null until it is registered. Set even if the adapter failed its evaluation."""
+    warm_start: WarmStart | None
+    """Adapter or checkpoint that training starts from; null if none."""
+    sweep_id: str | None
+    """Id of the sweep that submitted this job; null if none did."""
+    reused: bool
+    """Whether the result comes from an earlier job that trained the same thing, so that nothing was trained or billed."""
+    reused_job_id: str | None
+    """Id of the earlier job whose result is reused; null unless that is a different job."""
+    report_url: str
+    """Path of the validation report of the training data."""
+    trace_id: str | None
+    """OpenTelemetry trace id of the job; null if tracing is off."""
+    quota: JobQuota | None = None
+    """Effect of the job on this month's GPU-hours. Present only in the response to a submission; null otherwise."""
 
 
-class Event(BaseModel):
+class Event(ApiModel):
+    """Something that happened to a job: a state change, a measured step or a warning."""
+
     id: str
+    """Id of the event; pass it as `after` to page."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    """Object type, always `fine_tuning.job.event`."""
     created_at: int
+    """When it happened, as Unix time in seconds."""
     level: str
+    """Severity: `info`, `warn` or `error`."""
     type: str
+    """`metrics` for measurements of a training step, `message` for everything else."""
     code: str | None
+    """Stable event code, documented in docs/errors.md; null if the event has none."""
     message: str
+    """Description of the event for people."""
     data: dict[str, Any] | None
+    """Details by name. For `metrics` events: `step`, `total_steps`, `train_loss`, `valid_loss` and others. Null if there are none."""
 
 
-class EstimatedTokens(BaseModel):
+class EstimatedTokens(ApiModel):
+    """Tokens of the training data, counted or estimated."""
+
     per_epoch: int
-    error: int = Field(description="Half width of the 95 % interval; 0 where they were counted.")
+    """Training tokens in one epoch, after truncation."""
+    error: int
+    """Half-width of the 95% confidence interval of `per_epoch`, in tokens; 0 if the tokens were counted."""
     counted: bool
+    """Whether all tokens were counted, rather than extrapolated from a sample."""
     how: str
+    """How the number was obtained, in words."""
     total: int
+    """Training tokens over all epochs."""
 
 
-class Estimate(BaseModel):
-    """What a job would take and cost."""
+class Estimate(ApiModel):
+    """What a job would take and cost, without submitting it."""
 
     object: Literal["fine_tuning.estimate"] = "fine_tuning.estimate"
+    """Object type, always `fine_tuning.estimate`."""
     model: str
+    """Id of the base model."""
     training_file: str
+    """Id of the training file."""
     dataset_id: str
-    num_examples: int = Field(description="Trained on, once the split has held some out.")
+    """Id of the dataset version made from the training file."""
+    num_examples: int
+    """Examples to train on, after part of the data is held out for validation."""
     max_seq_len: int
+    """Sequence length in tokens; longer examples are truncated, split or dropped as the file's policies say."""
     n_epochs: float
+    """Passes over the training data."""
     tokens: EstimatedTokens
+    """Tokens of the training data."""
     total_steps: int
+    """Optimizer steps in total."""
     num_gpus: int
+    """GPUs the job would use."""
     gpu_type: str
+    """GPU type of the pool the job would probably run in."""
     tier: str
+    """Tier the job would run in: `free`, `standard` or `premium`."""
     gpu_hours: float
-    price_micros: int = Field(description="In millionths of a US dollar.")
-    seconds_to_start: float | None = Field(description="In the queue; null where no start can be foreseen.")
+    """Expected GPU-hours: training time multiplied by `num_gpus`."""
+    price_micros: int
+    """Expected price in micro-dollars (1,000,000 = 1 US dollar)."""
+    seconds_to_start: float | None
+    """Expected wait in the queue, in seconds; null if no start can be foreseen."""
     seconds_to_finish: float | None
+    """Seconds until training would finish, wait included; null if no start can be foreseen."""
     estimated_start: int | None
+    """Expected start as Unix time in seconds; null if no start can be foreseen."""
     estimated_finish: int | None
-    starts_within_s: float | None = Field(description="What the tier promises. Null: best effort, the wait has no bound.")
-    quota: JobQuota = Field(description="What the job would take of the month.")
+    """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
+    starts_within_s: float | None
+    """Seconds from submission within which the tier promises a start; null if it promises none."""
+    quota: JobQuota
+    """Effect the job would have on this month's GPU-hours."""
     recipe: str
-    memory: dict[str, Any] = Field(description="Of each GPU, part by part, and how the job is placed for it.")
-    assumptions: list[str] = Field(description="What the numbers rest on, in words.")
+    """Recipe that supplies the defaults, as `name@version`."""
+    memory: dict[str, Any]
+    """Memory estimate per GPU: `per_gpu_bytes`, its `parts`, the GPU's own `gpu_bytes`, and the placement it leads to."""
+    assumptions: list[str]
+    """Assumptions behind the numbers, one sentence each."""
 
 
-class Checkpoint(BaseModel):
+class Checkpoint(ApiModel):
+    """A checkpoint saved during training."""
+
     id: str
+    """Id of the checkpoint, starting with `ftckpt_`."""
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    """Object type, always `fine_tuning.job.checkpoint`."""
     created_at: int
+    """When the checkpoint was committed, as Unix time in seconds."""
     fine_tuned_model_checkpoint: str
+    """Name of the checkpoint, `<job id>:step-<step>`: usable as `warm_start` or `model` of a new job."""
     fine_tuning_job_id: str
+    """Id of the job that saved it."""
     step_number: int
+    """Training step at which it was saved."""
     metrics: dict[str, Any]
+    """Metrics at that step, such as `step`, `train_loss` and `full_valid_loss`."""
     final: bool
+    """Whether this is the checkpoint at the end of training."""

@@ -10,6 +10,7 @@ from control_plane.adapters import lineage, promotions
 from control_plane.adapters import responses as adapters_responses
 from control_plane.adapters import routes as adapters
 from control_plane.adapters import schemas as adapters_schemas
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.models import responses, schemas
@@ -18,45 +19,55 @@ from control_plane.models import service as models
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-@router.get("")
+@router.get("", summary="List models")
 def list_models(
     platform: PlatformDep,
     tenant: Reader,
-    type: Annotated[str | None, Query(description="base_model, lora_adapter, full_model or model_route.")] = None,
-    base_model: Annotated[str | None, Query(description="A base model's id: itself and what was made of it.")] = None,
+    type: Annotated[
+        str | None, Query(description="Return only models of this type: `base_model`, `lora_adapter`, `full_model` or `model_route`.")
+    ] = None,
+    base_model: Annotated[str | None, Query(description="Return only this base model, and the adapters and routes based on it.")] = None,
 ) -> http_schemas.ListOf[schemas.Model]:
-    """Base models, logical names, then the tenant's adapters, newest first; `type` and `base_model` narrow the list."""
+    """List base models, then your model routes, then your adapters, newest first."""
     found = models.list_models(platform, tenant, type=type, base_model=base_model)
     return http_schemas.ListOf(data=[responses.model(m) for m in found])
 
 
-@router.post("/{model:path}/deploy")
-def deploy(platform: PlatformDep, tenant: Writer, model: str, body: schemas.Deploy | None = None) -> schemas.Adapter:
-    """Promote an adapter (`stage` production, if absent), or hold it in staging, where it is not served."""
+@router.post("/{model:path}/deploy", summary="Deploy an adapter")
+def deploy(platform: PlatformDep, tenant: Writer, model: parameters.ModelName, body: schemas.Deploy | None = None) -> schemas.Adapter:
+    """Promote an adapter to production, or hold it in staging, where it is not served."""
     return adapters_responses.adapter(promotions.deploy(platform, tenant, model, stage="production" if body is None else body.stage))
 
 
-for action in (adapters.promote, adapters.rollback, adapters.deprecate, adapters.approve, adapters.reject):
-    router.add_api_route(f"/{{adapter_id:path}}/{action.__name__}", action, methods=["POST"])
+for action, summary in (
+    (adapters.promote, "Promote an adapter"),
+    (adapters.rollback, "Roll back an adapter"),
+    (adapters.deprecate, "Deprecate an adapter"),
+    (adapters.approve, "Approve an adapter"),
+    (adapters.reject, "Reject an adapter"),
+):
+    router.add_api_route(f"/{{adapter_id:path}}/{action.__name__}", action, methods=["POST"], summary=summary)
 
 
-@router.get("/{model:path}/lineage")
-def trace(platform: PlatformDep, tenant: Reader, model: str, verify: bool = False) -> adapters_schemas.Lineage:
-    """Where a model comes from, named as an answer's ``model`` names it; ``verify`` reads the stored bytes again."""
+@router.get("/{model:path}/lineage", summary="Trace the lineage of a model")
+def trace(
+    platform: PlatformDep, tenant: Reader, model: parameters.ModelName, verify: parameters.Verify = False
+) -> adapters_schemas.Lineage:
+    """Trace a model back to the uploaded files it was trained on. With `verify`, all stored bytes are checked as well."""
     return adapters_responses.lineage(lineage.of_model(platform, tenant, model, verify=verify))
 
 
-@router.get("/{model:path}")
-def retrieve(platform: PlatformDep, tenant: Reader, model: str) -> schemas.Model:
-    """One model."""
+@router.get("/{model:path}", summary="Retrieve a model")
+def retrieve(platform: PlatformDep, tenant: Reader, model: parameters.ModelName) -> schemas.Model:
+    """Return a base model, a model route or one of your adapters."""
     return responses.model(models.get(platform, tenant, model))
 
 
-@router.delete("/{model:path}")
-def delete(platform: PlatformDep, tenant: Writer, model: str) -> http_schemas.Deleted:
-    """Stop serving a fine-tuned model; its files stay for the days of grace, in which promoting it brings it back. Again changes nothing.
+@router.delete("/{model:path}", summary="Delete a fine-tuned model")
+def delete(platform: PlatformDep, tenant: Writer, model: parameters.ModelName) -> http_schemas.Deleted:
+    """Stop serving a fine-tuned model. Its files are kept for 30 days, during which promoting it brings it back.
 
-    A base model is refused, and a logical name too (`DELETE /v1/model_routes/{name}`).
+    Deleting it again changes nothing. A base model is refused, and so is a model route, which `DELETE /v1/model_routes/{name}` deletes.
     """
     promotions.delete(platform, tenant, model)
     return http_schemas.Deleted(id=model, object="model")

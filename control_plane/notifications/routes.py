@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path, Query
 from sqlalchemy.engine import RowMapping
 
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep, Reader
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
@@ -19,92 +20,101 @@ from ft_assets.storable_text import check_storable
 router = APIRouter(prefix="/v1", tags=["webhooks"])
 
 
-@router.get("/webhook_event_types")
+@router.get("/webhook_event_types", summary="List webhook event types")
 def list_event_types(_: Reader) -> http_schemas.ListOf[str]:
-    """The types of events that endpoints can ask for; docs/webhooks.md says what each tells."""
+    """List the types of events that webhook endpoints can receive. docs/webhooks.md explains each."""
     return http_schemas.ListOf(data=list(EVENT_TYPES))
 
 
-@router.post("/webhook_endpoints")
+@router.post("/webhook_endpoints", summary="Create a webhook endpoint")
 def create(platform: PlatformDep, tenant: Admin, body: schemas.CreateWebhookEndpoint) -> schemas.WebhookEndpointWithSecret:
-    """Have events sent to a URL; the secret that signs them is in this answer and nowhere else."""
+    """Create an endpoint that events are sent to. The secret that signs them is returned only here."""
     check_storable(body.name, "name")
     made = webhook_endpoints.create(platform, tenant, name=body.name, url=body.url, event_types=body.event_types)
     return _with_secret(made)
 
 
-@router.get("/webhook_endpoints")
+@router.get("/webhook_endpoints", summary="List webhook endpoints")
 def list_endpoints(
-    platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20
+    platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
 ) -> http_schemas.ListOf[schemas.WebhookEndpoint]:
-    """Endpoints, newest first; never their secrets."""
+    """List your webhook endpoints without their secrets, newest first."""
     found, has_more = webhook_endpoints.list_endpoints(platform, tenant, after=after, limit=limit)
     return http_schemas.ListOf(data=[_endpoint(row) for row in found], has_more=has_more)
 
 
-@router.get("/webhook_endpoints/{webhook_endpoint_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, webhook_endpoint_id: str) -> schemas.WebhookEndpoint:
-    """One endpoint."""
+@router.get("/webhook_endpoints/{webhook_endpoint_id}", summary="Retrieve a webhook endpoint")
+def retrieve(platform: PlatformDep, tenant: Reader, webhook_endpoint_id: parameters.WebhookEndpointId) -> schemas.WebhookEndpoint:
+    """Return a webhook endpoint without its secret."""
     return _endpoint(webhook_endpoints.get(platform, tenant, webhook_endpoint_id))
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}")
-def update(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.UpdateWebhookEndpoint) -> schemas.WebhookEndpoint:
-    """Change name, URL or types, or disable and enable it."""
+@router.post("/webhook_endpoints/{webhook_endpoint_id}", summary="Update a webhook endpoint")
+def update(
+    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.UpdateWebhookEndpoint
+) -> schemas.WebhookEndpoint:
+    """Change the name, URL or event types of an endpoint, or disable or enable it."""
     check_storable(body.name, "name")
     return _endpoint(webhook_endpoints.update(platform, tenant, webhook_endpoint_id, body.model_dump()))
 
 
-@router.delete("/webhook_endpoints/{webhook_endpoint_id}")
-def delete(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str) -> schemas.DeletedWebhookEndpoint:
-    """Send nothing more to an endpoint, and forget it."""
+@router.delete("/webhook_endpoints/{webhook_endpoint_id}", summary="Delete a webhook endpoint")
+def delete(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId) -> schemas.DeletedWebhookEndpoint:
+    """Delete an endpoint. Nothing more is sent to it."""
     webhook_endpoints.delete(platform, tenant, webhook_endpoint_id)
     return schemas.DeletedWebhookEndpoint(id=webhook_endpoint_id)
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}/rotate_secret")
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/rotate_secret", summary="Rotate a signing secret")
 def rotate_secret(
-    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.RotateSecret | None = None
+    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.RotateSecret | None = None
 ) -> schemas.WebhookEndpointWithSecret:
-    """Have another secret sign; the old one ends now, or signs beside the new one for 24 hours."""
+    """Replace the signing secret of an endpoint. The old one ends at once, or signs along with the new one for 24 hours."""
     keep_old = body is not None and body.keep_old_secret_active_for_24_hours
     return _with_secret(webhook_endpoints.rotate_secret(platform, tenant, webhook_endpoint_id, keep_old=keep_old))
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}/test")
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/test", summary="Send a test event")
 def send_test(
-    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.SendTestEvent | None = None
+    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.SendTestEvent | None = None
 ) -> schemas.WebhookTestResult:
-    """Send a signed test event now and tell what the receiver answered; 400 when it did not."""
+    """Send a signed test event now and return the receiver's answer. If none arrives, the request is refused with status 400."""
     tried = webhook_endpoints.send_test(platform, tenant, webhook_endpoint_id, event_type=body.event_type if body else None)
     return schemas.WebhookTestResult(
         webhook_endpoint_id=tried.endpoint_id, event_type=tried.event_type, status_code=tried.status, response=tried.text
     )
 
 
-@router.get("/webhook_endpoints/{webhook_endpoint_id}/deliveries")
+@router.get("/webhook_endpoints/{webhook_endpoint_id}/deliveries", summary="List deliveries")
 def list_deliveries(
     platform: PlatformDep,
     tenant: Reader,
-    webhook_endpoint_id: str,
-    state: Literal["pending", "delivered", "dead"] | None = None,
-    after: str | None = None,
-    limit: int = 20,
+    webhook_endpoint_id: parameters.WebhookEndpointId,
+    state: Annotated[Literal["pending", "delivered", "dead"] | None, Query(description="Return only deliveries in this state.")] = None,
+    after: parameters.After = None,
+    limit: parameters.Limit = 20,
 ) -> http_schemas.ListOf[schemas.WebhookDelivery]:
-    """What was sent to an endpoint in the last 30 days, or is to be, newest first."""
+    """List the deliveries of the last 30 days to an endpoint, pending ones included, newest first."""
     found = deliveries.list_deliveries(platform, tenant, webhook_endpoint_id, state=state, after=after, limit=limit)
     return http_schemas.ListOf(data=[_delivery(row) for row in found.items], has_more=found.has_more)
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay")
-def replay(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, delivery_id: str) -> schemas.WebhookDelivery:
-    """Send one event again, under the id that it always had."""
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay", summary="Replay a delivery")
+def replay(
+    platform: PlatformDep,
+    tenant: Admin,
+    webhook_endpoint_id: parameters.WebhookEndpointId,
+    delivery_id: Annotated[str, Path(description="Id of the delivery (`dlv_...`).")],
+) -> schemas.WebhookDelivery:
+    """Send one event again, with the same event id."""
     return _delivery(deliveries.replay(platform, tenant, webhook_endpoint_id, delivery_id))
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}/replay")
-def replay_dead(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: str, body: schemas.ReplayDeliveries) -> schemas.Replayed:
-    """Send again all that was given up since a time, up to 10,000 events."""
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/replay", summary="Replay failed deliveries")
+def replay_dead(
+    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.ReplayDeliveries
+) -> schemas.Replayed:
+    """Send all failed deliveries since a time again, oldest first, up to 10,000."""
     since = datetime.fromtimestamp(body.since, UTC)
     count = deliveries.replay_dead(platform, tenant, webhook_endpoint_id, since=since)
     return schemas.Replayed(webhook_endpoint_id=webhook_endpoint_id, replayed=count)

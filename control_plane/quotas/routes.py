@@ -14,9 +14,9 @@ from control_plane.tenants.rules import tier_named
 router = APIRouter(prefix="/v1/quota", tags=["quota"])
 
 
-@router.get("")
+@router.get("", summary="Retrieve your quota")
 def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Quota:
-    """What the tenant may use, has used, holds and has left in this month."""
+    """Return your limits and what you have used, reserved and left this month."""
     found = quotas.tenant_quota(platform, tenant)
     owner, at, tier = found.tenant, found.standing, tier_named(found.tenant.tier)
     left = policy.left_s(owner, at)

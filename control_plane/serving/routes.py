@@ -19,18 +19,18 @@ router = APIRouter(prefix="/v1", tags=["inference"])
 SESSION = "x-session-id"
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", summary="Create a chat completion")
 async def chat_completions(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
-    """A chat completion by a base model, or by an adapter of the tenant that is in production.
+    """Create a chat completion with a base model, a model route, or one of your adapters in production.
 
-    `model` of the answer, and the headers `x-ft-model` and `x-ft-adapter`, name the very version that answered.
+    The `model` of the response and the headers `x-ft-model` and `x-ft-adapter` name the exact model that answered.
     """
     return await _complete(request, platform, tenant, "/v1/chat/completions", body)
 
 
-@router.post("/completions")
+@router.post("/completions", summary="Create a completion")
 async def completions(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
-    """A plain completion."""
+    """Create a text completion with a base model, a model route, or one of your adapters in production."""
     return await _complete(request, platform, tenant, "/v1/completions", body)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.serving import model_routes, responses, schemas
@@ -11,30 +12,30 @@ from control_plane.serving import model_routes, responses, schemas
 router = APIRouter(prefix="/v1/model_routes", tags=["model routes"])
 
 
-@router.get("")
+@router.get("", summary="List model routes")
 def list_routes(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.ModelRoute]:
-    """Routes by name."""
+    """List your model routes by name."""
     return http_schemas.ListOf(data=[responses.model_route(r) for r in model_routes.list_routes(platform, tenant)])
 
 
-@router.put("/{name}")
-def put(platform: PlatformDep, tenant: Writer, name: str, body: schemas.SetRoute) -> schemas.ModelRoute:
-    """Make a name stand for these targets from the next request on.
+@router.put("/{name}", summary="Create or update a model route")
+def put(platform: PlatformDep, tenant: Writer, name: parameters.RouteName, body: schemas.SetRoute) -> schemas.ModelRoute:
+    """Set the targets that a name stands for, from the next request on.
 
-    A caller (`user` of the request, else the header `x-session-id`, else the conversation) always gets the same target;
-    when weights change, as few callers as possible move.
+    A caller always gets the same target. Callers are told apart by `user` of the request, else by the header `x-session-id`, else by the
+    conversation. When weights change, as few callers as possible move.
     """
     return responses.model_route(model_routes.put(platform, tenant, name, [(t.model, t.weight) for t in body.targets]))
 
 
-@router.get("/{name}")
-def retrieve(platform: PlatformDep, tenant: Reader, name: str) -> schemas.ModelRoute:
-    """One route, with what its targets are worth now."""
+@router.get("/{name}", summary="Retrieve a model route")
+def retrieve(platform: PlatformDep, tenant: Reader, name: parameters.RouteName) -> schemas.ModelRoute:
+    """Return a model route with the share of callers that each target has now."""
     return responses.model_route(model_routes.get(platform, tenant, name))
 
 
-@router.delete("/{name}")
-def delete(platform: PlatformDep, tenant: Writer, name: str) -> http_schemas.Deleted:
-    """Take a name out; its targets go on under their own."""
+@router.delete("/{name}", summary="Delete a model route")
+def delete(platform: PlatformDep, tenant: Writer, name: parameters.RouteName) -> http_schemas.Deleted:
+    """Delete a model route. Its targets can still be requested under their own names."""
     model_routes.delete(platform, tenant, name)
     return http_schemas.Deleted(id=name, object="model_route")

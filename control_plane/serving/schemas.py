@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict
+
+from control_plane.http.schemas import ApiModel
 
 
-class RouteTarget(BaseModel):
+class RouteTarget(ApiModel):
+    """A target of a model route."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: Annotated[str, Field(description="An adapter of yours in production, by id or model name, or a base model.")]
-    weight: Annotated[int, Field(description="Of all callers, weight / sum of weights get this target.")]
+    model: str
+    """One of your adapters in production, by id or model name, or the id of a base model."""
+    weight: int
+    """Weight of the target, 0 to 1,000,000. Its share of callers is its weight divided by the sum of all weights."""
 
 
-class SetRoute(BaseModel):
+class SetRoute(ApiModel):
+    """The targets of a model route."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     targets: list[RouteTarget]
+    """Targets, 1 to 16, each with its weight; at least one weight must be above zero."""
 
 
-class RoutedTarget(BaseModel):
+class RoutedTarget(ApiModel):
+    """A target of a model route as it is served now."""
+
     model: str
-    adapter_id: str | None = Field(description="null: the base model itself.")
+    """Model name of the adapter, or id of the base model."""
+    adapter_id: str | None
+    """Id of the adapter; null if the target is a base model."""
     weight: int
-    share: float = Field(description="Of the callers, as things are: a withdrawn target has none, and the others share its callers.")
+    """Weight of the target, 0 to 1,000,000."""
+    share: float
+    """Share of callers that get this target, 0 to 1. A target withdrawn from production has share 0; its callers go to the others."""
     stage: str | None
-    served: bool = Field(description="A server was seen to answer with it.")
+    """Stage of the adapter, such as `production`; null if the target is a base model."""
+    served: bool
+    """Whether an inference server has it loaded."""
 
 
-class ModelRoute(BaseModel):
-    """A name of the tenant's own that requests put into `model`."""
+class ModelRoute(ApiModel):
+    """A name of your own that requests can pass as `model`, answered by weighted targets."""
 
     name: str
+    """Name of the route, to pass as `model` in requests."""
     object: Literal["model_route"] = "model_route"
+    """Object type, always `model_route`."""
     targets: list[RoutedTarget]
+    """Targets with their weights."""
     created_at: int
+    """When the route was created, as Unix time in seconds."""
     updated_at: int
+    """When its targets were last set, as Unix time in seconds."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
 
+from fastapi import APIRouter, Query
+
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep
 from control_plane.tenants import members, responses
@@ -12,37 +15,43 @@ from control_plane.tenants.keys import schemas as keys_schemas
 router = APIRouter(prefix="/v1/members", tags=["members"])
 
 
-@router.post("")
+@router.post("", summary="Add a member")
 def add(platform: PlatformDep, principal: AdminPrincipal, body: keys_schemas.CreateMember) -> keys_schemas.Member:
-    """Add a person; keys for it are made with `member_id` in `POST /v1/api_keys`."""
+    """Add a person to your tenant. To give them a key, set `member_id` in `POST /v1/api_keys`."""
     by_owner = principal.may_name_owners
     return responses.member(members.add(platform, principal.tenant.id, email=body.email, role=body.role, name=body.name, by_owner=by_owner))
 
 
-@router.get("")
+@router.get("", summary="List members")
 def list_members(
-    platform: PlatformDep, tenant: Admin, after: str | None = None, limit: int = 20, removed: bool = False
+    platform: PlatformDep,
+    tenant: Admin,
+    after: parameters.After = None,
+    limit: parameters.Limit = 20,
+    removed: Annotated[bool, Query(description="Include members who were removed.")] = False,
 ) -> http_schemas.ListOf[keys_schemas.Member]:
-    """Members, newest first; with `removed` those who were, too."""
+    """List the members of your tenant, newest first."""
     found = members.list_members(platform, tenant, after=after, limit=limit, removed=removed)
     return http_schemas.ListOf(data=[responses.member(m) for m in found.items], has_more=found.has_more)
 
 
-@router.get("/{member_id}")
-def retrieve(platform: PlatformDep, tenant: Admin, member_id: str) -> keys_schemas.Member:
-    """One member, also one who was removed."""
+@router.get("/{member_id}", summary="Retrieve a member")
+def retrieve(platform: PlatformDep, tenant: Admin, member_id: parameters.MemberId) -> keys_schemas.Member:
+    """Return a member, including one who was removed."""
     return responses.member(members.get(platform, tenant, member_id))
 
 
-@router.post("/{member_id}")
-def update(platform: PlatformDep, principal: AdminPrincipal, member_id: str, body: keys_schemas.UpdateMember) -> keys_schemas.Member:
-    """Change role, name or notification; a lower role narrows the member's keys from the next call on."""
+@router.post("/{member_id}", summary="Update a member")
+def update(
+    platform: PlatformDep, principal: AdminPrincipal, member_id: parameters.MemberId, body: keys_schemas.UpdateMember
+) -> keys_schemas.Member:
+    """Change the role, name or notifications of a member. A lower role narrows the member's keys at once."""
     asked, by_owner = body.model_dump(), principal.may_name_owners
     return responses.member(members.update(platform, principal.tenant.id, member_id, **asked, by_owner=by_owner))
 
 
-@router.delete("/{member_id}")
-def remove(platform: PlatformDep, principal: AdminPrincipal, member_id: str) -> keys_schemas.RemovedMember:
-    """Remove a member and revoke all keys of theirs."""
+@router.delete("/{member_id}", summary="Remove a member")
+def remove(platform: PlatformDep, principal: AdminPrincipal, member_id: parameters.MemberId) -> keys_schemas.RemovedMember:
+    """Remove a member and revoke all of their keys."""
     revoked = members.remove(platform, principal.tenant.id, member_id, by_owner=principal.may_name_owners)
     return keys_schemas.RemovedMember(id=member_id, revoked_keys=revoked)

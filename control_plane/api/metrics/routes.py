@@ -35,9 +35,9 @@ def scraper(
         raise Forbidden(f"the metrics of the whole platform are for its operators; {need}", code="metrics_forbidden")
 
 
-@router.get("/metrics", response_class=Response, dependencies=[Depends(scraper)])
+@router.get("/metrics", summary="Retrieve metrics for Prometheus", response_class=Response, dependencies=[Depends(scraper)])
 def metrics(request: Request) -> Response:
-    """Requests, jobs, queue, pools, live training, notices and money in Prometheus' text format, for operators."""
+    """Return metrics of requests, jobs, queue, pools, training, notifications and billing in Prometheus' text format, for operators."""
     return Response(generate_latest(request.app.state.exposed), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path, Query
 from sqlalchemy.engine import RowMapping
 
 from control_plane.attempts.checkpoints import service as checkpoint_permissions
@@ -18,23 +18,28 @@ from control_plane.platform.epoch_time import epoch_seconds
 router = APIRouter(prefix="/v1/fine_tuning/checkpoints", tags=["fine_tuning"])
 
 
-@router.post("/{fine_tuned_model_checkpoint}/permissions")
-def create(platform: PlatformDep, tenant: Admin, fine_tuned_model_checkpoint: str, body: CreatePermissions) -> PermissionList:
-    """Record that your own project may use a checkpoint; another project is refused."""
+@router.post("/{fine_tuned_model_checkpoint}/permissions", summary="Create checkpoint permissions")
+def create(
+    platform: PlatformDep, tenant: Admin, fine_tuned_model_checkpoint: parameters.CheckpointName, body: CreatePermissions
+) -> PermissionList:
+    """Record that your own project may use a checkpoint. Any other project is refused.
+
+    A project is a tenant here, and a tenant can use its own checkpoints without a permission; the record exists for OpenAI's client.
+    """
     return _listed(checkpoint_permissions.create(platform, tenant, fine_tuned_model_checkpoint, body.project_ids), has_more=False)
 
 
-@router.get("/{fine_tuned_model_checkpoint}/permissions")
+@router.get("/{fine_tuned_model_checkpoint}/permissions", summary="List checkpoint permissions")
 def list_permissions(
     platform: PlatformDep,
     tenant: Admin,
-    fine_tuned_model_checkpoint: str,
+    fine_tuned_model_checkpoint: parameters.CheckpointName,
     after: parameters.After = None,
-    limit: Annotated[int, parameters.limit(100)] = 10,
-    order: Literal["ascending", "descending"] = "descending",
-    project_id: str | None = None,
+    limit: parameters.Limit = 10,
+    order: Annotated[Literal["ascending", "descending"], Query(description="Order by creation time.")] = "descending",
+    project_id: Annotated[str | None, Query(description="Return only permissions of the project with this id.")] = None,
 ) -> PermissionList:
-    """Permissions on a checkpoint, which is named by its id or as `JOB:step-N`."""
+    """List the permissions on a checkpoint."""
     found = checkpoint_permissions.list_permissions(
         platform,
         tenant,
@@ -47,9 +52,14 @@ def list_permissions(
     return _listed(found.items, has_more=found.has_more)
 
 
-@router.delete("/{fine_tuned_model_checkpoint}/permissions/{permission_id}")
-def delete(platform: PlatformDep, tenant: Admin, fine_tuned_model_checkpoint: str, permission_id: str) -> Deleted:
-    """Remove the record of a permission; your own tenant may use the checkpoint all the same."""
+@router.delete("/{fine_tuned_model_checkpoint}/permissions/{permission_id}", summary="Delete a checkpoint permission")
+def delete(
+    platform: PlatformDep,
+    tenant: Admin,
+    fine_tuned_model_checkpoint: parameters.CheckpointName,
+    permission_id: Annotated[str, Path(description="Id of the permission (`cp_...`).")],
+) -> Deleted:
+    """Delete a permission on a checkpoint. Your own tenant can still use the checkpoint."""
     checkpoint_permissions.delete(platform, tenant, fine_tuned_model_checkpoint, permission_id)
     return Deleted(id=permission_id, object="checkpoint.permission")
 

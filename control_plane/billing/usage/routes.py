@@ -12,6 +12,7 @@ from control_plane.billing import csv_export, ledger, responses
 from control_plane.billing import schemas as billing_schemas
 from control_plane.billing.usage import service as usage
 from control_plane.billing.usage.rules import DIMENSIONS, Dimension
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader
 from control_plane.platform.context import Platform
@@ -25,15 +26,32 @@ router = APIRouter(tags=["billing"])
 cost_router = APIRouter(tags=["billing"])
 """Below each spelling of the jobs' path."""
 
-Start = Annotated[int | None, Query(ge=0, le=LAST_S, description="Unix time; the beginning of this month (UTC) if absent.")]
-End = Annotated[int | None, Query(ge=0, le=LAST_S, description="Unix time; now if absent.")]
-BucketWidth = Annotated[str, Query(max_length=40, description="hour, day or month: of the calendar, in UTC.")]
+Start = Annotated[
+    int | None,
+    Query(
+        ge=0,
+        le=LAST_S,
+        description="Start as Unix time in seconds, rounded down to a whole bucket. Default: the start of this month in UTC.",
+    ),
+]
+End = Annotated[int | None, Query(ge=0, le=LAST_S, description="End as Unix time in seconds, rounded up to a whole bucket. Default: now.")]
+BucketWidth = Annotated[
+    str,
+    Query(
+        max_length=40,
+        description="Width of the buckets: `hour` (at most 31 days), `day` (13 months) or `month` (10 years), of the calendar in UTC.",
+    ),
+]
 GroupBy = Annotated[
-    list[str] | None, Query(max_length=10, description="Of job_id, model, gpu_type, pricing, kind; repeated, or with commas.")
+    list[str] | None,
+    Query(
+        max_length=10,
+        description="Group by `job_id`, `model`, `gpu_type`, `pricing` or `kind`; repeated or separated by commas.",
+    ),
 ]
 
 
-@router.get("/v1/usage")
+@router.get("/v1/usage", summary="Retrieve usage")
 def retrieve(
     platform: PlatformDep,
     tenant: Reader,
@@ -42,11 +60,11 @@ def retrieve(
     bucket_width: BucketWidth = "day",
     group_by: GroupBy = None,
 ) -> billing_schemas.Usage:
-    """GPU time, storage and money by hour, day or month: what ended by when it ran, what runs now as `unbilled`."""
+    """Return GPU time, storage and cost by hour, day or month, at the time it was used. Attempts running now are listed as `unbilled`."""
     return usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
 
 
-@router.get("/v1/usage.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+@router.get("/v1/usage.csv", summary="Download usage as CSV", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
 def retrieve_csv(
     platform: PlatformDep,
     tenant: Reader,
@@ -55,34 +73,34 @@ def retrieve_csv(
     bucket_width: BucketWidth = "day",
     group_by: GroupBy = None,
 ) -> Response:
-    """The same as a table: a line for each bucket and group."""
+    """Return GPU time, storage and cost by hour, day or month as CSV, one row per bucket and group."""
     found = usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
     return Response(csv_export.usage(found.model_dump()), media_type=CSV)
 
 
-@router.get("/v1/ledger")
+@router.get("/v1/ledger", summary="Retrieve the ledger balance")
 def balance(platform: PlatformDep, tenant: Reader) -> billing_schemas.Balance:
-    """The sum of all entries."""
+    """Return the sum of all ledger entries of your tenant."""
     return billing_schemas.Balance(balance_micros=ledger.balance(platform, tenant))
 
 
-@router.get("/v1/ledger/entries")
+@router.get("/v1/ledger/entries", summary="List ledger entries")
 def list_entries(
     platform: PlatformDep,
     tenant: Reader,
-    kind: str | None = None,
-    job_id: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
+    kind: parameters.LedgerKind = None,
+    job_id: parameters.LedgerJob = None,
+    after: parameters.After = None,
+    limit: parameters.Limit = 20,
 ) -> http_schemas.ListOf[billing_schemas.LedgerEntry]:
-    """Entries, newest first, each with what it was computed from."""
+    """List your ledger entries, newest first, each with what it was computed from."""
     found = ledger.list_entries(platform, tenant, kind=kind, job_id=job_id, after=after, limit=limit)
     return http_schemas.ListOf(data=responses.entries(found.items), has_more=found.has_more)
 
 
-@cost_router.get("/{job_id}/cost")
-def cost(platform: PlatformDep, tenant: Reader, job_id: str) -> billing_schemas.JobCost:
-    """What a job cost, entry by entry; refunds that wait for a decision; and what its running attempt costs so far."""
+@cost_router.get("/{job_id}/cost", summary="Retrieve the cost of a job")
+def cost(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> billing_schemas.JobCost:
+    """Return the cost of a job entry by entry, its refund cases, and what its running attempt costs so far."""
     return responses.job_cost(usage.cost_of_job(platform, tenant, job_id))
 
 

@@ -7,59 +7,79 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class Approve(TypedDict):
+    """Approval of an adapter."""
+
     note: NotRequired[str | None]
-    """Kept with the decision."""
+    """Note to keep with the decision."""
     promote: NotRequired[bool]
-    """Put it into production at once."""
+    """Whether to promote it to production at once."""
 
 
 class Decide(TypedDict):
     """A person's decision about an adapter."""
 
     note: NotRequired[str | None]
-    """Kept with the decision."""
+    """Note to keep with the decision."""
 
 
 class DeleteData(TypedDict):
+    """Request to delete everything a tenant has stored."""
+
     confirm: str
-    """The tenant's own id: everything that it stored is deleted for good."""
+    """The id of your tenant, to confirm that all of its data is to be deleted for good."""
     reason: str
-    """Kept in the proof."""
+    """Why the data is deleted, at most 1,000 characters; kept in the proof."""
 
 
 class Deletion(TypedDict):
+    """Deletion of an adapter's files or of all data of a tenant, with its proof."""
+
     id: str
+    """Id of the deletion."""
     object: NotRequired[Literal["deletion"]]
+    """Object type, always `deletion`."""
     subject_kind: str
-    """adapter or tenant."""
+    """What is deleted: `adapter` or `tenant`."""
     subject_id: str
+    """Id of the adapter or tenant whose data is deleted."""
     status: Literal["in_progress", "done"]
+    """`in_progress` or `done`."""
     reason: str
+    """Why it was deleted."""
     requested_by: str
-    """Id of the key, `operator`, or `retention`."""
+    """Id of the API key that requested it, `operator`, or `retention` (an adapter deprecated 30 days ago)."""
     requested_at: int
+    """When it was requested, as Unix time in seconds."""
     done_at: int | None
+    """When it was done, as Unix time in seconds; null until then."""
     waiting_for: str | None
-    """Why it is not done yet."""
+    """What it is waiting for; null if nothing, or once it is done."""
     proof: dict[str, Any] | None
-    """Every object with its size and the sha256 that was read before it was deleted."""
+    """Every deleted object with its size and SHA-256, and what was searched afterwards. Null until it is done, and always null in
+    lists."""
     sha256: str | None
-    """Of the proof and of `previous_sha256`: proofs are a chain."""
+    """SHA-256 over this record, its proof and `previous_sha256`, which chains all deletions. Null until it is done, and always null
+    in lists."""
     previous_sha256: str | None
+    """`sha256` of the deletion completed before this one, on the whole platform; null for the first, until it is done, and always
+    null in lists."""
 
 
 class Lineage(TypedDict):
-    """From what a request puts into `model` back to the uploaded files."""
+    """Where a model comes from, from its name back to the uploaded files."""
 
     object: NotRequired[Literal["lineage"]]
+    """Object type, always `lineage`."""
     model: str
-    """As asked for."""
+    """Name as requested."""
     kind: Literal["base_model", "route", "logical_name", "adapter"]
-    """What that name stands for."""
+    """What the name stands for: `base_model`, `route` (all its targets), `logical_name` (the newest production adapter of that
+    name) or `adapter`."""
     base_model: NotRequired[dict[str, Any] | None]
-    """Of a base model's name: its pins."""
+    """For a base model, its digest, repository and revision; null otherwise."""
     adapters: list[dict[str, Any]]
-    """One of an adapter, one per target of a route: `adapter`, `files` with their sha256, `evaluations`, `job`, `training` (frozen
-    spec, lock, commit, attempts, checkpoints), `base_model`, `pack`, `dataset`, `uploads`, `deletion`, `parents`."""
+    """The adapter, or one entry per target of a route: `adapter`, `files` with their SHA-256, `evaluations`, `job`, `training`
+    (frozen spec, lock, commit, attempts, checkpoints), `base_model`, `pack`, `dataset`, `uploads`, `deletion` and `parents`."""
     holds: NotRequired[bool | None]
-    """With `verify`: no stored byte is other than recorded; `links` of each adapter say which."""
+    """With `verify`, whether all stored bytes match their recorded hashes; `links` of each adapter has the details. Null without
+    `verify`."""

@@ -7,277 +7,464 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class Adjust(TypedDict):
+    """A correction of a tenant's bill."""
+
     tenant: str
+    """Id of the tenant."""
     amount_micros: int
-    """Positive: the tenant owes more."""
+    """Amount in micro-dollars: positive if the tenant owes more, negative if it owes less. Zero is refused."""
     reason: str
+    """Reason, 1 to 2,000 characters, which is shown on the invoice."""
     key: NotRequired[str | None]
-    """The same key makes it once."""
+    """Your name for the adjustment, 1 to 100 characters: sending the same key again makes no second adjustment."""
 
 
 class Balance(TypedDict):
+    """Balance of a tenant's ledger."""
+
     object: NotRequired[Literal["ledger.balance"]]
+    """Object type, always `ledger.balance`."""
     balance_micros: int
-    """All that was ever entered; payments are not kept here."""
+    """Sum of all entries ever made, in micro-dollars. Payments are not recorded here."""
 
 
 class Budget(TypedDict):
+    """A monthly amount, with thresholds at which you are notified. It stops nothing."""
+
     id: str
+    """Id of the budget."""
     object: NotRequired[Literal["budget"]]
+    """Object type, always `budget`."""
     name: str
+    """Name of the budget."""
     limit_micros: int
+    """Amount per calendar month, in micro-dollars."""
     thresholds: list[int]
+    """Percentages of the limit at which you are notified."""
     spent_micros: int
-    """This month, with what attempts that run now cost so far."""
+    """Spent this month in micro-dollars, including what running attempts cost so far."""
     alerted: list[int]
-    """Thresholds that were told of this month."""
+    """Thresholds you were notified of this month."""
     created_at: int
+    """When it was created, as Unix time in seconds."""
     updated_at: int
+    """When it was last changed, as Unix time in seconds."""
 
 
 class CreateBudget(TypedDict):
+    """A budget to create."""
+
     name: str
+    """Name of the budget, 1 to 100 characters."""
     limit_micros: int
-    """A month."""
+    """Amount per calendar month, in micro-dollars."""
     thresholds: NotRequired[list[int]]
-    """Percents of the limit."""
+    """Percentages of the limit at which you are notified: 1 to 10 of them, each from 1 to 1000."""
 
 
 class DecideRefund(TypedDict):
+    """A decision on a refund case."""
+
     note: str
-    """Why; the tenant reads it."""
+    """Reason for the decision, 1 to 2,000 characters, which the tenant can read."""
 
 
 class Invoice(TypedDict):
+    """The invoice of a month, with its lines."""
+
     id: str
+    """Id of the invoice."""
     object: NotRequired[Literal["invoice"]]
+    """Object type, always `invoice`."""
     month: str
+    """Calendar month in UTC, as `yyyy-mm`."""
     status: Literal["draft", "issued"]
+    """`draft` until the month is settled, then `issued`. An issued invoice never changes."""
     total_micros: int
+    """Total in micro-dollars: the sum of the lines."""
     issued_at: int | None
+    """When it was issued, as Unix time in seconds; null for a draft."""
     sha256: str
-    """Of the document: JSON with sorted names and no blanks, of all fields but object, status, issued_at, sha256 and unbilled."""
+    """SHA-256 of the invoice as JSON with sorted keys and no whitespace, without the fields `object`, `status`, `issued_at`,
+    `sha256` and `unbilled`."""
     period_start: int
+    """Start of the month, as Unix time in seconds (inclusive)."""
     period_end: int
+    """End of the month, as Unix time in seconds (exclusive)."""
     tenant: InvoicedTenant
+    """The tenant it is for."""
     currency: Literal["USD"]
+    """Currency, always `USD`."""
     lines: list[InvoiceLine]
+    """Lines of the invoice, one per ledger entry."""
     usage_micros: int
+    """GPU time in micro-dollars, before refunds."""
     refund_micros: int
+    """Refunds in micro-dollars, zero or negative."""
     storage_micros: int
+    """Storage beyond the tier's allowance, in micro-dollars."""
     adjustment_micros: int
+    """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
     total_usd: str
+    """Total in US dollars, as text."""
     spot_savings_micros: int
+    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
     gpu_seconds: float
+    """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
+    """The part of `gpu_seconds` that was refunded."""
     overage: Overage | None
+    """GPU time beyond the soft limit; null if the tenant has no soft limit."""
     unbilled: list[UnbilledAttempt]
-    """Of a draft: attempts that run now, and may still come on it."""
+    """For a draft, attempts running now that may still be billed in this month; empty once it is issued."""
 
 
 class InvoiceLine(TypedDict):
+    """A line of an invoice: one ledger entry."""
+
     entry_id: str
+    """Id of the ledger entry."""
     kind: str
+    """`usage`, `refund`, `storage` or `adjustment`."""
     description: str
+    """What is billed, for people."""
     job_id: str | None
+    """Id of the job; null if it belongs to no job."""
     attempt: int | None
+    """Number of the training attempt; null if it belongs to no job."""
     model: str | None
+    """Id of the base model; null if it belongs to no job."""
     gpu_type: str | None
+    """Type of GPU; null if it belongs to no job."""
     pricing: str | None
+    """Price class: `on_demand`, `spot` or `reserved`. Null if it belongs to no job."""
     gpu_seconds: float
+    """GPU time billed or refunded, in seconds."""
     occurred_at: str
+    """When it occurred, as an ISO 8601 time in UTC with milliseconds."""
     late: bool
-    """Of an earlier month, whose invoice was issued before it came."""
+    """Whether it belongs to an earlier month whose invoice had already been issued."""
     list_micros: int
+    """Amount at on-demand prices, in micro-dollars."""
     amount_micros: int
+    """Amount billed, in micro-dollars; negative for refunds."""
 
 
 class InvoiceSummary(TypedDict):
+    """An invoice without its lines."""
+
     id: str
+    """Id of the invoice."""
     object: NotRequired[Literal["invoice"]]
+    """Object type, always `invoice`."""
     month: str
+    """Calendar month in UTC, as `yyyy-mm`."""
     status: Literal["draft", "issued"]
+    """`draft` until the month is settled, then `issued`. An issued invoice never changes."""
     total_micros: int
+    """Total in micro-dollars: the sum of the lines."""
     issued_at: int | None
+    """When it was issued, as Unix time in seconds; null for a draft."""
     sha256: str
-    """Of the document: JSON with sorted names and no blanks, of all fields but object, status, issued_at, sha256 and unbilled."""
+    """SHA-256 of the invoice as JSON with sorted keys and no whitespace, without the fields `object`, `status`, `issued_at`,
+    `sha256` and `unbilled`."""
 
 
 class InvoicedTenant(TypedDict):
+    """The tenant an invoice is for."""
+
     id: str
+    """Id of the tenant."""
     name: str
+    """Name of the tenant."""
     tier: str
+    """Tier of the tenant: `free`, `standard` or `premium`."""
 
 
 class JobCost(TypedDict):
+    """Cost of a job, entry by entry."""
+
     object: NotRequired[Literal["fine_tuning.job.cost"]]
+    """Object type, always `fine_tuning.job.cost`."""
     job_id: str
+    """Id of the job the cost is for."""
     total: UsageTotal
+    """Sums over all entries."""
     entries: list[LedgerEntry]
+    """Ledger entries of the job."""
     refund_cases: list[RefundCase]
+    """Refund cases of the job, decided or not."""
     unbilled: list[UnbilledAttempt]
+    """The attempt running now, which has no entry yet; empty if none is."""
 
 
 class LedgerCheck(TypedDict):
+    """Result of a check of the ledger."""
+
     object: NotRequired[Literal["ledger.check"]]
+    """Object type, always `ledger.check`."""
     num_entries: int
+    """Ledger entries checked."""
     num_intervals: int
+    """Finished attempts whose entries were recomputed from their reports."""
     num_invoices: int
+    """Issued invoices that were verified."""
     total_micros: int
+    """Sum of all accounts in micro-dollars; zero if the ledger balances."""
     differences: list[LedgerDifference]
+    """Differences found; empty if the ledger is correct."""
 
 
 class LedgerDifference(TypedDict):
+    """Something in the ledger that is not as it should be."""
+
     code: str
+    """Kind of difference: `unbalanced`, `not_billed`, `refund`, `recomputed`, `storage` or `invoice`."""
     id: str
+    """Id of the ledger entry or invoice."""
     detail: str
+    """Explanation for people."""
 
 
 class LedgerEntry(TypedDict):
+    """An entry of the ledger: GPU time, storage, a refund or an adjustment."""
+
     id: str
+    """Id of the entry, derived from what it bills, such as `<job id>/a1/usage`."""
     object: NotRequired[Literal["ledger.entry"]]
+    """Object type, always `ledger.entry`."""
     kind: str
+    """`usage` (GPU time of an attempt), `refund`, `storage` or `adjustment`."""
     job_id: str | None
+    """Id of the job; null if it belongs to no job."""
     attempt: int | None
+    """Number of the training attempt; null if it belongs to no job."""
     gpu_type: str | None
+    """Type of GPU; null if it belongs to no job."""
     pricing: str | None
+    """Price class: `on_demand`, `spot` or `reserved`. Null if it belongs to no job."""
     gpu_seconds: float
+    """GPU time billed or refunded, in seconds; 0 if the entry is about something else."""
     amount_micros: int
+    """Amount in micro-dollars: positive if the tenant owes it, negative if it is given back."""
     list_micros: int
-    """The same at on-demand prices."""
+    """The same amount at on-demand prices, in micro-dollars."""
     occurred_at: int
+    """When it occurred, as Unix time in seconds; it decides about the month it is billed in."""
     detail: dict[str, Any]
-    """What it was computed from: times, prices, outcome."""
+    """What the amount was computed from, such as times, prices and outcome."""
 
 
 class OperatorRefundCase(TypedDict):
+    """A refund case as operators see it."""
+
     id: str
+    """Id of the case."""
     object: NotRequired[Literal["refund_case"]]
+    """Object type, always `refund_case`."""
     job_id: str
+    """Id of the job the attempt belongs to."""
     attempt: int
+    """Number of the training attempt."""
     amount_micros: int
+    """Amount that a grant refunds, in micro-dollars."""
     outcome: str
-    """The failure class whose fault nobody can tell."""
+    """How the attempt ended, such as `oom`, which leaves open whose fault it was."""
     state: Literal["pending", "granted", "refused"]
+    """`pending`, `granted` or `refused`."""
     note: str | None
+    """Reason the operator gave for the decision; null while pending."""
     created_at: int
+    """When the case was opened, as Unix time in seconds."""
     decided_at: int | None
+    """When it was decided, as Unix time in seconds; null while pending."""
     tenant: str
+    """Id of the tenant."""
     decided_by: str | None
+    """Id of the operator who decided; null while pending."""
 
 
 class Overage(TypedDict):
-    """What of the month's GPU time exceeds the soft limit; its price is in the lines already."""
+    """GPU time of the month beyond the soft limit. Its price is already part of the lines."""
 
     soft_gpu_hours: float
+    """Soft limit in GPU-hours per month."""
     used_gpu_hours: float
+    """GPU-hours used in the month, less refunds."""
     overage_gpu_hours: float
+    """GPU-hours beyond the soft limit."""
     overage_micros: int
+    """The part of the bill they account for, in micro-dollars."""
 
 
 class RefundCase(TypedDict):
+    """An attempt whose failure may be the platform's fault, for an operator to decide on."""
+
     id: str
+    """Id of the case."""
     object: NotRequired[Literal["refund_case"]]
+    """Object type, always `refund_case`."""
     job_id: str
+    """Id of the job the attempt belongs to."""
     attempt: int
+    """Number of the training attempt."""
     amount_micros: int
+    """Amount that a grant refunds, in micro-dollars."""
     outcome: str
-    """The failure class whose fault nobody can tell."""
+    """How the attempt ended, such as `oom`, which leaves open whose fault it was."""
     state: Literal["pending", "granted", "refused"]
+    """`pending`, `granted` or `refused`."""
     note: str | None
+    """Reason the operator gave for the decision; null while pending."""
     created_at: int
+    """When the case was opened, as Unix time in seconds."""
     decided_at: int | None
+    """When it was decided, as Unix time in seconds; null while pending."""
 
 
 class StoredBytes(TypedDict):
+    """Bytes stored by a tenant on one day."""
+
     day: str
-    """Of the newest sample, yyyy-mm-dd."""
+    """Day of the newest sample in UTC, as `yyyy-mm-dd`."""
     bytes: dict[str, int]
-    """By class: files, datasets, checkpoints, adapters, exports."""
+    """Bytes by class: `files`, `datasets`, `checkpoints`, `adapters` and `exports`."""
 
 
 class TrialBalance(TypedDict):
+    """Balances of all accounts of the ledger."""
+
     object: NotRequired[Literal["ledger.trial_balance"]]
+    """Object type, always `ledger.trial_balance`."""
     accounts: dict[str, int]
+    """Balances by account, in micro-dollars."""
     receivables: dict[str, int]
-    """By tenant."""
+    """What each tenant owes by tenant id, in micro-dollars."""
     total_micros: int
-    """0, as long as the ledger is whole."""
+    """Sum of all accounts in micro-dollars; zero if the ledger balances."""
 
 
 class UnbilledAttempt(TypedDict):
-    """An attempt that runs now: what it would cost if it ended at this moment."""
+    """An attempt that is not billed yet, with what it would cost if it ended now."""
 
     tenant: str
+    """Id of the tenant."""
     job_id: str
+    """Id of the job the attempt belongs to."""
     attempt: int
+    """Number of the training attempt."""
     model: str
+    """Id of the base model."""
     gpu_type: str
+    """Type of its GPUs."""
     pricing: str
+    """Price class: `on_demand`, `spot` or `reserved`."""
     since: int
+    """When its workload started, as Unix time in seconds."""
     gpu_seconds: float
+    """GPU time so far, in seconds: time multiplied by the number of GPUs."""
     amount_micros: int
+    """Cost so far, in micro-dollars."""
 
 
 class UpdateBudget(TypedDict):
+    """Changes to a budget. Fields that are absent or null stay as they are."""
+
     name: NotRequired[str | None]
+    """New name, 1 to 100 characters."""
     limit_micros: NotRequired[int | None]
+    """New amount per calendar month, in micro-dollars."""
     thresholds: NotRequired[list[int] | None]
+    """New percentages of the limit at which you are notified: 1 to 10 of them, each from 1 to 1000."""
 
 
 class Usage(TypedDict):
+    """Usage over time."""
+
     object: NotRequired[Literal["usage"]]
+    """Object type, always `usage`."""
     start_time: int
-    """Edge of the first bucket."""
+    """Start of the first bucket, as Unix time in seconds."""
     end_time: int
+    """End of the last bucket, as Unix time in seconds."""
     bucket_width: Literal["hour", "day", "month"]
+    """Width of the buckets: `hour`, `day` or `month`, of the calendar in UTC."""
     group_by: list[str]
+    """Dimensions the results are grouped by; empty if not grouped."""
     data: list[UsageBucket]
+    """Buckets in order of time."""
     total: UsageTotal
+    """Sums over all buckets."""
     unbilled: list[UnbilledAttempt]
+    """Attempts running now, which are in no bucket yet."""
     stored: StoredBytes | None
-    """Of one tenant; null before its first sample."""
+    """Bytes stored, from the newest daily sample; null before the first sample, and in usage of all tenants."""
 
 
 class UsageBucket(TypedDict):
+    """Usage within one hour, day or month."""
+
     object: NotRequired[Literal["bucket"]]
+    """Object type, always `bucket`."""
     start_time: int
+    """Start of the bucket, as Unix time in seconds (inclusive)."""
     end_time: int
+    """End of the bucket, as Unix time in seconds (exclusive)."""
     results: list[UsageResult]
+    """Usage by group; a single result if not grouped."""
 
 
 class UsageResult(TypedDict):
+    """Usage of one group within a time bucket."""
+
     amount_micros: int
-    """Of everything: what is owed."""
+    """Amount owed in micro-dollars: the sum of usage, refunds, storage and adjustments."""
     usage_micros: int
+    """GPU time in micro-dollars, before refunds."""
     refund_micros: int
-    """Not above 0."""
+    """Refunds in micro-dollars, zero or negative."""
     storage_micros: int
+    """Storage beyond the tier's allowance, in micro-dollars."""
     adjustment_micros: int
+    """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
     spot_savings_micros: int
-    """What usage that was not refunded would have cost more on demand."""
+    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
     gpu_seconds: float
+    """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
+    """The part of `gpu_seconds` that was refunded."""
     object: NotRequired[Literal["usage.result"]]
+    """Object type, always `usage.result`."""
     job_id: NotRequired[str | None]
-    """Where it was grouped by this; likewise the next four."""
+    """Id of the job, if grouped by `job_id`; null otherwise and for what belongs to no job. The same holds for the fields below."""
     model: NotRequired[str | None]
+    """Id of the base model, if grouped by `model`."""
     gpu_type: NotRequired[str | None]
+    """Type of GPU, if grouped by `gpu_type`."""
     pricing: NotRequired[str | None]
+    """Price class (`on_demand`, `spot` or `reserved`), if grouped by `pricing`."""
     kind: NotRequired[str | None]
+    """Kind of ledger entry (`usage`, `refund`, `storage` or `adjustment`), if grouped by `kind`."""
     tenant: NotRequired[str | None]
-    """Where an operator grouped by this."""
+    """Id of the tenant, if an operator grouped by `tenant`."""
 
 
 class UsageTotal(TypedDict):
+    """Sums of usage and money. Money is in micro-dollars: 1,000,000 is one US dollar."""
+
     amount_micros: int
-    """Of everything: what is owed."""
+    """Amount owed in micro-dollars: the sum of usage, refunds, storage and adjustments."""
     usage_micros: int
+    """GPU time in micro-dollars, before refunds."""
     refund_micros: int
-    """Not above 0."""
+    """Refunds in micro-dollars, zero or negative."""
     storage_micros: int
+    """Storage beyond the tier's allowance, in micro-dollars."""
     adjustment_micros: int
+    """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
     spot_savings_micros: int
-    """What usage that was not refunded would have cost more on demand."""
+    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
     gpu_seconds: float
+    """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
+    """The part of `gpu_seconds` that was refunded."""

@@ -7,24 +7,36 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class DrainNode(TypedDict):
+    """Why a node is drained."""
+
     reason: str
-    """For other operators."""
+    """Reason, 1 to 1,000 characters, for other operators."""
 
 
 class Node(TypedDict):
+    """A node of a pool."""
+
     id: str
-    """Its name, which no other node has."""
+    """Name of the node, unique among all pools."""
     object: NotRequired[Literal["node"]]
+    """Object type, always `node`."""
     pool: str
+    """Name of the pool it is part of."""
     gpu_type: str
+    """Type of its GPUs, such as `h100-80gb`."""
     fabric: str | None
-    """Gangs of several nodes stay inside one."""
+    """Name of the network fabric it is part of; jobs on several nodes stay within one fabric. Null if it has none."""
     num_gpus: int
+    """GPUs of the node."""
     used_gpus: int
+    """GPUs held by jobs."""
     num_jobs: int
+    """Jobs that hold GPUs on the node."""
     state: str
-    """ready; draining while jobs go on there; drained."""
+    """`ready`, `draining` (takes no new jobs, but jobs are still running on it) or `drained` (nothing is running on it)."""
     drained_at: int | None
+    """When draining began, as Unix time in seconds; null if the node is ready."""
     drained_by: str | None
-    """The operator's key, or `cli:` and the machine's user."""
+    """Who drained it: the id of an operator key, or `cli:` and the user name on the platform's machine. Null if the node is ready."""
     reason: str | None
+    """Reason given for draining it; null if the node is ready."""

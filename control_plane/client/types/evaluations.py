@@ -9,139 +9,198 @@ from control_plane.client.types.jobs import JobError
 
 
 class AdapterEvaluation(TypedDict):
+    """An evaluation of a registered adapter."""
+
     id: str
+    """Id of the evaluation, starting with `ev-`."""
     object: NotRequired[Literal["adapter.evaluation"]]
+    """Object type, always `adapter.evaluation`."""
     adapter_id: str
+    """Id of the adapter that is evaluated."""
     job_id: str
+    """Id of the job that trained the adapter."""
     base_model: str
+    """Id of the base model."""
     base_digest: str
-    """Of the bytes of the base that the adapter is judged on."""
+    """SHA-256 digest of the base model the adapter is evaluated on."""
     kind: str
-    """gate: with its job; monitor: after its promotion; base_update: where its base changes; manual: asked for."""
+    """`gate` (part of its job), `monitor` (after its promotion), `base_update` (before its base model changes) or `manual`
+    (requested through the API)."""
     state: str
-    """queued, running, succeeded (there is a verdict) or failed (it could not be judged)."""
+    """`queued`, `running`, `succeeded` (there is a verdict) or `failed` (it could not be evaluated)."""
     outcome: str | None
-    """passed or quarantined, once it has succeeded."""
+    """`passed` or `quarantined`; null until the evaluation has succeeded."""
     reasons: list[str] | None
-    """Codes of what failed; of a monitored adapter they do not block."""
+    """Codes of the rules that failed; null until the evaluation has succeeded. For a monitored adapter they do not block."""
     eval_config: dict[str, Any] | None
+    """Settings that override those of the adapter's job; null if none."""
     error: JobError | None
-    """Of the last run that failed."""
+    """Why the last run failed; null if it did not."""
     runs: int
+    """Runs started so far; after three failed runs the evaluation fails."""
     created_at: int
+    """When it was requested, as Unix time in seconds."""
     started_at: int | None
+    """When its last run started, as Unix time in seconds; null until then."""
     finished_at: int | None
+    """When it succeeded or failed, as Unix time in seconds; null until then."""
 
 
 class AdapterEvaluationReport(TypedDict):
-    """What a finished evaluation measured, and what was made of it."""
+    """Report of a finished evaluation of an adapter."""
 
     id: str
-    """Of the evaluation."""
+    """Id of the evaluation."""
     object: NotRequired[Literal["adapter.evaluation.report"]]
+    """Object type, always `adapter.evaluation.report`."""
     adapter_id: str
+    """Id of the adapter that was evaluated."""
     job_id: str
+    """Id of the job that trained the adapter."""
     report: dict[str, Any]
-    """Scores with intervals, samples, judge, suites, cost; see docs/evaluations.md."""
+    """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
+    fields."""
     verdict: EvaluationVerdict
+    """Outcome, with the result of every rule."""
     advice: list[EvaluationAdvice]
+    """Suggestions for the next training run."""
     next_run: dict[str, Any]
-    """Hyperparameters that all advice together comes to."""
+    """Hyperparameters that combine all suggestions."""
     samples_url: str
+    """Path to list all items with the answers of each model."""
 
 
 class CapabilitySuite(TypedDict):
-    """A suite of general tasks on which an adapter must not fall behind its base."""
+    """A suite of general tasks on which an adapter must not fall behind its base model."""
 
     object: NotRequired[Literal["capability_suite"]]
+    """Object type, always `capability_suite`."""
     name: str
-    """What a job's eval_config.capability names."""
+    """Name to list in `eval_config.capability` of a job."""
     version: str | None
+    """Version of the definition; null if it states none."""
     num_fewshot: int | None
-    """Examples before each question; null where the tasks of a group differ."""
+    """Examples shown before each question; null if the tasks of a group differ."""
     num_items: int | None
-    """Rows that it has; null where that is not known before it is loaded."""
+    """Items in the suite; null if unknown until it is loaded."""
     output: str | None
-    """multiple_choice, generate_until, loglikelihood or loglikelihood_rolling."""
+    """How answers are obtained: `multiple_choice`, `generate_until`, `loglikelihood` or `loglikelihood_rolling`. Null for groups."""
     shipped: bool
-    """Whether its definition comes with the platform; its rows may be the operator's all the same."""
+    """Whether its definition ships with the platform. Its items may still have to be provided by the operator."""
     ready: bool
+    """Whether jobs can be evaluated with it now."""
     reason: str | None
-    """Why it is not ready."""
+    """Why it is not ready; null if it is."""
     default: bool
     """Whether jobs that name no suites are evaluated with it."""
 
 
 class CreateEvaluation(TypedDict):
+    """An evaluation to run on a registered adapter."""
+
     eval_config: NotRequired[dict[str, Any] | None]
-    """Rules laid over those of the adapter's job, capability suites for instance; such a verdict is for you alone."""
+    """Evaluation settings that override those of the adapter's job, such as other capability suites. With settings of its own an
+    evaluation informs you but never decides whether the adapter is served."""
 
 
 class EvaluationAdvice(TypedDict):
+    """A suggestion for the next training run. It never blocks an adapter."""
+
     code: str
+    """Stable code, documented in docs/evaluations.md; empty in reports of earlier versions."""
     message: str
+    """The suggestion for people."""
     evidence: dict[str, Any]
+    """Numbers it is based on."""
     changes: dict[str, Any]
-    """Hyperparameters for the next run."""
+    """Hyperparameters to set in the next run, as `POST /v1/fine_tuning/jobs` takes them."""
 
 
 class EvaluationSample(TypedDict):
-    """One item, as base, adapter and the last accepted adapter answered it."""
+    """One item of an evaluation, with the answers of the base model, the adapter and the last accepted adapter."""
 
     object: NotRequired[Literal["fine_tuning.job.evaluation.sample"]]
+    """Object type, always `fine_tuning.job.evaluation.sample`."""
     id: str
-    """Suite and item; `after` takes it."""
+    """Id of the sample, `<suite>/<item_id>`; pass it as `after` to page."""
     suite: str
+    """Suite the item belongs to, such as `holdout`, `safety`, `golden` or `capability/<name>`."""
     item_id: str
+    """Id of the item within its suite."""
     prompt: str
+    """Prompt, shortened if long; empty for capability suites."""
     expected: str
+    """Expected answer, shortened if long; empty if the suite has none."""
     base: str
+    """Answer of the base model, shortened if long; empty for capability suites."""
     adapter: str
+    """Answer of the adapter, shortened if long; empty for capability suites."""
     previous: NotRequired[str | None]
+    """Answer of the last accepted adapter, shortened if long; null if it was not evaluated."""
     change: Literal["better", "worse", "changed", "same"]
-    """`changed`: another answer that scores alike."""
+    """How the adapter compares with the base: `better`, `worse`, `changed` (a different answer with the same score) or `same`."""
     metric: NotRequired[str | None]
+    """Metric that decides about `change`; null if none does."""
     scores: NotRequired[dict[str, dict[str, float]] | None]
-    """By subject, then metric."""
+    """Scores by model (`base`, `adapter`, `previous`), then by metric; null if there are none."""
     judge: NotRequired[Literal["win", "draw", "loss"] | None]
+    """Verdict of the judge for the adapter against the base: `win`, `draw` or `loss`. Null if the item was not judged."""
 
 
 class EvaluationVerdict(TypedDict):
+    """Outcome of an evaluation, with the result of every rule."""
+
     outcome: Literal["passed", "quarantined"]
+    """`passed`, or `quarantined` if a blocking rule failed."""
     mode: Literal["gate", "monitor"]
+    """`gate` (rules block) or `monitor` (only an adapter that cannot be applied or served is blocked)."""
     basis: NotRequired[Literal["answers", "judge", "preferences", "perplexity", "nothing"] | None]
-    """What the task rule compared; `perplexity`: no generated answers were compared."""
+    """What the task rule compared: `answers`, `judge` verdicts, `preferences`, `perplexity` (no generated answers) or `nothing`.
+    Null in verdicts of earlier versions."""
     rests_on: str
-    """The same in words."""
+    """`basis` in words."""
     reasons: list[str]
-    """Codes of what blocks."""
+    """Codes of the blocking rules that failed; empty if the adapter passed."""
     warnings: list[str]
-    """Codes of what does not block and is worth a look."""
+    """Codes of findings that do not block but deserve a look."""
     findings: list[Finding]
+    """Results of all rules."""
 
 
 class Finding(TypedDict):
-    """One rule of the gate, with what it found."""
+    """Result of one rule of the evaluation gate."""
 
     rule: str
+    """Name of the rule, such as `task`, `golden`, `capability` or `safety`."""
     code: str
-    """`ok`, or the reason code of a failure or a warning; see docs/errors.md."""
+    """`ok`, `not_measured`, or the reason code of the failure or warning, documented in docs/errors.md."""
     passed: bool
+    """Whether the rule passed."""
     blocking: bool
-    """Whether a failure of this rule quarantines the adapter."""
+    """Whether failing this rule quarantines the adapter."""
     detail: str
+    """Explanation for people, with the numbers."""
     values: dict[str, Any]
-    """The numbers that decided."""
+    """Numbers that decided: scores, confidence interval, number of items, limit."""
     next_step: str
+    """What to do about it; empty if nothing."""
 
 
 class JobEvaluation(TypedDict):
+    """Evaluation of a job's adapter."""
+
     object: NotRequired[Literal["fine_tuning.job.evaluation"]]
+    """Object type, always `fine_tuning.job.evaluation`."""
     job_id: str
+    """Id of the job whose adapter was evaluated."""
     report: dict[str, Any]
-    """Scores with intervals, samples, judge, suites, cost; see docs/evaluations.md."""
+    """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
+    fields."""
     verdict: EvaluationVerdict
+    """Outcome, with the result of every rule."""
     advice: list[EvaluationAdvice]
+    """Suggestions for the next training run."""
     next_run: dict[str, Any]
-    """Hyperparameters that all advice together comes to."""
+    """Hyperparameters that combine all suggestions."""
     samples_url: str
+    """Path to list all items with the answers of each model."""

@@ -7,62 +7,96 @@ from typing import Any, NotRequired, TypedDict
 
 
 class GraderErrors(TypedDict):
+    """What went wrong while grading, as flags."""
+
     formula_parse_error: bool
+    """Whether the formula could not be parsed. Always false: such a grader is refused."""
     invalid_variable_error: bool
-    """A template names a field that the item or the sample does not have."""
+    """Whether a template refers to a field that the item or the sample does not have."""
     model_grader_parse_error: bool
+    """Whether a model grader's answer could not be parsed. Always false: model graders are not supported."""
     model_grader_refusal_error: bool
+    """Whether a model grader refused to answer. Always false: model graders are not supported."""
     model_grader_server_error: bool
+    """Whether a model grader's server failed. Always false: model graders are not supported."""
     model_grader_server_error_details: NotRequired[str | None]
+    """Details of `model_grader_server_error`. Always null."""
     other_error: bool
-    """The formula has no value, as 1/0."""
+    """Whether the formula has no value, such as 1/0."""
     python_grader_runtime_error: bool
+    """Whether a Python grader raised an error. Always false: Python graders are not supported."""
     python_grader_runtime_error_details: NotRequired[str | None]
+    """Details of `python_grader_runtime_error`. Always null."""
     python_grader_server_error: bool
+    """Whether a Python grader's server failed. Always false: Python graders are not supported."""
     python_grader_server_error_type: NotRequired[str | None]
+    """Kind of `python_grader_server_error`. Always null."""
     sample_parse_error: bool
-    """`sample.output_json` is asked for, and the sample is not JSON."""
+    """Whether a template refers to `sample.output_json` and the sample is not JSON."""
     truncated_observation_error: bool
-    """A filled template is too long."""
+    """Whether a text is too long: over 100,000 characters with its template filled in, or over 20,000 to be compared for
+    similarity."""
     unresponsive_reward_error: bool
+    """Whether a grader returned no reward. Always false here."""
 
 
 class GraderRun(TypedDict):
+    """Result of running a grader."""
+
     reward: float
-    """0.0 where an error flag is up."""
+    """Score of the answer. A grader that ran into an error scores 0.0."""
     sub_rewards: dict[str, float]
-    """Of a multi grader: by name."""
+    """For a `multi` grader, the scores of the graders in it by name; empty for others."""
     metadata: GraderRunMetadata
+    """How the grader ran."""
     model_grader_token_usage_per_model: dict[str, int]
-    """Empty: no model is asked."""
+    """Tokens used by model graders, by model. Always empty: model graders are not supported."""
 
 
 class GraderRunMetadata(TypedDict):
+    """How a grader ran."""
+
     errors: GraderErrors
+    """What went wrong while grading."""
     execution_time: float
-    """Seconds."""
+    """Time it took, in seconds."""
     name: str
+    """Name of the grader."""
     sampled_model_name: NotRequired[str | None]
+    """Model that produced the sample. Always null, since the sample is part of the request."""
     scores: dict[str, float]
+    """Scores by grader; for a `multi` grader, those of the graders in it."""
     token_usage: NotRequired[int | None]
+    """Tokens used by model graders. Always null: model graders are not supported."""
     type: str
+    """Type of the grader: `string_check`, `text_similarity` or `multi`."""
 
 
 class RunGrader(TypedDict):
+    """A grader and the answer to grade."""
+
     grader: dict[str, Any]
-    """`{"type": "string_check", "name", "input", "reference", "operation"}`, `{"type": "text_similarity", "name", "input",
-    "reference", "evaluation_metric"}` or `{"type": "multi", "name", "graders": {NAME: GRADER}, "calculate_output": FORMULA}`."""
+    """Grader as an object: `{"type": "string_check", "name", "input", "reference", "operation"}`, `{"type": "text_similarity",
+    "name", "input", "reference", "evaluation_metric"}`, or `{"type": "multi", "name", "graders": {NAME: GRADER},
+    "calculate_output": FORMULA}`."""
     model_sample: str
-    """What the model said: `sample.output_text`, and `sample.output_json` where it is JSON."""
+    """Answer of the model, at most 200,000 characters. Templates refer to it as `sample.output_text`, and as `sample.output_json`
+    if it is JSON."""
     item: NotRequired[Any]
-    """A row of the dataset: `item` of the templates."""
+    """Row of the dataset, at most 200,000 characters as JSON. Templates refer to its fields as `item.<field>`."""
 
 
 class ValidateGrader(TypedDict):
+    """A grader to validate."""
+
     grader: dict[str, Any]
-    """`{"type": "string_check", "name", "input", "reference", "operation"}`, `{"type": "text_similarity", "name", "input",
-    "reference", "evaluation_metric"}` or `{"type": "multi", "name", "graders": {NAME: GRADER}, "calculate_output": FORMULA}`."""
+    """Grader as an object: `{"type": "string_check", "name", "input", "reference", "operation"}`, `{"type": "text_similarity",
+    "name", "input", "reference", "evaluation_metric"}`, or `{"type": "multi", "name", "graders": {NAME: GRADER},
+    "calculate_output": FORMULA}`."""
 
 
 class ValidatedGrader(TypedDict):
+    """A grader that passed validation."""
+
     grader: dict[str, Any]
+    """The grader as it was sent."""

@@ -9,24 +9,35 @@ T = TypeVar("T")
 
 
 class Deleted(TypedDict):
+    """Confirmation that an object was deleted."""
+
     id: str
+    """Id or name of the deleted object."""
     object: str
+    """Type of the deleted object."""
     deleted: NotRequired[bool]
+    """Always `true`, since a request that cannot delete the object is refused."""
 
 
 class Error(TypedDict):
+    """Body of every error response."""
+
     error: ErrorDetail
+    """What went wrong."""
 
 
 class ErrorDetail(TypedDict):
+    """What went wrong and what to do about it."""
+
     message: str
-    """With the value, the limit and the next step."""
+    """Explanation for people, with the offending value, the limit and the next step."""
     type: str
-    """invalid_request_error, authentication_error, permission_error, insufficient_quota, rate_limit_error or server_error."""
+    """Kind of error: `invalid_request_error`, `authentication_error`, `permission_error`, `insufficient_quota`, `rate_limit_error`
+    or `server_error`."""
     param: str | None
-    """The field that the refusal is about."""
+    """Name of the parameter or field that caused the error; null if no single one did."""
     code: str | None
-    """Stable; docs/errors.md lists them all."""
+    """Stable, machine-readable error code, documented in docs/errors.md."""
 
 
 class ListOf(TypedDict, Generic[T]):

@@ -10,430 +10,637 @@ from control_plane.client.types.quotas import JobQuota
 
 
 class AdapterLimits(TypedDict):
+    """What one kind of adapter allows on a base model."""
+
     name: str
-    """lora, qlora or full."""
+    """Kind of adapter: `lora`, `qlora` or `full`."""
     ranks: list[int]
+    """LoRA ranks that can be trained and served; empty for `full`."""
     tiers: list[str]
-    """Tiers whose jobs may train this."""
+    """Tiers whose jobs may train it."""
     defaults: DefaultFit
+    """What a job with the defaults would use."""
 
 
 class Checkpoint(TypedDict):
+    """A checkpoint saved during training."""
+
     id: str
+    """Id of the checkpoint, starting with `ftckpt_`."""
     object: NotRequired[Literal["fine_tuning.job.checkpoint"]]
+    """Object type, always `fine_tuning.job.checkpoint`."""
     created_at: int
+    """When the checkpoint was committed, as Unix time in seconds."""
     fine_tuned_model_checkpoint: str
+    """Name of the checkpoint, `<job id>:step-<step>`: usable as `warm_start` or `model` of a new job."""
     fine_tuning_job_id: str
+    """Id of the job that saved it."""
     step_number: int
+    """Training step at which it was saved."""
     metrics: dict[str, Any]
+    """Metrics at that step, such as `step`, `train_loss` and `full_valid_loss`."""
     final: bool
+    """Whether this is the checkpoint at the end of training."""
 
 
 class ComparedJob(TypedDict):
+    """One job in a comparison."""
+
     id: str
+    """Id of the job."""
     status: str
+    """Status in OpenAI's terms, as in the job itself."""
     fine_tuned_model: str | None
+    """Name of the resulting model; null unless the job succeeded."""
     hyperparameters: dict[str, Any]
-    """All of them, as resolved; as asked, until the spec is frozen."""
+    """All hyperparameters in use; before the training spec is frozen, those requested."""
     final_loss: float | None
+    """Training loss at the end, or last reported; null if none was."""
     eval_loss: float | None
+    """Validation loss at the end, or last reported; null if none was."""
     eval_metrics: dict[str, float]
-    """Scores of the eval report, `<suite>/<metric>`; the base model's under `base/`."""
+    """Scores of the evaluation report as `<suite>/<metric>`; the base model's are under `base/`."""
     trained_tokens: int | None
+    """Tokens trained on; null until training finishes."""
     cost_micros: int
+    """Cost billed so far, in micro-dollars."""
     duration_s: float | None
+    """Seconds from first start to end (or until now), time in the queue between attempts included; null if it never started."""
 
 
 class CreateJob(TypedDict):
-    """A fine-tuning job as asked for. Fields past `hyperparameters` are the platform's own (``extra_body`` of the client). Names
-    that other services use are read too: `base_model` for `model`; `lora_rank`, `lora_alpha` and `lora_target_modules`, at the
-    top level or in `hyperparameters`, for `rank`, `alpha` and `target_modules`."""
+    """A fine-tuning job to submit. OpenAI's fields come first; the fields after `hyperparameters` are extensions of this platform,
+    which the OpenAI client sends with `extra_body`. Names used by other services are accepted too: `base_model` for `model`, and
+    `lora_rank`, `lora_alpha` and `lora_target_modules` (at the top level or in `hyperparameters`) for `rank`, `alpha` and
+    `target_modules`."""
 
     model: str
-    """Base model: an id of GET /v1/models."""
+    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your own adapters, jobs or checkpoints also works:
+    training then continues from its weights, as with `warm_start`."""
     training_file: str
-    """Id of an uploaded file with purpose fine-tune."""
+    """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
     validation_file: NotRequired[str | None]
+    """Id of a second uploaded file, used to measure validation loss. If absent, the rows marked as its own validation split are
+    used, or else 2 to 10% of the training file is held out."""
     suffix: NotRequired[str | None]
-    """At most 64 characters; part of the adapter's name."""
+    """Text that becomes part of the fine-tuned model's name: at most 64 letters, digits, `-`, `_` and `.`, starting with a letter
+    or digit."""
     seed: NotRequired[int | None]
-    """0 to 2147483647; drawn if absent."""
+    """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: NotRequired[dict[str, str] | None]
-    """At most 16 pairs."""
+    """Up to 16 key-value pairs of your own, returned with the job and usable as a filter. Keys have at most 64 characters, values
+    at most 512."""
     integrations: NotRequired[list[dict[str, Any]] | None]
-    """Refused unless empty: nothing is sent to other services."""
+    """Must be null or empty: no third-party integrations are supported."""
     method: NotRequired[str | dict[str, Any] | None]
-    """`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, likewise `dpo`, `orpo`, `kto`, `simpo`, `cpt`, `sft`; or
-    one of these words; or `lora`, `qlora`, `full` for SFT with that adapter."""
+    """Training method, as an object such as `{"type": "dpo", "dpo": {"hyperparameters": {...}}}` or as one word: `supervised` (or
+    `sft`), `dpo`, `orpo`, `kto`, `simpo` or `cpt`. `lora`, `qlora` and `full` mean supervised fine-tuning with that kind of
+    adapter. Default: `supervised`."""
     hyperparameters: NotRequired[dict[str, Any] | None]
-    """Deprecated by OpenAI in favour of `method`; read all the same."""
+    """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one
+    place only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
     eval_config: NotRequired[dict[str, Any] | None]
-    """Suites and gates; the defaults apply where absent."""
+    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Keys left out take their defaults;
+    unknown keys are refused."""
     tier: NotRequired[str | None]
-    """free, standard or premium; the tenant's own if absent."""
+    """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
     spot: NotRequired[bool | None]
-    """It may run on spot GPUs first: if it is not premium and takes 4 h or more."""
+    """Allow the job to run on cheaper spot GPUs that can be taken away. Takes effect only outside the premium tier and for jobs
+    expected to run at least 4 hours. Default: false."""
     recipe: NotRequired[str | None]
-    """`<name>@<version>`; chosen by the model if absent."""
+    """Recipe that supplies the defaults, as `name@version` from `GET /v1/recipes`. If absent, chosen by model and adapter."""
     hardware: NotRequired[dict[str, Any] | None]
-    """`num_gpus` (1, 2, 4, 8, 16, 32) and `strategy` (single, ddp, fsdp2, zero1, zero2, zero3); estimated if absent."""
+    """Hardware to use: `num_gpus` (1, 2, 4, 8, 16 or 32) and `strategy` (`single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`).
+    What is left out follows from the memory estimate."""
     adapter: NotRequired[str | None]
-    """lora (if absent), qlora or full."""
+    """What to train: `lora` (default), `qlora` (LoRA on a quantized base) or `full` (all parameters)."""
     auto_promote: NotRequired[bool | None]
-    """Serve the adapter once it has passed its gates; true if absent."""
+    """Whether to promote the adapter to production as soon as it passes its evaluation. Default: true."""
     warm_start: NotRequired[str | None]
-    """Adapter (id or model name), job or checkpoint of yours to start from; `model` may name an adapter, too."""
+    """Adapter (id or model name), job or checkpoint of yours whose weights training starts from. If absent, adapters start from
+    scratch."""
     force: NotRequired[bool | None]
-    """Train even where an earlier job of yours has trained the same, or an equal one was submitted just now."""
+    """Train even if an earlier job of yours already trained the same thing, or if an identical request arrived within the last
+    minute. Default: false."""
     idempotency_key: NotRequired[str | None]
-    """As the header Idempotency-Key: the same key is the same job."""
+    """Same as the `Idempotency-Key` header: resending a request with the same key returns the existing job instead of creating
+    another. 1 to 255 characters, remembered for 30 days."""
 
 
 class CreateSweep(TypedDict):
-    """The body of a job, and how its hyperparameters vary. The jobs are served on promotion only, unless `auto_promote` is true."""
+    """A sweep to run: the body of a job plus the hyperparameters to vary. Its adapters are not promoted automatically unless
+    `auto_promote` is true."""
 
     model: str
-    """Base model: an id of GET /v1/models."""
+    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your own adapters, jobs or checkpoints also works:
+    training then continues from its weights, as with `warm_start`."""
     training_file: str
-    """Id of an uploaded file with purpose fine-tune."""
+    """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
     validation_file: NotRequired[str | None]
+    """Id of a second uploaded file, used to measure validation loss. If absent, the rows marked as its own validation split are
+    used, or else 2 to 10% of the training file is held out."""
     suffix: NotRequired[str | None]
-    """At most 64 characters; part of the adapter's name."""
+    """Text that becomes part of the fine-tuned model's name: at most 64 letters, digits, `-`, `_` and `.`, starting with a letter
+    or digit."""
     seed: NotRequired[int | None]
-    """0 to 2147483647; drawn if absent."""
+    """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: NotRequired[dict[str, str] | None]
-    """At most 16 pairs."""
+    """Up to 16 key-value pairs of your own, returned with the job and usable as a filter. Keys have at most 64 characters, values
+    at most 512."""
     integrations: NotRequired[list[dict[str, Any]] | None]
-    """Refused unless empty: nothing is sent to other services."""
+    """Must be null or empty: no third-party integrations are supported."""
     method: NotRequired[str | dict[str, Any] | None]
-    """`{"type": "supervised", "supervised": {"hyperparameters": {...}}}`, likewise `dpo`, `orpo`, `kto`, `simpo`, `cpt`, `sft`; or
-    one of these words; or `lora`, `qlora`, `full` for SFT with that adapter."""
+    """Training method, as an object such as `{"type": "dpo", "dpo": {"hyperparameters": {...}}}` or as one word: `supervised` (or
+    `sft`), `dpo`, `orpo`, `kto`, `simpo` or `cpt`. `lora`, `qlora` and `full` mean supervised fine-tuning with that kind of
+    adapter. Default: `supervised`."""
     hyperparameters: NotRequired[dict[str, Any] | None]
-    """Deprecated by OpenAI in favour of `method`; read all the same."""
+    """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one
+    place only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
     eval_config: NotRequired[dict[str, Any] | None]
-    """Suites and gates; the defaults apply where absent."""
+    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Keys left out take their defaults;
+    unknown keys are refused."""
     tier: NotRequired[str | None]
-    """free, standard or premium; the tenant's own if absent."""
+    """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
     spot: NotRequired[bool | None]
-    """It may run on spot GPUs first: if it is not premium and takes 4 h or more."""
+    """Allow the job to run on cheaper spot GPUs that can be taken away. Takes effect only outside the premium tier and for jobs
+    expected to run at least 4 hours. Default: false."""
     recipe: NotRequired[str | None]
-    """`<name>@<version>`; chosen by the model if absent."""
+    """Recipe that supplies the defaults, as `name@version` from `GET /v1/recipes`. If absent, chosen by model and adapter."""
     hardware: NotRequired[dict[str, Any] | None]
-    """`num_gpus` (1, 2, 4, 8, 16, 32) and `strategy` (single, ddp, fsdp2, zero1, zero2, zero3); estimated if absent."""
+    """Hardware to use: `num_gpus` (1, 2, 4, 8, 16 or 32) and `strategy` (`single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`).
+    What is left out follows from the memory estimate."""
     adapter: NotRequired[str | None]
-    """lora (if absent), qlora or full."""
+    """What to train: `lora` (default), `qlora` (LoRA on a quantized base) or `full` (all parameters)."""
     auto_promote: NotRequired[bool | None]
-    """Serve the adapter once it has passed its gates; true if absent."""
+    """Whether to promote the adapter to production as soon as it passes its evaluation. Default: true."""
     warm_start: NotRequired[str | None]
-    """Adapter (id or model name), job or checkpoint of yours to start from; `model` may name an adapter, too."""
+    """Adapter (id or model name), job or checkpoint of yours whose weights training starts from. If absent, adapters start from
+    scratch."""
     force: NotRequired[bool | None]
-    """Train even where an earlier job of yours has trained the same, or an equal one was submitted just now."""
+    """Train even if an earlier job of yours already trained the same thing, or if an identical request arrived within the last
+    minute. Default: false."""
     idempotency_key: NotRequired[str | None]
-    """As the header Idempotency-Key: the same key is the same job."""
+    """Same as the `Idempotency-Key` header: resending a request with the same key returns the existing job instead of creating
+    another. 1 to 255 characters, remembered for 30 days."""
     sweep: SweepSettings
+    """The hyperparameters to vary, and the metric that ranks the trials."""
 
 
 class DefaultFit(TypedDict):
-    """With a recipe's defaults for SFT, by the memory estimate that submission makes."""
+    """What a supervised job with its recipe's defaults would use, by the memory estimate that submission makes."""
 
     num_gpus: int | None
+    """GPUs needed; null if the job would be refused."""
     strategy: str | None
+    """How the GPUs share the model: `single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`; null if the job would be refused."""
     per_device_batch_size: int | None
+    """Rows each GPU takes at a time; null if the job would be refused."""
     max_seq_len: int | None
+    """Sequence length in tokens; null if the job would be refused."""
     refused: JobError | None
-    """Why a job with the defaults would be refused; null: it would not."""
+    """Why a job with the defaults would be refused; null if it would be accepted."""
 
 
 class Estimate(TypedDict):
-    """What a job would take and cost."""
+    """What a job would take and cost, without submitting it."""
 
     object: NotRequired[Literal["fine_tuning.estimate"]]
+    """Object type, always `fine_tuning.estimate`."""
     model: str
+    """Id of the base model."""
     training_file: str
+    """Id of the training file."""
     dataset_id: str
+    """Id of the dataset version made from the training file."""
     num_examples: int
-    """Trained on, once the split has held some out."""
+    """Examples to train on, after part of the data is held out for validation."""
     max_seq_len: int
+    """Sequence length in tokens; longer examples are truncated, split or dropped as the file's policies say."""
     n_epochs: float
+    """Passes over the training data."""
     tokens: EstimatedTokens
+    """Tokens of the training data."""
     total_steps: int
+    """Optimizer steps in total."""
     num_gpus: int
+    """GPUs the job would use."""
     gpu_type: str
+    """GPU type of the pool the job would probably run in."""
     tier: str
+    """Tier the job would run in: `free`, `standard` or `premium`."""
     gpu_hours: float
+    """Expected GPU-hours: training time multiplied by `num_gpus`."""
     price_micros: int
-    """In millionths of a US dollar."""
+    """Expected price in micro-dollars (1,000,000 = 1 US dollar)."""
     seconds_to_start: float | None
-    """In the queue; null where no start can be foreseen."""
+    """Expected wait in the queue, in seconds; null if no start can be foreseen."""
     seconds_to_finish: float | None
+    """Seconds until training would finish, wait included; null if no start can be foreseen."""
     estimated_start: int | None
+    """Expected start as Unix time in seconds; null if no start can be foreseen."""
     estimated_finish: int | None
+    """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
     starts_within_s: float | None
-    """What the tier promises. Null: best effort, the wait has no bound."""
+    """Seconds from submission within which the tier promises a start; null if it promises none."""
     quota: JobQuota
-    """What the job would take of the month."""
+    """Effect the job would have on this month's GPU-hours."""
     recipe: str
+    """Recipe that supplies the defaults, as `name@version`."""
     memory: dict[str, Any]
-    """Of each GPU, part by part, and how the job is placed for it."""
+    """Memory estimate per GPU: `per_gpu_bytes`, its `parts`, the GPU's own `gpu_bytes`, and the placement it leads to."""
     assumptions: list[str]
-    """What the numbers rest on, in words."""
+    """Assumptions behind the numbers, one sentence each."""
 
 
 class EstimatedTokens(TypedDict):
+    """Tokens of the training data, counted or estimated."""
+
     per_epoch: int
+    """Training tokens in one epoch, after truncation."""
     error: int
-    """Half width of the 95 % interval; 0 where they were counted."""
+    """Half-width of the 95% confidence interval of `per_epoch`, in tokens; 0 if the tokens were counted."""
     counted: bool
+    """Whether all tokens were counted, rather than extrapolated from a sample."""
     how: str
+    """How the number was obtained, in words."""
     total: int
+    """Training tokens over all epochs."""
 
 
 class EvaluationProgress(TypedDict):
-    """How far the evaluation of a job's adapter is."""
+    """Progress of the evaluation that follows training."""
 
     phase: str | None
-    """setup, loading, capability, answering, proof, classifying, judging or done."""
+    """Current phase: `setup`, `loading`, `capability`, `answering`, `proof`, `classifying`, `judging` or `done`. Null if not
+    reported yet."""
     subject: str | None
-    """Who answers: base, adapter or previous (the last accepted adapter)."""
+    """Model being evaluated right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
     suite: str | None
+    """Suite being run right now; null between suites."""
     done: int | None
-    """Requests that have an answer, of all subjects and suites together."""
+    """Requests answered so far, over all models and suites."""
     total: int | None
+    """Requests to answer in total; null until known."""
     eta_s: float | None
-    """Seconds that the rest takes at the pace so far."""
+    """Estimated seconds until the evaluation finishes, at the pace so far; null until it can be estimated."""
 
 
 class Event(TypedDict):
+    """Something that happened to a job: a state change, a measured step or a warning."""
+
     id: str
+    """Id of the event; pass it as `after` to page."""
     object: NotRequired[Literal["fine_tuning.job.event"]]
+    """Object type, always `fine_tuning.job.event`."""
     created_at: int
+    """When it happened, as Unix time in seconds."""
     level: str
+    """Severity: `info`, `warn` or `error`."""
     type: str
+    """`metrics` for measurements of a training step, `message` for everything else."""
     code: str | None
+    """Stable event code, documented in docs/errors.md; null if the event has none."""
     message: str
+    """Description of the event for people."""
     data: dict[str, Any] | None
+    """Details by name. For `metrics` events: `step`, `total_steps`, `train_loss`, `valid_loss` and others. Null if there are none."""
 
 
 class Job(TypedDict):
-    """A fine-tuning job. Fields past `error` are the platform's own."""
+    """A fine-tuning job. OpenAI's fields come first; the fields after `error` are extensions of this platform."""
 
     id: str
+    """Id of the job, starting with `ftjob-`."""
     object: NotRequired[Literal["fine_tuning.job"]]
+    """Object type, always `fine_tuning.job`."""
     created_at: int
+    """When the job was submitted, as Unix time in seconds."""
     finished_at: int | None
+    """When the job succeeded, failed or was cancelled, as Unix time in seconds; null until then."""
     estimated_finish: int | None
+    """When training is expected to finish, as Unix time in seconds; null if it cannot be estimated yet or the job has ended."""
     model: str
+    """Id of the base model."""
     fine_tuned_model: str | None
+    """Name of the resulting model, to pass as `model` in requests; null unless the job succeeded."""
     organization_id: str
+    """Id of the tenant that owns the job."""
     status: str
+    """Status in OpenAI's terms: `validating_files`, `queued`, `running`, `pausing`, `paused`, `succeeded`, `failed` or `cancelled`.
+    See `state` for more detail."""
     training_file: str
+    """Id of the training file."""
     validation_file: str | None
+    """Id of the validation file; null if none was given."""
     result_files: list[str]
+    """Ids of the result files: one CSV with the metrics of every step, once the job has succeeded. Empty before."""
     trained_tokens: int | None
+    """Tokens trained on, over all epochs; null until training finishes."""
     seed: int
+    """Seed used for training: the one requested, or the one that was drawn."""
     hyperparameters: dict[str, Any]
+    """Hyperparameters as requested, with `"auto"` for those left open. Once the data is prepared, `"auto"` is replaced by the
+    values in use."""
     method: dict[str, Any]
+    """Training method as `{"type": ..., "<type>": {"hyperparameters": {...}}}`."""
     integrations: list[dict[str, Any]] | None
+    """Integrations as requested: null or empty, since none are supported."""
     metadata: dict[str, str] | None
+    """Your key-value pairs from the submission; null if none were given."""
     error: JobError | None
+    """Why the job failed; null unless `status` is `failed`."""
     state: str
-    """validating, queued, provisioning, running, evaluating, succeeded, failed, cancelled, ..."""
+    """State in this platform's terms: `validating`, `queued`, `provisioning`, `running`, `evaluating`, `pausing`, `paused`,
+    `preempted`, `succeeded`, `failed` or `cancelled`."""
     checkpointing: bool
+    """Whether the job is writing a checkpoint right now."""
     queue_position: int | None
+    """Position in the queue, starting at 1; null if the job is not queued or no scheduling cycle has seen it yet."""
     reason: str | None
-    """Why it waits: a code."""
+    """Code for why the job is waiting or paused, such as `WaitingForQuota`; null if it is doing neither or the reason is not known
+    yet."""
     reason_detail: str | None
-    """The same in words."""
+    """Explanation of `reason` for people; null where `reason` is null."""
     ahead: Ahead | None
-    """Who is before it in the queue, in kind."""
+    """Jobs ahead of this one in the queue, as counts; null unless it is waiting."""
     reservation: Reservation | None
-    """GPUs that it has from then on, while it waits for them."""
+    """GPUs reserved for this job at a later time; null if it is not waiting or has no reservation."""
     due_at: int | None
-    """While it waits: from then on no job of its tier that comes later is placed before it."""
+    """For a waiting job, the Unix time in seconds after which no later job of its tier is started before it; null if not waiting or
+    not determined yet."""
     preemptions: int
-    """How often it gave its GPUs to another job, and came back."""
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
     queued_at: int | None
+    """When the job last entered the queue, as Unix time in seconds; null if it never did."""
     started_at: int | None
+    """When training first started, as Unix time in seconds; null until then."""
     estimated_start: int | None
-    """While it waits: when it is expected to start. Null: nobody can tell."""
+    """For a waiting job, its expected start as Unix time in seconds; null if not waiting or if no start can be foreseen."""
     step: int | None
+    """Last training step reported; null before the first."""
     total_steps: int | None
+    """Training steps in total; null until known."""
     loss: float | None
+    """Training loss at the last reported step; null before the first."""
     tokens_per_s: float | None
+    """Training throughput in tokens per second, over all GPUs; null before the first step."""
     evaluation: EvaluationProgress | None
-    """Progress, while it is evaluated."""
+    """Progress of the evaluation; null unless `state` is `evaluating`."""
     cost_micros: int
-    """So far, in millionths of a US dollar; the sum of the job's ledger entries."""
+    """Cost billed so far, in micro-dollars (1,000,000 = 1 US dollar): the sum of the job's ledger entries. An attempt is billed
+    when it ends."""
     attempt: int
+    """Number of the current or last training attempt; 0 before the first."""
     suffix: str | None
+    """Suffix requested for the model's name; null if none."""
     tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
     promised_start: int | None
-    """By then the tier promises a start. Null: best effort, the wait has no bound."""
+    """Latest start that the tier promises, as Unix time in seconds; null if the tier promises none."""
     sla_missed: bool
-    """It had not begun by then. A job that is paused or cancelled before its start misses nothing."""
+    """Whether the promised start was missed. A job you pause or cancel before it starts never counts as missed."""
     spot: bool
+    """Whether the submission allowed spot GPUs."""
     recipe: str | None
+    """Recipe that supplied the defaults, as `name@version`; null if none was requested and the data is not prepared yet."""
     auto_promote: bool
+    """Whether the adapter is promoted to production once it passes its evaluation."""
     adapter: str
-    """lora, qlora or full."""
+    """What is trained: `lora`, `qlora` or `full`."""
     hardware: dict[str, Any] | None
-    """`num_gpus` and `strategy`: as planned once the data is packed, before as asked."""
+    """Hardware as `num_gpus` and `strategy`: as planned once the data is prepared, before that as requested. Null if nothing was
+    requested."""
     eval_config: dict[str, Any] | None
-    """As asked."""
+    """Evaluation settings as requested; null if none were given."""
     base_digest: str
+    """SHA-256 digest of the base model's weights, tokenizer, chat template and config at submission."""
     dataset_id: str | None
-    """The immutable dataset version; null until it is pinned."""
+    """Id of the immutable dataset version trained on; null until the training file is validated and pinned."""
     spec_sha256: str | None
+    """SHA-256 of the frozen training spec; null until the data is prepared."""
     adapter_id: str | None
+    """Id of the resulting adapter; null until it is registered. Set even if the adapter failed its evaluation."""
     warm_start: WarmStart | None
-    """What the weights started from."""
+    """Adapter or checkpoint that training starts from; null if none."""
     sweep_id: str | None
-    """Of a job that a sweep submitted."""
+    """Id of the sweep that submitted this job; null if none did."""
     reused: bool
-    """The result is that of an earlier job, which trained the same; nothing was trained or billed."""
+    """Whether the result comes from an earlier job that trained the same thing, so that nothing was trained or billed."""
     reused_job_id: str | None
-    """That job, where it is another one than this."""
+    """Id of the earlier job whose result is reused; null unless that is a different job."""
     report_url: str
-    """The validation report of the training data."""
+    """Path of the validation report of the training data."""
     trace_id: str | None
-    """Of the OpenTelemetry trace that the job belongs to, where traces are recorded."""
+    """OpenTelemetry trace id of the job; null if tracing is off."""
     quota: NotRequired[JobQuota | None]
-    """In the answer to a submission: what the job takes of the month."""
+    """Effect of the job on this month's GPU-hours. Present only in the response to a submission; null otherwise."""
 
 
 class JobComparison(TypedDict):
+    """Jobs side by side."""
+
     object: NotRequired[Literal["fine_tuning.comparison"]]
+    """Object type, always `fine_tuning.comparison`."""
     differing: dict[str, list[Any]]
-    """Hyperparameters that differ, with their values in the order of `jobs`."""
+    """Hyperparameters that are not the same in all jobs, each with its values in the order of `jobs`."""
     jobs: list[ComparedJob]
+    """The jobs, in the order requested."""
 
 
 class JobError(TypedDict):
+    """Why something failed or was refused."""
+
     code: str
+    """Stable, machine-readable error code, documented in docs/errors.md."""
     message: str
+    """Explanation for people, with the next step where there is one."""
     param: str | None
+    """Name of the request field that caused the error; null if no single field did."""
 
 
 class MethodLimits(TypedDict):
+    """A training method and its own hyperparameters."""
+
     name: str
+    """Name of the method, as `method` of a job takes it."""
     rows: list[str]
-    """Kinds of rows that it trains on: chat, preference, kto, text."""
+    """Kinds of dataset rows it trains on: `chat`, `preference`, `kto` or `text`."""
     hyperparameters: dict[str, ValueLimit]
-    """Those that only this method has."""
+    """Hyperparameters that only this method has, by name."""
 
 
 class ModelLimits(TypedDict):
+    """What jobs on a base model may ask for."""
+
     object: NotRequired[Literal["fine_tuning.model_limits"]]
+    """Object type, always `fine_tuning.model_limits`."""
     model: str
+    """Id of the base model."""
     accepts_jobs: bool
+    """Whether new jobs on this model are accepted."""
     unavailable: str | None
-    """Why it takes no jobs now."""
+    """Why the model accepts no jobs; null if it does."""
     context_length: int | None
+    """Longest sequence the model takes, in tokens; null if its files are unavailable."""
     num_parameters: int | None
+    """Number of parameters; null if the model's files are unavailable."""
     methods: list[MethodLimits]
+    """Training methods, each with its own hyperparameters."""
     adapters: list[AdapterLimits]
+    """Kinds of adapters; empty if the model's files are unavailable."""
     hyperparameters: dict[str, ValueLimit]
-    """Of every method."""
+    """Hyperparameters that every method has, by name."""
     num_gpus: list[int]
-    """Numbers of GPUs that a job may ask for here."""
+    """Numbers of GPUs that a job may ask for on this platform."""
     strategies: list[str]
+    """Values that `hardware.strategy` may take."""
     max_suffix_length: int
+    """Longest `suffix` of a job, in characters."""
     max_seed: int
+    """Largest `seed` of a job; the smallest is 0."""
     max_metadata_pairs: int
+    """Most `metadata` pairs a job may have."""
 
 
 class PreviewRequest(TypedDict):
+    """Which examples to preview."""
+
     model: str
-    """Base model whose template and tokenizer are used."""
+    """Id of the base model whose chat template and tokenizer are used."""
     training_file: str
-    """Id of a validated file, or of a dataset version."""
+    """Id of a validated file or of a dataset version."""
     num_examples: NotRequired[int]
-    """1 to 100."""
+    """Examples to return, 1 to 100."""
     max_seq_len: NotRequired[int | None]
-    """The model's context length if absent."""
+    """Sequence length in tokens to truncate at, at most the model's context length, which is the default."""
 
 
 class Sweep(TypedDict):
+    """A search over hyperparameters: one job per combination."""
+
     id: str
+    """Id of the sweep."""
     object: NotRequired[Literal["fine_tuning.sweep"]]
+    """Object type, always `fine_tuning.sweep`."""
     created_at: int
+    """When the sweep was created, as Unix time in seconds."""
     cancelled_at: int | None
+    """When the sweep was cancelled, as Unix time in seconds; null otherwise."""
     status: str
-    """running, succeeded (some trial did), failed, cancelled."""
+    """`running`, `succeeded` (at least one trial did), `failed` or `cancelled`."""
     model: str
+    """Base model of all trials, as requested."""
     training_file: str
+    """Id of the training file of all trials."""
     strategy: str
+    """`grid` or `random`."""
     parameters: dict[str, Any]
+    """Hyperparameters that vary, as requested."""
     max_jobs: int
+    """Most jobs the sweep submits."""
     seed: int
+    """Seed for drawing combinations: the one requested, or the one that was drawn."""
     metric: str
+    """Metric that ranks the trials."""
     goal: str
+    """Whether the metric is to `minimize` or `maximize`."""
     trials: list[SweepTrial]
+    """The trials, by number."""
     counts: SweepCounts
+    """Number of trials by status."""
     waiting_reason: str | None
-    """Why the next trial waits, as its submission was told; null when none was refused."""
+    """Why the next trial cannot be submitted yet, such as a reached limit; null if nothing is holding it back."""
     best: SweepTrial | None
-    """Of the trials that have succeeded so far, by the metric."""
+    """Best trial among those that succeeded so far; null if none has, and always null in lists of sweeps."""
     cost_micros: int
+    """Cost of all trials so far, in micro-dollars."""
 
 
 class SweepCounts(TypedDict):
+    """Trials of a sweep, counted by status."""
+
     total: int
+    """All trials of the sweep."""
     waiting: int
+    """Trials not submitted yet."""
     running: int
+    """Trials whose job has not ended; queued and paused jobs count too."""
     succeeded: int
+    """Trials whose job succeeded."""
     failed: int
+    """Trials whose job failed, or that could not be submitted."""
     cancelled: int
+    """Trials whose job was cancelled."""
 
 
 class SweepSettings(TypedDict):
-    """What varies, and what best means."""
+    """Which hyperparameters vary, and how trials are ranked."""
 
     strategy: NotRequired[str | None]
-    """grid (if absent): every combination; or random."""
+    """`grid` (default) tries every combination; `random` draws combinations."""
     parameters: dict[str, Any]
-    """Hyperparameters, each a list of values; for random also a range `{"min": 1e-5, "max": 1e-3, "scale": "log"}`."""
+    """Hyperparameters to vary, each with a list of values. With `random` also a range such as `{"min": 1e-5, "max": 1e-3, "scale":
+    "log"}`."""
     max_jobs: NotRequired[int | None]
-    """At most so many jobs, up to 100; needed for random."""
+    """Most jobs to submit, 1 to 100 (default 100). Required for `random`; a grid with more combinations is refused."""
     seed: NotRequired[int | None]
-    """Of the draws, and of the training of all trials unless the body has a seed."""
+    """Seed for drawing combinations, and for training every trial unless the request has its own `seed`. Drawn at random if absent."""
     metric: NotRequired[str | None]
-    """eval_loss (if absent), train_loss, or `<suite>/<metric>` of the eval report."""
+    """Metric that ranks the trials: `eval_loss` (default), `train_loss`, or `<suite>/<metric>` of the evaluation report."""
     goal: NotRequired[str | None]
-    """minimize or maximize; needed where the metric is neither a loss nor a perplexity."""
+    """`minimize` or `maximize`. Required unless the metric is a loss or a perplexity, which are minimized."""
 
 
 class SweepTrial(TypedDict):
+    """One combination of hyperparameters, and the job that tries it."""
+
     number: int
+    """Number of the trial within the sweep, starting at 0."""
     parameters: dict[str, Any]
+    """The hyperparameters that this trial varies, with their values."""
     status: str
-    """waiting (for room among the jobs in flight), refused, or the status of its job."""
+    """`waiting` (not submitted yet), `refused` (could not be submitted), or the `status` of its job."""
     job_id: str | None
+    """Id of its job; null until it is submitted."""
     reused: bool
-    """An earlier job had done the same; it is the answer."""
+    """Whether an earlier job had trained the same thing and its result is used."""
     fine_tuned_model: str | None
+    """Name of the resulting model; null unless its job succeeded."""
     value: float | None
-    """Of the sweep's metric."""
+    """Value of the sweep's metric; null until measured, and always null in lists of sweeps."""
     cost_micros: int
+    """Cost of its job so far, in micro-dollars; 0 if an earlier job's result is used."""
     error: JobError | None
+    """Why the trial could not be submitted; null otherwise."""
 
 
 class ValueLimit(TypedDict):
+    """What values a hyperparameter may take."""
+
     type: str
-    """int, float, word, flag or modules."""
+    """Kind of value: `int`, `float`, `word` (one of `allowed`), `flag` (true or false) or `modules` (names of layers)."""
     minimum: float | None
+    """Smallest number accepted; null if there is none or the value is not a number."""
     exclusive_minimum: bool
+    """Whether `minimum` itself is refused."""
     maximum: float | None
+    """Largest number accepted; null if there is none or the value is not a number."""
     allowed: list[int | str] | None
+    """The only values accepted; null if not limited to a list."""
     text: str
-    """The same in words, as in the refusal."""
+    """The limit in words, as error messages state it."""
     because: str | None
+    """Reason for the limit; null where it needs none."""
 
 
 class WarmStart(TypedDict):
-    """The adapter or checkpoint from which a job's weights start."""
+    """The adapter or checkpoint whose weights a job's training starts from."""
 
     adapter: str
+    """Name of the adapter or checkpoint, for display."""
     adapter_id: NotRequired[str | None]
+    """Id of the adapter; null if training starts from a checkpoint."""
     checkpoint_id: NotRequired[str | None]
+    """Id of the checkpoint; null if training starts from an adapter."""
     manifest_sha256: str
+    """SHA-256 of the manifest of the files that were loaded."""

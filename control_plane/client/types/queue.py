@@ -7,252 +7,375 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class Ahead(TypedDict):
-    """Who is before a job in the queue: in kind, not in name."""
+    """Jobs ahead of a job in the queue, as counts."""
 
     jobs: dict[str, int]
-    """By tier."""
+    """Number of jobs ahead, by tier."""
     num_gpus: int
-    """That they wait for."""
+    """GPUs that those jobs are waiting for."""
     yours: NotRequired[int]
-    """Of them, jobs of your own."""
+    """How many of those jobs are your own."""
 
 
 class NodeState(TypedDict):
+    """A node of a pool."""
+
     name: str
+    """Name of the node."""
     num_gpus: int
+    """GPUs of the node."""
     fabric: str
+    """Name of the network fabric it is part of; jobs on several nodes stay within one fabric."""
     ready: bool
+    """Whether the node takes jobs."""
     free_gpus: int
+    """GPUs that are free."""
     jobs: dict[str, int]
-    """GPUs by job."""
+    """GPUs held on this node, by job id."""
     reserved_for: list[str]
-    """Waiting jobs whose reservation names this node."""
+    """Ids of waiting jobs whose reservation includes this node."""
 
 
 class OperatorPlacedJob(TypedDict):
+    """A job that holds GPUs, as operators see it."""
+
     id: str
+    """Id of the job."""
     model: str
+    """Id of the base model."""
     tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
     state: str
+    """State of the job, such as `provisioning`, `running` or `pausing`."""
     attempt: int
+    """Number of the training attempt."""
     pool: str
+    """Name of the pool it runs in."""
     num_gpus: int
+    """GPUs it holds."""
     num_nodes: int
+    """Number of nodes those GPUs are on."""
     since: int
+    """When it got its GPUs, as Unix time in seconds."""
     estimated_end: int | None
+    """When it is expected to release its GPUs, as Unix time in seconds; null if unknown."""
     step: int | None
+    """Last training step reported; null before the first."""
     total_steps: int | None
+    """Training steps in total; null until known."""
     preemptions: int
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
     stopping: bool
-    """It saves a checkpoint and gives its GPUs to another job; it resumes by itself, nothing is lost."""
+    """Whether the job is being preempted: it is saving a checkpoint before giving up its GPUs, and resumes later by itself."""
     tenant: str
+    """Id of the tenant."""
     placement: list[list[Any]]
-    """Nodes, and the GPUs of each. Empty: they are not known."""
+    """Nodes, each with the number of GPUs it holds there; empty if unknown."""
     backfill: bool
-    """It overtook a job that holds a reservation, without delaying it."""
+    """Whether it was started ahead of a job with a reservation, without delaying that job."""
     overrun_s: float
-    """How much longer than expected it runs already."""
+    """Seconds it has run longer than expected; 0 if it has not."""
     stop_asked_at: int | None
+    """When it was asked to stop to make room, as Unix time in seconds; null if it was not."""
     stopped_for: str | None
-    """The job that gets its GPUs."""
+    """Id of the job that gets its GPUs; null if it was not asked to stop."""
 
 
 class OperatorPool(TypedDict):
+    """A pool as operators see it, with its nodes."""
+
     name: str
+    """Name of the pool."""
     gpu_type: str
+    """Type of its GPUs, such as `h100-80gb`."""
     pricing: str
+    """Price class: `on_demand`, `spot` or `reserved`."""
     num_gpus: int
-    """Of all nodes that are ready."""
+    """GPUs on all ready nodes."""
     used_gpus: int
+    """GPUs held by jobs."""
     free_gpus: int
+    """GPUs that are free."""
     largest_free: int
-    """GPUs that are free on one node."""
+    """Most GPUs free on a single node."""
     reserved_gpus: int
-    """Of all: kept for premium jobs."""
+    """GPUs of the pool kept for premium jobs."""
     max_gpus_per_job: int
+    """Most GPUs that one job may hold in this pool."""
     takes: list[str]
-    """Classes of jobs: lora, large, full. Empty: all."""
+    """Classes of jobs it takes: `lora`, `large` or `full`. Empty if it takes all."""
     packing: str
+    """How jobs are placed on the pool's nodes."""
     unusable_gpus: int
-    """Free, and would do for the widest job that waits if they lay together."""
+    """Free GPUs that would be enough for the widest waiting job if they were not spread over nodes."""
     nodes: list[NodeState]
+    """Nodes of the pool."""
 
 
 class OperatorQueue(TypedDict):
+    """The whole queue, with pools, tenants and the state of the scheduler."""
+
     object: NotRequired[Literal["queue"]]
+    """Object type, always `queue`."""
     length: int
+    """Waiting jobs of all tenants."""
     by_tier: dict[str, int]
+    """Waiting jobs by tier."""
     waiting: list[OperatorQueuedJob]
+    """Waiting jobs in queue order, at most `limit` of them."""
     running: list[OperatorPlacedJob]
+    """Jobs that hold GPUs."""
     pools: list[OperatorPool]
+    """Pools with their nodes."""
     tenants: list[TenantShare]
+    """Use of the cluster by tenant."""
     scheduler: SchedulerState
+    """What the scheduler has done."""
     overdue: list[OverdueRelease]
+    """Jobs that have not started or stopped in time."""
 
 
 class OperatorQueuedJob(TypedDict):
+    """A waiting job as operators see it."""
+
     id: str
+    """Id of the job."""
     model: str
+    """Id of the base model."""
     tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
     num_gpus: int
+    """GPUs the job needs."""
     spot: bool
+    """Whether the job may run on spot GPUs."""
     position: int | None
-    """1 is the head of the queue. Null: no round has seen it yet."""
+    """Position in the queue, starting at 1; null if no scheduling cycle has seen the job yet."""
     reason: str | None
-    """Why it waits: a code, see the guide to the queue."""
+    """Code for why the job is waiting, such as `WaitingForQuota`, documented in docs/queue.md; null if no scheduling cycle has seen
+    the job yet."""
     reason_detail: str | None
+    """Explanation of `reason` for people; null where `reason` is null."""
     summary: str
-    """All of it in one line."""
+    """Position, reason and expected start in one line."""
     queued_at: int | None
+    """When the job last entered the queue, as Unix time in seconds; null if not recorded."""
     waited_s: float
-    """In the queue so far, since it took its present place."""
+    """Seconds waited in the queue. A preempted job keeps the time it waited before; a paused one starts again."""
     estimated_start: int | None
-    """Null: nobody can tell."""
+    """Expected start as Unix time in seconds; null if no start can be foreseen."""
     estimated_finish: int | None
+    """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
     due_at: int | None
-    """From then on no job of its tier that comes later is placed before it."""
+    """Unix time in seconds after which no later job of its tier is started before it; null if not determined yet."""
     ahead: Ahead | None
+    """Jobs ahead of this one, as counts; null if no scheduling cycle has seen the job yet."""
     reservation: OperatorReservation | None
-    """What it surely has to come; null of jobs that hold none yet."""
+    """GPUs reserved for the job at a later time; null if it has no reservation."""
     preemptions: int
-    """How often it gave its GPUs to another job, and came back."""
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
     tenant: str
+    """Id of the tenant."""
     job_class: str
+    """Class of the job, which decides about the pools that take it: `lora`, `large` or `full`."""
     expected_s: float | None
-    """Seconds that it would hold its GPUs."""
+    """Seconds it is expected to hold its GPUs; null if not estimated."""
 
 
 class OperatorReservation(TypedDict):
+    """A reservation as operators see it, with its nodes."""
+
     start: int
-    """It may get earlier; later only where a running job takes longer than expected, or a node is lost."""
+    """Reserved start, as Unix time in seconds. It may move earlier; it moves later only if a running job takes longer than expected
+    or a node is lost."""
     pool: str
+    """Name of the pool."""
     num_nodes: int
+    """Number of nodes the GPUs are on."""
     placement: list[list[Any]]
-    """Nodes, and the GPUs of each."""
+    """Nodes, each with the number of GPUs reserved on it."""
     made_at: int
+    """When the reservation was made, as Unix time in seconds."""
 
 
 class OverdueRelease(TypedDict):
-    """A job that was released and that the cluster does not start, or one that was asked to stop and has not."""
+    """A job that has not started although it was released, or has not stopped although it was asked to."""
 
     job_id: str
+    """Id of the job that is overdue."""
     attempt: int
+    """Number of the training attempt."""
     pool: str
+    """Name of the pool."""
     num_gpus: int
+    """GPUs the job holds."""
     kind: Literal["start", "stop"]
+    """`start` if it has not started, `stop` if it has not stopped."""
     age_s: float
+    """Seconds since it was released or asked to stop."""
 
 
 class PlacedJob(TypedDict):
     """A job that holds GPUs."""
 
     id: str
+    """Id of the job."""
     model: str
+    """Id of the base model."""
     tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
     state: str
+    """State of the job, such as `provisioning`, `running` or `pausing`."""
     attempt: int
+    """Number of the training attempt."""
     pool: str
+    """Name of the pool it runs in."""
     num_gpus: int
+    """GPUs it holds."""
     num_nodes: int
+    """Number of nodes those GPUs are on."""
     since: int
+    """When it got its GPUs, as Unix time in seconds."""
     estimated_end: int | None
+    """When it is expected to release its GPUs, as Unix time in seconds; null if unknown."""
     step: int | None
+    """Last training step reported; null before the first."""
     total_steps: int | None
+    """Training steps in total; null until known."""
     preemptions: int
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
     stopping: bool
-    """It saves a checkpoint and gives its GPUs to another job; it resumes by itself, nothing is lost."""
+    """Whether the job is being preempted: it is saving a checkpoint before giving up its GPUs, and resumes later by itself."""
 
 
 class PoolSums(TypedDict):
+    """GPUs of a pool in numbers."""
+
     name: str
+    """Name of the pool."""
     gpu_type: str
+    """Type of its GPUs, such as `h100-80gb`."""
     pricing: str
+    """Price class: `on_demand`, `spot` or `reserved`."""
     num_gpus: int
-    """Of all nodes that are ready."""
+    """GPUs on all ready nodes."""
     used_gpus: int
+    """GPUs held by jobs."""
     free_gpus: int
+    """GPUs that are free."""
     largest_free: int
-    """GPUs that are free on one node."""
+    """Most GPUs free on a single node."""
     reserved_gpus: int
-    """Of all: kept for premium jobs."""
+    """GPUs of the pool kept for premium jobs."""
     max_gpus_per_job: int
+    """Most GPUs that one job may hold in this pool."""
     takes: list[str]
-    """Classes of jobs: lora, large, full. Empty: all."""
+    """Classes of jobs it takes: `lora`, `large` or `full`. Empty if it takes all."""
 
 
 class Queue(TypedDict):
-    """The tenant's jobs in the queue, and what else is in it as sums."""
+    """Your jobs in the queue, and the rest of the queue as counts."""
 
     object: NotRequired[Literal["queue"]]
+    """Object type, always `queue`."""
     length: int
     """Waiting jobs of all tenants."""
     by_tier: dict[str, int]
-    """The same by tier."""
+    """Waiting jobs of all tenants, by tier."""
     preparing: int
-    """Your jobs whose data is prepared: they are not in the queue yet."""
+    """Your jobs whose data is being prepared; they are not in the queue yet."""
     waiting: list[QueuedJob]
-    """Your jobs, in the order of the queue."""
+    """Your waiting jobs, in queue order."""
     running: list[PlacedJob]
     """Your jobs that hold GPUs."""
     pools: list[PoolSums]
+    """The pools and how much of them is free."""
     last_round_at: int | None
-    """When the order was last made."""
+    """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
 
 
 class QueuedJob(TypedDict):
+    """A waiting job."""
+
     id: str
+    """Id of the job."""
     model: str
+    """Id of the base model."""
     tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
     num_gpus: int
+    """GPUs the job needs."""
     spot: bool
+    """Whether the job may run on spot GPUs."""
     position: int | None
-    """1 is the head of the queue. Null: no round has seen it yet."""
+    """Position in the queue, starting at 1; null if no scheduling cycle has seen the job yet."""
     reason: str | None
-    """Why it waits: a code, see the guide to the queue."""
+    """Code for why the job is waiting, such as `WaitingForQuota`, documented in docs/queue.md; null if no scheduling cycle has seen
+    the job yet."""
     reason_detail: str | None
+    """Explanation of `reason` for people; null where `reason` is null."""
     summary: str
-    """All of it in one line."""
+    """Position, reason and expected start in one line."""
     queued_at: int | None
+    """When the job last entered the queue, as Unix time in seconds; null if not recorded."""
     waited_s: float
-    """In the queue so far, since it took its present place."""
+    """Seconds waited in the queue. A preempted job keeps the time it waited before; a paused one starts again."""
     estimated_start: int | None
-    """Null: nobody can tell."""
+    """Expected start as Unix time in seconds; null if no start can be foreseen."""
     estimated_finish: int | None
+    """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
     due_at: int | None
-    """From then on no job of its tier that comes later is placed before it."""
+    """Unix time in seconds after which no later job of its tier is started before it; null if not determined yet."""
     ahead: Ahead | None
+    """Jobs ahead of this one, as counts; null if no scheduling cycle has seen the job yet."""
     reservation: Reservation | None
-    """What it surely has to come; null of jobs that hold none yet."""
+    """GPUs reserved for the job at a later time; null if it has no reservation."""
     preemptions: int
-    """How often it gave its GPUs to another job, and came back."""
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
 
 
 class Reservation(TypedDict):
-    """GPUs that a waiting job has from `start` on, whoever comes later."""
+    """GPUs reserved for a waiting job from a later time on."""
 
     start: int
-    """It may get earlier; later only where a running job takes longer than expected, or a node is lost."""
+    """Reserved start, as Unix time in seconds. It may move earlier; it moves later only if a running job takes longer than expected
+    or a node is lost."""
     pool: str
+    """Name of the pool."""
     num_nodes: int
+    """Number of nodes the GPUs are on."""
 
 
 class SchedulerState(TypedDict):
+    """What the scheduler has done since the platform was installed."""
+
     last_round_at: int | None
+    """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
     last_round_s: float | None
-    """How long it took."""
+    """How long the last scheduling cycle took, in seconds; null if none has run."""
     rounds: int
+    """Scheduling cycles run so far."""
     starts: int
+    """Jobs started so far."""
     backfills: int
+    """Jobs started ahead of a job with a reservation, without delaying it."""
     preemptions: int
+    """Jobs asked to stop to make room for another."""
     reservations: int
-    """Made so far; those that slipped could not be kept, whatever the cause."""
+    """Reservations made so far."""
     slipped: int
+    """Reservations whose start could not be kept, for any reason."""
 
 
 class TenantShare(TypedDict):
+    """How much of the cluster a tenant uses."""
+
     tenant: str
+    """Id of the tenant."""
     waiting: int
+    """Jobs waiting in the queue."""
     running: int
+    """Jobs that hold GPUs."""
     num_gpus: int
+    """GPUs held by those jobs."""
     used_gpu_hours: float
-    """Lately, what is long ago counting less: its fair share is held against this."""
+    """Recent use in GPU-hours, with older use counting less. Tenants with more recent use wait longer."""

@@ -7,66 +7,79 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class JobQuota(TypedDict):
-    """What a job means for its tenant's month."""
+    """Effect of one job on its tenant's GPU-hours of the month."""
 
     month: str
-    """yyyy-mm, UTC."""
+    """Calendar month in UTC, as `yyyy-mm`."""
     used_gpu_hours: float
-    """This month, running jobs included, this one not."""
+    """GPU-hours used this month, running jobs included, without this job."""
     held_gpu_hours: float
-    """What other admitted jobs are still expected to take."""
+    """GPU-hours that other admitted jobs are still expected to use."""
     soft_gpu_hours: float | None
-    """A month; what goes beyond is billed as overage. Null: there is no such line."""
+    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
-    """A month; nothing runs beyond. Null: no cap."""
+    """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
     left_gpu_hours: float | None
-    """Up to the hard cap, before this job."""
+    """GPU-hours left under the hard cap before this job; null if there is no cap."""
     job_gpu_hours: float
-    """Expected of this job; 0 once it is trained."""
+    """GPU-hours this job is expected to use in total; 0 once it is trained."""
     counted: bool
-    """From counted tokens; false: a first estimate from the size of the file, replaced once counted."""
+    """Whether the expectation is based on counted tokens. If false, it is a first estimate from the file's size and is replaced
+    once tokens are counted."""
     fits: bool
-    """The hard cap has room for the job."""
+    """Whether the hard cap leaves room for the job."""
     goes_into_overage: bool
+    """Whether the job is expected to exceed the soft limit."""
     overage_gpu_hours: float
-    """How much of the job exceeds the soft limit."""
+    """GPU-hours of the job expected beyond the soft limit."""
     on_hard_cap: str
-    """What happens to running and waiting jobs when the hard cap is reached."""
+    """What happens to running and waiting jobs when the hard cap is reached, in words."""
 
 
 class Quota(TypedDict):
-    """The tenant's limits, and where it stands in this month."""
+    """Limits of a tenant and its use of them this month."""
 
     object: NotRequired[Literal["quota"]]
+    """Object type, always `quota`."""
     tenant: str
+    """Id of the tenant."""
     tier: str
+    """Tier of the tenant: `free`, `standard` or `premium`."""
     month: str
-    """yyyy-mm, UTC."""
+    """Calendar month in UTC, as `yyyy-mm`."""
     month_ends_at: int
-    """From then on nothing is used of the limits."""
+    """When the month ends and use starts again from zero, as Unix time in seconds."""
     soft_gpu_hours: float | None
+    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
+    """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
     used_gpu_hours: float
-    """Refunded attempts not included."""
+    """GPU-hours used this month, running jobs included; refunded time does not count."""
     running_gpu_hours: float
-    """Of what is used: attempts that run now."""
+    """The part of `used_gpu_hours` from attempts running now."""
     held_gpu_hours: float
-    """What admitted jobs are still expected to take."""
+    """GPU-hours that admitted jobs are still expected to use."""
     left_gpu_hours: float | None
-    """For further jobs, up to the hard cap. Null: no cap."""
+    """GPU-hours left for further jobs: the hard cap less what is used and held. Null if there is no cap."""
     overage_gpu_hours: float
-    """Used beyond the soft limit."""
+    """GPU-hours used beyond the soft limit."""
     at_hard_cap: bool
+    """Whether the hard cap is reached."""
     on_hard_cap: str
+    """What happens to running and waiting jobs when the hard cap is reached, in words."""
     jobs_in_flight: int
+    """Jobs that have not ended, paused ones included."""
     max_jobs_in_flight: int
+    """Most jobs that may be in flight (not ended) at once."""
     jobs_paused_for_cap: int
+    """Jobs paused because the hard cap was reached; they resume by themselves when there is room."""
     starts_within_s: float | None
-    """Promised of jobs in this tier. Null: best effort, a wait has no bound."""
+    """Seconds from submission within which the tier promises to start a job; null if it promises none."""
     may_train_full: bool
-    """Full-parameter training and models of the 70B class."""
+    """Whether the tier includes full-parameter training and models of 60 billion parameters or more."""
     max_file_bytes: int
+    """Largest file in bytes."""
     max_examples: int
-    """Of one dataset."""
+    """Most rows in one dataset, after duplicates are dropped."""
     requests_per_minute: int
-    """Of each key that has no limit of its own."""
+    """Requests per minute for each API key without a limit of its own."""

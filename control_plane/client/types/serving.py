@@ -7,33 +7,48 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class ModelRoute(TypedDict):
-    """A name of the tenant's own that requests put into `model`."""
+    """A name of your own that requests can pass as `model`, answered by weighted targets."""
 
     name: str
+    """Name of the route, to pass as `model` in requests."""
     object: NotRequired[Literal["model_route"]]
+    """Object type, always `model_route`."""
     targets: list[RoutedTarget]
+    """Targets with their weights."""
     created_at: int
+    """When the route was created, as Unix time in seconds."""
     updated_at: int
+    """When its targets were last set, as Unix time in seconds."""
 
 
 class RouteTarget(TypedDict):
+    """A target of a model route."""
+
     model: str
-    """An adapter of yours in production, by id or model name, or a base model."""
+    """One of your adapters in production, by id or model name, or the id of a base model."""
     weight: int
-    """Of all callers, weight / sum of weights get this target."""
+    """Weight of the target, 0 to 1,000,000. Its share of callers is its weight divided by the sum of all weights."""
 
 
 class RoutedTarget(TypedDict):
+    """A target of a model route as it is served now."""
+
     model: str
+    """Model name of the adapter, or id of the base model."""
     adapter_id: str | None
-    """null: the base model itself."""
+    """Id of the adapter; null if the target is a base model."""
     weight: int
+    """Weight of the target, 0 to 1,000,000."""
     share: float
-    """Of the callers, as things are: a withdrawn target has none, and the others share its callers."""
+    """Share of callers that get this target, 0 to 1. A target withdrawn from production has share 0; its callers go to the others."""
     stage: str | None
+    """Stage of the adapter, such as `production`; null if the target is a base model."""
     served: bool
-    """A server was seen to answer with it."""
+    """Whether an inference server has it loaded."""
 
 
 class SetRoute(TypedDict):
+    """The targets of a model route."""
+
     targets: list[RouteTarget]
+    """Targets, 1 to 16, each with its weight; at least one weight must be above zero."""

@@ -7,203 +7,299 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class ApiKey(TypedDict):
+    """An API key, without its secret."""
+
     id: str
+    """Id of the key, starting with `key_`."""
     object: NotRequired[Literal["api_key"]]
+    """Object type, always `api_key`."""
     name: str
+    """Name of the key."""
     hint: str
+    """Shortened secret that ends in its last four characters, to tell keys apart."""
     scopes: list[str]
+    """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     member_id: str | None
-    """Whose key it is; null: the tenant's own."""
+    """Id of the member it is for; null if it belongs to the tenant itself."""
     requests_per_minute: int | None
-    """Its own limit; null: the tenant's."""
+    """Requests per minute it may make; null if the tenant's limit applies."""
     created_at: int
+    """When it was created, as Unix time in seconds."""
     expires_at: int | None
+    """When it expires, as Unix time in seconds; null if never."""
     revoked_at: int | None
+    """When it was revoked, as Unix time in seconds; null if it was not."""
     last_used_at: int | None
-    """To the minute."""
+    """When it was last used, as Unix time in seconds, to the minute; null if never."""
 
 
 class AuditActor(TypedDict):
+    """Who made a change."""
+
     type: str
-    """key, operator or system."""
+    """`key` (an API key), `operator` or `system` (the platform itself)."""
     id: str
-    """Of the key; of the system, the process."""
+    """Id of the API key or of the operator; for the system, the name of the process. An operator on the platform's machine is shown
+    as `cli` to tenants."""
     name: str | None
+    """Name of the API key or of the operator; null for the system, or if it no longer exists."""
     member_id: str | None
+    """Id of the member whose key it is; null if the key belongs to no member."""
     email: str | None
-    """Of the member whose key it is."""
+    """E-mail address of that member; null if there is none."""
 
 
 class AuditLine(TypedDict):
     """One change of one object."""
 
     id: str
+    """Id of the line, starting with `aud_`."""
     object: NotRequired[Literal["audit_log.line"]]
+    """Object type, always `audit_log.line`."""
     created_at: int
+    """When the change was made, as Unix time in seconds."""
     tenant_id: str | None
-    """null: of the platform itself, which operators alone see."""
+    """Id of the tenant it concerns; null for changes of the platform itself, which only operators see."""
     actor: AuditActor
+    """Who made the change."""
     action: str
-    """<object_type>.created, .updated or .deleted."""
+    """What was done: the object type with `.created`, `.updated` or `.deleted`, or `webhook_endpoint.replayed`."""
     object_type: str
+    """Type of the changed object, such as `job` or `api_key`."""
     object_id: str
+    """Id of the changed object."""
     changes: dict[str, Any]
-    """By field: [old, new]. Empty once `redacted`."""
+    """Changed fields, each as `[old, new]`; empty once redacted."""
     ip: str | None
+    """IP address the request came from; null if the change did not come from a request, or if an operator made it and a tenant
+    reads it."""
     user_agent: str | None
+    """`User-Agent` header of the request, at most 200 characters; null in the same cases as `ip`."""
     request_id: str | None
-    """The `x-request-id` of the call."""
+    """`x-request-id` of the request; null if the change did not come from a request."""
     redacted_at: int | None
-    """When the tenant's data was deleted, and with it what this line quoted of it."""
+    """When the contents of the line were removed because the tenant's data was deleted, as Unix time in seconds; null if they were
+    not."""
 
 
 class CreateKey(TypedDict):
+    """An API key to create."""
+
     name: str
+    """Name of the key, 1 to 100 characters."""
     scopes: NotRequired[list[str]]
-    """read, write, admin; each includes the ones before it."""
+    """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     expires_in: NotRequired[int | None]
-    """Seconds; never if absent."""
+    """Seconds until the key expires, at most ten years. If absent, it never expires, or when the key that creates it does."""
     member_id: NotRequired[str | None]
-    """Whose key it is; its scopes stay within the member's role. Absent: the tenant's own."""
+    """Id of the member the key is for, whose role bounds its scopes. If absent, the key belongs to the tenant itself."""
     requests_per_minute: NotRequired[int | None]
-    """Of this key, at most the tenant's limit, which holds if absent."""
+    """Requests per minute the key may make, at most the tenant's limit, which is the default."""
 
 
 class CreateMember(TypedDict):
+    """A person to add to the tenant."""
+
     email: str
+    """E-mail address."""
     role: NotRequired[str]
-    """owner, admin, member or viewer."""
+    """`owner`, `admin`, `member` or `viewer`. Only owners can add owners."""
     name: NotRequired[str | None]
-    """The e-mail address if absent."""
+    """Name of the person. Default: the e-mail address."""
 
 
 class CreateTenant(TypedDict):
+    """A tenant to create."""
+
     id: str
-    """Lower-case letters, digits and '-', at most 32."""
+    """Id of the tenant: at most 32 lowercase letters, digits and `-`, starting with a letter or digit. It cannot be changed."""
     tier: NotRequired[str]
-    """free, standard or premium."""
+    """Tier of the tenant: `free`, `standard` or `premium`."""
     name: NotRequired[str | None]
+    """Name of the tenant, 1 to 200 characters. Default: its id."""
     owner_email: NotRequired[str | None]
-    """Of the person who is added as its owner."""
+    """E-mail address of a person to add as its owner."""
 
 
 class Me(TypedDict):
-    """Who calls, and what that opens."""
+    """The caller: its tenant, limits, API key and member."""
 
     object: NotRequired[Literal["me"]]
+    """Object type, always `me`."""
     tenant_id: str
+    """Id of the tenant that the key belongs to."""
     tenant_name: str
+    """Display name of that tenant."""
     tier: str
+    """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
+    """Limits of the tenant."""
     key: ApiKey
+    """The API key of this request."""
     scopes: list[str]
-    """What the key opens now: its scopes within the member's role."""
+    """What the key may do now: its scopes within the role of its member."""
     requests_per_minute: int
-    """Of this key."""
+    """Requests per minute the key may make."""
     member: Member | None
+    """Member the key is for; null if it belongs to the tenant itself."""
 
 
 class Member(TypedDict):
+    """A person of a tenant."""
+
     id: str
+    """Id of the member."""
     object: NotRequired[Literal["member"]]
+    """Object type, always `member`."""
     email: str
+    """E-mail address."""
     name: str
+    """Name of the person."""
     role: str
-    """owner, admin, member or viewer."""
+    """`owner`, `admin`, `member` or `viewer`; bounds the scopes of the person's keys."""
     notify: bool
-    """Whether e-mail about jobs and budgets is sent."""
+    """Whether e-mail about jobs, quotas and bills is sent to the person."""
     created_at: int
+    """When the member was added, as Unix time in seconds."""
     removed_at: int | None
+    """When the member was removed, as Unix time in seconds; null if they were not."""
 
 
 class NewApiKey(TypedDict):
+    """An API key with its secret, as returned once when the key is made."""
+
     id: str
+    """Id of the key, starting with `key_`."""
     object: NotRequired[Literal["api_key"]]
+    """Object type, always `api_key`."""
     name: str
+    """Name of the key."""
     hint: str
+    """Shortened secret that ends in its last four characters, to tell keys apart."""
     scopes: list[str]
+    """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     member_id: str | None
-    """Whose key it is; null: the tenant's own."""
+    """Id of the member it is for; null if it belongs to the tenant itself."""
     requests_per_minute: int | None
-    """Its own limit; null: the tenant's."""
+    """Requests per minute it may make; null if the tenant's limit applies."""
     created_at: int
+    """When it was created, as Unix time in seconds."""
     expires_at: int | None
+    """When it expires, as Unix time in seconds; null if never."""
     revoked_at: int | None
+    """When it was revoked, as Unix time in seconds; null if it was not."""
     last_used_at: int | None
-    """To the minute."""
+    """When it was last used, as Unix time in seconds, to the minute; null if never."""
     secret: str
-    """Shown now and never again."""
+    """The secret, to send as bearer token. It cannot be retrieved again."""
 
 
 class NewTenant(TypedDict):
+    """A new tenant with its first API key."""
+
     id: str
+    """Id of the tenant."""
     object: NotRequired[Literal["tenant"]]
+    """Object type, always `tenant`."""
     name: str
+    """Name of the tenant."""
     tier: str
+    """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
+    """Limits of the tenant."""
     suspended_at: int | None
+    """When it was suspended, as Unix time in seconds; null if it is not."""
     suspended_reason: str | None
+    """Why it was suspended; null if it is not."""
     api_key: NewApiKey
-    """Its first key, which opens everything of the tenant."""
+    """Its first key, with scope `admin` and its secret."""
 
 
 class RemovedMember(TypedDict):
+    """Confirmation that a member was removed."""
+
     id: str
+    """Id of the removed member."""
     object: NotRequired[Literal["member"]]
+    """Object type, always `member`."""
     deleted: NotRequired[bool]
+    """Always `true`, since a request that cannot remove the member is refused."""
     revoked_keys: int
-    """How many keys of the member were revoked with it."""
+    """Number of the member's keys that were revoked."""
 
 
 class RotateKey(TypedDict):
+    """How to replace a key."""
+
     overlap: NotRequired[int]
-    """Seconds for which the old secret still opens; 0 ends it at once."""
+    """Seconds for which the old key keeps working, 0 to 2592000 (30 days). Default: one day."""
     expires_in: NotRequired[int | None]
-    """Seconds, of the new key; if absent, as long as the old one was made for."""
+    """Seconds until the new key expires. If absent, it lasts as long as the old one was made to last."""
 
 
 class Suspend(TypedDict):
+    """Why a tenant is suspended."""
+
     reason: str
-    """Told to the tenant with every refusal."""
+    """Reason, 1 to 1,000 characters, which the tenant is given with every refused request."""
 
 
 class Tenant(TypedDict):
+    """A tenant, as operators see it."""
+
     id: str
+    """Id of the tenant."""
     object: NotRequired[Literal["tenant"]]
+    """Object type, always `tenant`."""
     name: str
+    """Name of the tenant."""
     tier: str
+    """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
+    """Limits of the tenant."""
     suspended_at: int | None
+    """When it was suspended, as Unix time in seconds; null if it is not."""
     suspended_reason: str | None
+    """Why it was suspended; null if it is not."""
 
 
 class TenantLimits(TypedDict):
-    """What holds for the tenant: its own limits where an operator gave it some, else those of its tier."""
+    """Limits of a tenant: its own where an operator set them, otherwise those of its tier."""
 
     max_jobs_in_flight: int
+    """Most jobs that may be in flight (not ended) at once."""
     soft_gpu_hours: float | None
-    """A month; what goes beyond is billed as overage. null: no such line."""
+    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
-    """A month; nothing runs beyond. null: no cap."""
+    """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
     requests_per_minute: int
-    """Of each key."""
+    """Requests per minute for each API key without a lower limit of its own."""
 
 
 class UpdateMember(TypedDict):
-    """What is absent stays."""
+    """Changes to a member. Fields that are absent or null stay as they are."""
 
     role: NotRequired[str | None]
+    """New role: `owner`, `admin`, `member` or `viewer`. A lower role narrows the person's keys at once."""
     name: NotRequired[str | None]
+    """New name of the person."""
     notify: NotRequired[bool | None]
+    """Whether to send e-mail about jobs, quotas and bills to the person."""
 
 
 class UpdateTenant(TypedDict):
-    """What is absent stays, and so do `name` and `tier` if null; a limit that is null is again the one of the tier."""
+    """Changes to a tenant. Fields that are absent stay as they are, as do `name` and `tier` if null; a limit set to null falls back
+    to that of the tier."""
 
     name: NotRequired[str | None]
+    """New name, 1 to 200 characters."""
     tier: NotRequired[str | None]
-    """free, standard or premium."""
+    """New tier: `free`, `standard` or `premium`."""
     max_jobs_in_flight: NotRequired[int | None]
+    """Most jobs that may be in flight (not ended) at once, 0 to 10,000."""
     soft_gpu_hours: NotRequired[float | None]
+    """Soft limit in GPU-hours per month, beyond which use is reported as overage: 0 to 10,000,000."""
     hard_gpu_hours: NotRequired[float | None]
+    """Hard cap in GPU-hours per month, at which jobs are paused: 0 to 10,000,000."""
     requests_per_minute: NotRequired[int | None]
+    """Requests per minute for each API key, 1 to 600,000."""

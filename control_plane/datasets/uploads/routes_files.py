@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import anyio
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -15,7 +15,7 @@ from control_plane.datasets import responses
 from control_plane.datasets import schemas as datasets_schemas
 from control_plane.datasets.schemas import ENCODING_HELP
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.http import forms, multipart_body
+from control_plane.http import forms, multipart_body, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import server_sent
@@ -30,29 +30,34 @@ FORM = {
     "type": "object",
     "required": ["file", "purpose"],
     "properties": {
-        "purpose": {"type": "string", "enum": ["fine-tune"]},
-        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-        "column_map": {"type": "string", "description": 'For CSV and Parquet: JSON as {"text": "prompt"}, theirs to ours.'},
-        "policies": {"type": "string", "description": 'Checks and what follows from them: JSON as {"pii": "redact"}.'},
+        "purpose": {"type": "string", "enum": ["fine-tune"], "description": "What the file is for."},
+        "file": {"type": "string", "contentMediaType": "application/octet-stream", "description": "Content of the file."},
+        "column_map": {"type": "string", "description": 'Which field each column becomes, such as {"question": "prompt"}.'},
+        "policies": {"type": "string", "description": 'Validation policies as JSON such as {"pii": "redact"}; see docs/datasets.md.'},
         "encoding": {"type": "string", "description": ENCODING_HELP},
-        "rows_at": {"type": "string", "description": "Key of the rows, in a file that is one JSON object."},
-        "model": {"type": "string", "description": "Base model: counts tokens and finds its control tokens."},
-        "expires_after[anchor]": {"type": "string", "enum": [forms.ANCHOR]},
+        "rows_at": {"type": "string", "description": "For a file that is one JSON object, the key under which the rows are."},
+        "model": {"type": "string", "description": "Base model whose tokenizer counts the tokens and whose control tokens are looked for."},
+        "expires_after[anchor]": {
+            "type": "string", "enum": [forms.ANCHOR], "description": "What the time counts from: the creation of the file.",
+        },
         "expires_after[seconds]": {
             "type": "integer", "minimum": forms.MIN_EXPIRY_S, "maximum": forms.MAX_EXPIRY_S,
-            "description": "The file is deleted so long after its upload; never, if it is left out.",
+            "description": "Seconds after the anchor at which the file expires. If absent, it is kept until deleted.",
         },
     },
 }  # fmt: skip
 
 
-@router.post("", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}})
+@router.post(
+    "", summary="Upload a file", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
+)
 async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> datasets_schemas.File:
-    """Upload a dataset. Below 32 MiB (compressed: 2 MiB) this waits up to 45 s for its validation; else `status` is `uploaded`.
+    """Upload a dataset as a file and validate it. Files below 32 MiB (compressed: 2 MiB) are usually validated before this returns.
 
-    Then `/events` tells when it has become `processed` or `error`. Send the fields before the file: they are then checked before
-    it is. The client's `extra_body={"policies": {"pii": "redact"}}` arrives as `policies[pii]`, and is read, too. Above 64 MiB
-    use `/v1/uploads`, which goes on where a connection broke.
+    The response waits up to 45 seconds for the validation. If `status` is still `uploaded` by then, follow
+    `GET /v1/files/{file_id}/events` until it is `processed` or `error`. Send the other fields before the file, so that they are checked
+    before it is read. Nested fields may be sent as `policies[pii]=redact`, as the OpenAI client does with `extra_body`. For files over
+    64 MiB use `/v1/uploads`, which can continue after a broken connection.
     """
     form = multipart_body.Form(request, file_field="file")
     await form.to_file()
@@ -89,51 +94,51 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {name: asked[name] for name in ("purpose", "policies", "model")}
 
 
-@router.get("")
+@router.get("", summary="List files")
 def list_files(
     platform: PlatformDep,
     tenant: Reader,
-    after: str | None = None,
-    limit: int = 10_000,
-    order: Literal["asc", "desc"] = "desc",
-    purpose: str | None = None,
+    after: parameters.After = None,
+    limit: Annotated[int, parameters.limit(10_000)] = 10_000,
+    order: Annotated[Literal["asc", "desc"], Query(description="Order by creation time: `desc` lists the newest file first.")] = "desc",
+    purpose: Annotated[str | None, Query(description="Return only files with this purpose: `fine-tune` or `fine-tune-results`.")] = None,
 ) -> http_schemas.ListOf[datasets_schemas.File]:
-    """Files, newest first."""
+    """List your files, newest first unless `order` is `asc`."""
     found = uploaded_files.list_files(platform, tenant, after=after, limit=limit, order=order, purpose=purpose)
     return http_schemas.ListOf(data=[responses.file(r) for r in found.items], has_more=found.has_more)
 
 
-@router.get("/{file_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, file_id: str) -> datasets_schemas.File:
-    """One file."""
+@router.get("/{file_id}", summary="Retrieve a file")
+def retrieve(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> datasets_schemas.File:
+    """Return a file with the state of its validation."""
     return responses.file(uploaded_files.get(platform, tenant, file_id))
 
 
-@router.get("/{file_id}/events", response_class=StreamingResponse)
-def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id: str) -> StreamingResponse:
-    """Server-sent events of a validation: one for each change of its progress, at most one a second, until it has ended."""
+@router.get("/{file_id}/events", summary="Stream the validation of a file", response_class=StreamingResponse)
+def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id: parameters.FileId) -> StreamingResponse:
+    """Stream the validation of a file as server-sent events, at most one per second, until it ends. The last message is `[DONE]`."""
     uploaded_files.get(platform, tenant, file_id)  # a stream that cannot begin is an error, not an empty stream
     return server_sent(_Changes(platform, tenant, file_id), follower)
 
 
-@router.post("/{file_id}/validate")
-def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: str) -> datasets_schemas.File:
-    """Validate again what the platform failed on; a file that was validated is refused, for the same bytes give the same."""
+@router.post("/{file_id}/validate", summary="Validate a file again")
+def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) -> datasets_schemas.File:
+    """Validate a file again after the platform failed to. A file that was validated is refused, since the result would be the same."""
     row = uploaded_files.validate_again(platform, tenant, file_id)
     request.app.state.validation.enqueue(file_id)
     return responses.file(row)
 
 
-@router.delete("/{file_id}")
-def delete(platform: PlatformDep, tenant: Writer, file_id: str) -> http_schemas.Deleted:
-    """Delete the bytes; refused while a job that has not ended names the file."""
+@router.delete("/{file_id}", summary="Delete a file")
+def delete(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) -> http_schemas.Deleted:
+    """Delete a file. Refused while an unfinished job uses it. The dataset version made from it is kept."""
     uploaded_files.delete(platform, tenant, file_id)
     return http_schemas.Deleted(id=file_id, object="file")
 
 
-@router.get("/{file_id}/content", response_class=StreamingResponse)
-def content(platform: PlatformDep, tenant: Reader, file_id: str) -> StreamingResponse:
-    """The bytes as uploaded."""
+@router.get("/{file_id}/content", summary="Download a file", response_class=StreamingResponse)
+def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> StreamingResponse:
+    """Download the content of a file as it was uploaded."""
     row, stream = uploaded_files.content(platform, tenant, file_id)
     headers = {"content-length": str(row["bytes"]), "content-disposition": f'attachment; filename="{row["filename"]}"'}
     return StreamingResponse(_chunks(stream), media_type="application/octet-stream", headers=headers)

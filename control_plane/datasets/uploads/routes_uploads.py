@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from control_plane.datasets import responses
 from control_plane.datasets.uploads import multipart_uploads, schemas
-from control_plane.http import forms, multipart_body
+from control_plane.http import forms, multipart_body, parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.concurrency_limits import Joins
 from control_plane.platform.epoch_time import epoch_seconds
@@ -28,13 +28,15 @@ _joining: RunVar[Joins] = RunVar("_joining")
 PART = {
     "type": "object",
     "required": ["data"],
-    "properties": {"data": {"type": "string", "contentMediaType": "application/octet-stream", "description": "1 byte to 64 MiB."}},
+    "properties": {
+        "data": {"type": "string", "contentMediaType": "application/octet-stream", "description": "Content of the part, 1 byte to 64 MiB."}
+    },
 }
 
 
-@router.post("")
+@router.post("", summary="Create an upload")
 def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateUpload) -> schemas.Upload:
-    """Announce a file. What would be refused of it (its size, purpose, policies, model) is refused now, before a byte is sent."""
+    """Announce a file to upload in parts. Anything the file would be refused for (size, purpose, policies, model) is refused now."""
     asked = body.model_dump()
     check_storable(asked)
     asked["policies"] = forms.with_reading(asked["policies"], encoding=asked.pop("encoding"), rows_at=asked.pop("rows_at"))
@@ -42,27 +44,31 @@ def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateUpload) ->
     return _upload(multipart_uploads.create(platform, tenant, **asked))
 
 
-@router.get("/{upload_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, upload_id: str) -> schemas.UploadWithParts:
-    """The upload with the parts that are stored, and the sha256 of each: what an interrupted client goes on from."""
+@router.get("/{upload_id}", summary="Retrieve an upload")
+def retrieve(platform: PlatformDep, tenant: Reader, upload_id: parameters.UploadId) -> schemas.UploadWithParts:
+    """Return an upload with the parts stored so far and their SHA-256, so that an interrupted client knows which parts are missing."""
     view = multipart_uploads.get(platform, tenant, upload_id)
     return schemas.UploadWithParts(**_fields(view), parts=[_part(row) for row in view.parts])
 
 
-@router.post("/{upload_id}/parts", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": PART}}}})
-async def add_part(request: Request, platform: PlatformDep, tenant: Writer, upload_id: str) -> schemas.UploadPart:
-    """Store a part; several may be sent at once. The same bytes sent again are the same part, whose id comes back."""
+@router.post(
+    "/{upload_id}/parts",
+    summary="Add a part to an upload",
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": PART}}}},
+)
+async def add_part(request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId) -> schemas.UploadPart:
+    """Store a part of 1 byte to 64 MiB. Parts may be sent in parallel; sending the same bytes again returns the same part."""
     await run_in_threadpool(multipart_uploads.open_upload, platform, tenant, upload_id)  # before the body is read
     form = multipart_body.Form(request, file_field="data")
     await form.to_file()
     return _part(await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant))
 
 
-@router.post("/{upload_id}/complete")
+@router.post("/{upload_id}/complete", summary="Complete an upload")
 async def complete(
-    request: Request, platform: PlatformDep, tenant: Writer, upload_id: str, body: schemas.CompleteUpload
+    request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId, body: schemas.CompleteUpload
 ) -> schemas.Upload:  # fmt: skip
-    """Join the parts, in the order of `part_ids`, into a file that is validated like any other. A second call gives the same answer."""
+    """Join the parts, in the order of `part_ids`, into a file, which is then validated. Completing again returns the same file."""
     view = await run_in_threadpool(multipart_uploads.get, platform, tenant, upload_id)
     if view.status != multipart_uploads.COMPLETED:
         asked = functools.partial(multipart_uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
@@ -73,9 +79,9 @@ async def complete(
     return _upload(view, file=file)
 
 
-@router.post("/{upload_id}/cancel")
-def cancel(platform: PlatformDep, tenant: Writer, upload_id: str) -> schemas.Upload:
-    """End an upload that is not completed; its parts are removed."""
+@router.post("/{upload_id}/cancel", summary="Cancel an upload")
+def cancel(platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId) -> schemas.Upload:
+    """Cancel an upload that is not completed and remove its parts."""
     return _upload(multipart_uploads.cancel(platform, tenant, upload_id))
 
 

@@ -15,12 +15,12 @@ from control_plane.jobs.estimates.schemas import ModelLimits, PreviewRequest
 from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine_tuning"])
-router.add_api_route("/estimate", jobs.estimate, methods=["POST"])
+router.add_api_route("/estimate", jobs.estimate, methods=["POST"], summary="Estimate a fine-tuning job")
 
 
-@router.post("/preview")
+@router.post("/preview", summary="Preview training examples")
 def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http_schemas.ListOf[dict[str, Any]]:
-    """The first examples exactly as a job would train on them: rendered text, token ids, which spans carry loss, what is cut."""
+    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans that carry loss, and truncation."""
     check_storable(body.model_dump())
     shown = previews.preview_dataset(
         platform, tenant, body.training_file, model=body.model, num_examples=body.num_examples, max_seq_len=body.max_seq_len
@@ -28,9 +28,11 @@ def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http
     return http_schemas.ListOf(data=shown)
 
 
-@router.get("/model_limits")
+@router.get("/model_limits", summary="List the limits of base models")
 def limits(
-    platform: PlatformDep, _: Reader, model: Annotated[str | None, Query(description="One base model; all if absent.")] = None
+    platform: PlatformDep,
+    _: Reader,
+    model: Annotated[str | None, Query(description="Id of a base model, to return only its limits. Absent: all base models.")] = None,
 ) -> http_schemas.ListOf[ModelLimits]:
-    """Per base model: context, methods, adapters with ranks and tiers, hyperparameters with their bounds, GPUs and strategies."""
+    """List what jobs may ask for by base model: methods, adapters with ranks and tiers, hyperparameter bounds, GPUs and strategies."""
     return http_schemas.ListOf(data=[ModelLimits.model_validate(found) for found in model_limits.model_limits(platform, model=model)])

@@ -4,65 +4,113 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from control_plane.http.schemas import ApiModel
 from control_plane.jobs.schemas import JobError
 
 
-class ValueLimit(BaseModel):
-    type: str = Field(description="int, float, word, flag or modules.")
+class ValueLimit(ApiModel):
+    """What values a hyperparameter may take."""
+
+    type: str
+    """Kind of value: `int`, `float`, `word` (one of `allowed`), `flag` (true or false) or `modules` (names of layers)."""
     minimum: float | None
+    """Smallest number accepted; null if there is none or the value is not a number."""
     exclusive_minimum: bool
+    """Whether `minimum` itself is refused."""
     maximum: float | None
+    """Largest number accepted; null if there is none or the value is not a number."""
     allowed: list[int | str] | None
-    text: str = Field(description="The same in words, as in the refusal.")
+    """The only values accepted; null if not limited to a list."""
+    text: str
+    """The limit in words, as error messages state it."""
     because: str | None
+    """Reason for the limit; null where it needs none."""
 
 
-class MethodLimits(BaseModel):
+class MethodLimits(ApiModel):
+    """A training method and its own hyperparameters."""
+
     name: str
-    rows: list[str] = Field(description="Kinds of rows that it trains on: chat, preference, kto, text.")
-    hyperparameters: dict[str, ValueLimit] = Field(description="Those that only this method has.")
+    """Name of the method, as `method` of a job takes it."""
+    rows: list[str]
+    """Kinds of dataset rows it trains on: `chat`, `preference`, `kto` or `text`."""
+    hyperparameters: dict[str, ValueLimit]
+    """Hyperparameters that only this method has, by name."""
 
 
-class DefaultFit(BaseModel):
-    """With a recipe's defaults for SFT, by the memory estimate that submission makes."""
+class DefaultFit(ApiModel):
+    """What a supervised job with its recipe's defaults would use, by the memory estimate that submission makes."""
 
     num_gpus: int | None
+    """GPUs needed; null if the job would be refused."""
     strategy: str | None
+    """How the GPUs share the model: `single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`; null if the job would be refused."""
     per_device_batch_size: int | None
+    """Rows each GPU takes at a time; null if the job would be refused."""
     max_seq_len: int | None
-    refused: JobError | None = Field(description="Why a job with the defaults would be refused; null: it would not.")
+    """Sequence length in tokens; null if the job would be refused."""
+    refused: JobError | None
+    """Why a job with the defaults would be refused; null if it would be accepted."""
 
 
-class AdapterLimits(BaseModel):
-    name: str = Field(description="lora, qlora or full.")
+class AdapterLimits(ApiModel):
+    """What one kind of adapter allows on a base model."""
+
+    name: str
+    """Kind of adapter: `lora`, `qlora` or `full`."""
     ranks: list[int]
-    tiers: list[str] = Field(description="Tiers whose jobs may train this.")
+    """LoRA ranks that can be trained and served; empty for `full`."""
+    tiers: list[str]
+    """Tiers whose jobs may train it."""
     defaults: DefaultFit
+    """What a job with the defaults would use."""
 
 
-class ModelLimits(BaseModel):
+class ModelLimits(ApiModel):
+    """What jobs on a base model may ask for."""
+
     object: Literal["fine_tuning.model_limits"] = "fine_tuning.model_limits"
+    """Object type, always `fine_tuning.model_limits`."""
     model: str
+    """Id of the base model."""
     accepts_jobs: bool
-    unavailable: str | None = Field(description="Why it takes no jobs now.")
+    """Whether new jobs on this model are accepted."""
+    unavailable: str | None
+    """Why the model accepts no jobs; null if it does."""
     context_length: int | None
+    """Longest sequence the model takes, in tokens; null if its files are unavailable."""
     num_parameters: int | None
+    """Number of parameters; null if the model's files are unavailable."""
     methods: list[MethodLimits]
+    """Training methods, each with its own hyperparameters."""
     adapters: list[AdapterLimits]
-    hyperparameters: dict[str, ValueLimit] = Field(description="Of every method.")
-    num_gpus: list[int] = Field(description="Numbers of GPUs that a job may ask for here.")
+    """Kinds of adapters; empty if the model's files are unavailable."""
+    hyperparameters: dict[str, ValueLimit]
+    """Hyperparameters that every method has, by name."""
+    num_gpus: list[int]
+    """Numbers of GPUs that a job may ask for on this platform."""
     strategies: list[str]
+    """Values that `hardware.strategy` may take."""
     max_suffix_length: int
+    """Longest `suffix` of a job, in characters."""
     max_seed: int
+    """Largest `seed` of a job; the smallest is 0."""
     max_metadata_pairs: int
+    """Most `metadata` pairs a job may have."""
 
 
-class PreviewRequest(BaseModel):
+class PreviewRequest(ApiModel):
+    """Which examples to preview."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str = Field(description="Base model whose template and tokenizer are used.")
-    training_file: str = Field(description="Id of a validated file, or of a dataset version.")
-    num_examples: int = Field(5, description="1 to 100.", json_schema_extra={"minimum": 1, "maximum": 100})
-    max_seq_len: int | None = Field(None, description="The model's context length if absent.")
+    model: str
+    """Id of the base model whose chat template and tokenizer are used."""
+    training_file: str
+    """Id of a validated file or of a dataset version."""
+    num_examples: int = Field(5, json_schema_extra={"minimum": 1, "maximum": 100})
+    """Examples to return, 1 to 100."""
+    max_seq_len: int | None = None
+    """Sequence length in tokens to truncate at, at most the model's context length, which is the default."""

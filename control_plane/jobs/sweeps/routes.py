@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from fastapi import APIRouter
 
-from fastapi import APIRouter, Header
-
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.jobs.sweeps import schemas as experiments
@@ -14,36 +13,41 @@ from control_plane.jobs.sweeps import service as sweeps
 router = APIRouter(prefix="/v1/fine_tuning/sweeps", tags=["fine_tuning"])
 
 
-@router.post("")
+@router.post("", summary="Create a sweep")
 def create(
-    platform: PlatformDep, tenant: Writer, body: experiments.CreateSweep, idempotency_key: Annotated[str | None, Header()] = None
+    platform: PlatformDep, tenant: Writer, body: experiments.CreateSweep, idempotency_key: parameters.IdempotencyKey = None
 ) -> experiments.Sweep:
-    """Submit a job for each combination of hyperparameters. All are checked first; those beyond the jobs in flight wait their turn."""
+    """Submit a job for each combination of hyperparameters. All are checked first; one invalid combination refuses the sweep.
+
+    Trials beyond your limit of jobs in flight wait and are submitted when there is room.
+    """
     asked = body.model_dump(exclude_unset=True)
     key = asked.pop("idempotency_key", None) if idempotency_key is None else idempotency_key
     return experiments.sweep(sweeps.create(platform, tenant, asked, key=key))
 
 
-@router.get("")
-def list_sweeps(platform: PlatformDep, tenant: Reader, after: str | None = None, limit: int = 20) -> http_schemas.ListOf[experiments.Sweep]:
-    """Sweeps, newest first."""
+@router.get("", summary="List sweeps")
+def list_sweeps(
+    platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
+) -> http_schemas.ListOf[experiments.Sweep]:
+    """List your sweeps, newest first. Values of the metric, and so the best trial, are shown only when a single sweep is retrieved."""
     found = sweeps.list_sweeps(platform, tenant, after=after, limit=limit)
     return http_schemas.ListOf(data=[experiments.sweep(v) for v in found.items], has_more=found.has_more)
 
 
-@router.get("/{sweep_id}")
-def retrieve(platform: PlatformDep, tenant: Reader, sweep_id: str) -> experiments.Sweep:
-    """One sweep with its trials and the best of them."""
+@router.get("/{sweep_id}", summary="Retrieve a sweep")
+def retrieve(platform: PlatformDep, tenant: Reader, sweep_id: parameters.SweepId) -> experiments.Sweep:
+    """Return a sweep with its trials and the best one so far."""
     return experiments.sweep(sweeps.get(platform, tenant, sweep_id))
 
 
-@router.get("/{sweep_id}/compare")
-def compare(platform: PlatformDep, tenant: Reader, sweep_id: str) -> experiments.JobComparison:
-    """The jobs of a sweep side by side."""
+@router.get("/{sweep_id}/compare", summary="Compare the jobs of a sweep")
+def compare(platform: PlatformDep, tenant: Reader, sweep_id: parameters.SweepId) -> experiments.JobComparison:
+    """Compare the jobs of a sweep side by side: the hyperparameters that differ, losses, scores, cost and duration."""
     return experiments.comparison(sweeps.compare(platform, tenant, sweep_id))
 
 
-@router.post("/{sweep_id}/cancel")
-def cancel(platform: PlatformDep, tenant: Writer, sweep_id: str) -> experiments.Sweep:
-    """Submit no further trial, and cancel the jobs that have not ended."""
+@router.post("/{sweep_id}/cancel", summary="Cancel a sweep")
+def cancel(platform: PlatformDep, tenant: Writer, sweep_id: parameters.SweepId) -> experiments.Sweep:
+    """Cancel a sweep: no further trial is submitted, and its unfinished jobs are cancelled."""
     return experiments.sweep(sweeps.cancel(platform, tenant, sweep_id))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
 
 from control_plane.console.queue_page import queue_page
+from control_plane.http import parameters
 from control_plane.http.authentication import OperatorPlatform, PlatformDep, Reader
 from control_plane.queue.status import documents, schemas, view
 
@@ -17,19 +18,27 @@ MAX_SHOWN = 10_000
 POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-@router.get("/queue", tags=["queue"])
+@router.get("/queue", summary="Retrieve your queue", tags=["queue"])
 def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Queue:
-    """Your waiting jobs: position, reason, expected start, who is ahead in kind; your running ones; GPUs in sums."""
+    """Return your waiting jobs with position, reason and expected start, your running jobs, and the GPUs of each pool."""
     return schemas.Queue.model_validate(documents.tenants_queue(view.of_tenant(platform, tenant)))
 
 
 @router.get(
-    "/admin/queue", tags=["operators"], response_model=schemas.OperatorQueue, responses={200: {"content": {"text/html": {}}}}
-)  # fmt: skip
+    "/admin/queue",
+    summary="Retrieve the whole queue",
+    tags=["operators"],
+    response_model=schemas.OperatorQueue,
+    responses={200: {"content": {"text/html": {}}}},
+)
 def of_all(
-    platform: OperatorPlatform, limit: Annotated[int, Query(ge=1, le=MAX_SHOWN)] = 200, accept: str = Header("application/json")
+    platform: OperatorPlatform,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_SHOWN, description=f"Waiting jobs to return, 1 to {MAX_SHOWN:,}; the other lists are complete.")
+    ] = 200,
+    accept: parameters.Accept = "application/json",
 ) -> Response | schemas.OperatorQueue:
-    """The whole queue (the first `limit` that wait), nodes, reservations, recent use, rounds. As a page for `Accept: text/html`."""
+    """Return the queue of all tenants, nodes, reservations, recent use and scheduler counters; as an HTML page if `Accept` asks for it."""
     found = documents.whole_queue(view.of_all(platform, limit=limit))
     if "text/html" in accept:
         return HTMLResponse(queue_page(found, now=platform.clock().timestamp()), headers=POLICY)

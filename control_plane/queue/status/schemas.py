@@ -4,164 +4,291 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from control_plane.http.schemas import ApiModel
 
 
-class Ahead(BaseModel):
-    """Who is before a job in the queue: in kind, not in name."""
+class Ahead(ApiModel):
+    """Jobs ahead of a job in the queue, as counts."""
 
-    jobs: dict[str, int] = Field(description="By tier.")
-    num_gpus: int = Field(description="That they wait for.")
-    yours: int = Field(0, description="Of them, jobs of your own.")
-
-
-class Reservation(BaseModel):
-    """GPUs that a waiting job has from `start` on, whoever comes later."""
-
-    start: int = Field(description="It may get earlier; later only where a running job takes longer than expected, or a node is lost.")
-    pool: str
-    num_nodes: int
-
-
-class QueuedJob(BaseModel):
-    id: str
-    model: str
-    tier: str
+    jobs: dict[str, int]
+    """Number of jobs ahead, by tier."""
     num_gpus: int
+    """GPUs that those jobs are waiting for."""
+    yours: int = 0
+    """How many of those jobs are your own."""
+
+
+class Reservation(ApiModel):
+    """GPUs reserved for a waiting job from a later time on."""
+
+    start: int
+    """Reserved start, as Unix time in seconds. It may move earlier; it moves later only if a running job takes longer than expected or a
+    node is lost."""
+    pool: str
+    """Name of the pool."""
+    num_nodes: int
+    """Number of nodes the GPUs are on."""
+
+
+class QueuedJob(ApiModel):
+    """A waiting job."""
+
+    id: str
+    """Id of the job."""
+    model: str
+    """Id of the base model."""
+    tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
+    num_gpus: int
+    """GPUs the job needs."""
     spot: bool
-    position: int | None = Field(description="1 is the head of the queue. Null: no round has seen it yet.")
-    reason: str | None = Field(description="Why it waits: a code, see the guide to the queue.")
+    """Whether the job may run on spot GPUs."""
+    position: int | None
+    """Position in the queue, starting at 1; null if no scheduling cycle has seen the job yet."""
+    reason: str | None
+    """Code for why the job is waiting, such as `WaitingForQuota`, documented in docs/queue.md; null if no scheduling cycle has seen the job
+    yet."""
     reason_detail: str | None
-    summary: str = Field(description="All of it in one line.")
+    """Explanation of `reason` for people; null where `reason` is null."""
+    summary: str
+    """Position, reason and expected start in one line."""
     queued_at: int | None
-    waited_s: float = Field(description="In the queue so far, since it took its present place.")
-    estimated_start: int | None = Field(description="Null: nobody can tell.")
+    """When the job last entered the queue, as Unix time in seconds; null if not recorded."""
+    waited_s: float
+    """Seconds waited in the queue. A preempted job keeps the time it waited before; a paused one starts again."""
+    estimated_start: int | None
+    """Expected start as Unix time in seconds; null if no start can be foreseen."""
     estimated_finish: int | None
-    due_at: int | None = Field(description="From then on no job of its tier that comes later is placed before it.")
+    """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
+    due_at: int | None
+    """Unix time in seconds after which no later job of its tier is started before it; null if not determined yet."""
     ahead: Ahead | None
-    reservation: Reservation | None = Field(description="What it surely has to come; null of jobs that hold none yet.")
-    preemptions: int = Field(description="How often it gave its GPUs to another job, and came back.")
+    """Jobs ahead of this one, as counts; null if no scheduling cycle has seen the job yet."""
+    reservation: Reservation | None
+    """GPUs reserved for the job at a later time; null if it has no reservation."""
+    preemptions: int
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
 
 
-class PlacedJob(BaseModel):
+class PlacedJob(ApiModel):
     """A job that holds GPUs."""
 
     id: str
+    """Id of the job."""
     model: str
+    """Id of the base model."""
     tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
     state: str
+    """State of the job, such as `provisioning`, `running` or `pausing`."""
     attempt: int
+    """Number of the training attempt."""
     pool: str
+    """Name of the pool it runs in."""
     num_gpus: int
+    """GPUs it holds."""
     num_nodes: int
+    """Number of nodes those GPUs are on."""
     since: int
+    """When it got its GPUs, as Unix time in seconds."""
     estimated_end: int | None
+    """When it is expected to release its GPUs, as Unix time in seconds; null if unknown."""
     step: int | None
+    """Last training step reported; null before the first."""
     total_steps: int | None
+    """Training steps in total; null until known."""
     preemptions: int
-    stopping: bool = Field(description="It saves a checkpoint and gives its GPUs to another job; it resumes by itself, nothing is lost.")
+    """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
+    stopping: bool
+    """Whether the job is being preempted: it is saving a checkpoint before giving up its GPUs, and resumes later by itself."""
 
 
-class PoolSums(BaseModel):
+class PoolSums(ApiModel):
+    """GPUs of a pool in numbers."""
+
     name: str
+    """Name of the pool."""
     gpu_type: str
+    """Type of its GPUs, such as `h100-80gb`."""
     pricing: str
-    num_gpus: int = Field(description="Of all nodes that are ready.")
+    """Price class: `on_demand`, `spot` or `reserved`."""
+    num_gpus: int
+    """GPUs on all ready nodes."""
     used_gpus: int
+    """GPUs held by jobs."""
     free_gpus: int
-    largest_free: int = Field(description="GPUs that are free on one node.")
-    reserved_gpus: int = Field(description="Of all: kept for premium jobs.")
+    """GPUs that are free."""
+    largest_free: int
+    """Most GPUs free on a single node."""
+    reserved_gpus: int
+    """GPUs of the pool kept for premium jobs."""
     max_gpus_per_job: int
-    takes: list[str] = Field(description="Classes of jobs: lora, large, full. Empty: all.")
+    """Most GPUs that one job may hold in this pool."""
+    takes: list[str]
+    """Classes of jobs it takes: `lora`, `large` or `full`. Empty if it takes all."""
 
 
-class Queue(BaseModel):
-    """The tenant's jobs in the queue, and what else is in it as sums."""
+class Queue(ApiModel):
+    """Your jobs in the queue, and the rest of the queue as counts."""
 
     object: Literal["queue"] = "queue"
-    length: int = Field(description="Waiting jobs of all tenants.")
-    by_tier: dict[str, int] = Field(description="The same by tier.")
-    preparing: int = Field(description="Your jobs whose data is prepared: they are not in the queue yet.")
-    waiting: list[QueuedJob] = Field(description="Your jobs, in the order of the queue.")
-    running: list[PlacedJob] = Field(description="Your jobs that hold GPUs.")
+    """Object type, always `queue`."""
+    length: int
+    """Waiting jobs of all tenants."""
+    by_tier: dict[str, int]
+    """Waiting jobs of all tenants, by tier."""
+    preparing: int
+    """Your jobs whose data is being prepared; they are not in the queue yet."""
+    waiting: list[QueuedJob]
+    """Your waiting jobs, in queue order."""
+    running: list[PlacedJob]
+    """Your jobs that hold GPUs."""
     pools: list[PoolSums]
-    last_round_at: int | None = Field(description="When the order was last made.")
+    """The pools and how much of them is free."""
+    last_round_at: int | None
+    """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
 
 
 class OperatorReservation(Reservation):
-    placement: list[tuple[str, int]] = Field(description="Nodes, and the GPUs of each.")
+    """A reservation as operators see it, with its nodes."""
+
+    placement: list[tuple[str, int]]
+    """Nodes, each with the number of GPUs reserved on it."""
     made_at: int
+    """When the reservation was made, as Unix time in seconds."""
 
 
 class OperatorQueuedJob(QueuedJob):
+    """A waiting job as operators see it."""
+
     tenant: str
+    """Id of the tenant."""
     job_class: str
-    expected_s: float | None = Field(description="Seconds that it would hold its GPUs.")
-    reservation: OperatorReservation | None = Field(description="What it surely has to come; null of jobs that hold none yet.")
+    """Class of the job, which decides about the pools that take it: `lora`, `large` or `full`."""
+    expected_s: float | None
+    """Seconds it is expected to hold its GPUs; null if not estimated."""
+    reservation: OperatorReservation | None
+    """GPUs reserved for the job at a later time; null if it has no reservation."""
 
 
 class OperatorPlacedJob(PlacedJob):
+    """A job that holds GPUs, as operators see it."""
+
     tenant: str
-    placement: list[tuple[str, int]] = Field(description="Nodes, and the GPUs of each. Empty: they are not known.")
-    backfill: bool = Field(description="It overtook a job that holds a reservation, without delaying it.")
-    overrun_s: float = Field(description="How much longer than expected it runs already.")
+    """Id of the tenant."""
+    placement: list[tuple[str, int]]
+    """Nodes, each with the number of GPUs it holds there; empty if unknown."""
+    backfill: bool
+    """Whether it was started ahead of a job with a reservation, without delaying that job."""
+    overrun_s: float
+    """Seconds it has run longer than expected; 0 if it has not."""
     stop_asked_at: int | None
-    stopped_for: str | None = Field(description="The job that gets its GPUs.")
+    """When it was asked to stop to make room, as Unix time in seconds; null if it was not."""
+    stopped_for: str | None
+    """Id of the job that gets its GPUs; null if it was not asked to stop."""
 
 
-class NodeState(BaseModel):
+class NodeState(ApiModel):
+    """A node of a pool."""
+
     name: str
+    """Name of the node."""
     num_gpus: int
+    """GPUs of the node."""
     fabric: str
+    """Name of the network fabric it is part of; jobs on several nodes stay within one fabric."""
     ready: bool
+    """Whether the node takes jobs."""
     free_gpus: int
-    jobs: dict[str, int] = Field(description="GPUs by job.")
-    reserved_for: list[str] = Field(description="Waiting jobs whose reservation names this node.")
+    """GPUs that are free."""
+    jobs: dict[str, int]
+    """GPUs held on this node, by job id."""
+    reserved_for: list[str]
+    """Ids of waiting jobs whose reservation includes this node."""
 
 
 class OperatorPool(PoolSums):
+    """A pool as operators see it, with its nodes."""
+
     packing: str
-    unusable_gpus: int = Field(description="Free, and would do for the widest job that waits if they lay together.")
+    """How jobs are placed on the pool's nodes."""
+    unusable_gpus: int
+    """Free GPUs that would be enough for the widest waiting job if they were not spread over nodes."""
     nodes: list[NodeState]
+    """Nodes of the pool."""
 
 
-class TenantShare(BaseModel):
+class TenantShare(ApiModel):
+    """How much of the cluster a tenant uses."""
+
     tenant: str
+    """Id of the tenant."""
     waiting: int
+    """Jobs waiting in the queue."""
     running: int
+    """Jobs that hold GPUs."""
     num_gpus: int
-    used_gpu_hours: float = Field(description="Lately, what is long ago counting less: its fair share is held against this.")
+    """GPUs held by those jobs."""
+    used_gpu_hours: float
+    """Recent use in GPU-hours, with older use counting less. Tenants with more recent use wait longer."""
 
 
-class SchedulerState(BaseModel):
+class SchedulerState(ApiModel):
+    """What the scheduler has done since the platform was installed."""
+
     last_round_at: int | None
-    last_round_s: float | None = Field(description="How long it took.")
+    """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
+    last_round_s: float | None
+    """How long the last scheduling cycle took, in seconds; null if none has run."""
     rounds: int
+    """Scheduling cycles run so far."""
     starts: int
+    """Jobs started so far."""
     backfills: int
+    """Jobs started ahead of a job with a reservation, without delaying it."""
     preemptions: int
-    reservations: int = Field(description="Made so far; those that slipped could not be kept, whatever the cause.")
+    """Jobs asked to stop to make room for another."""
+    reservations: int
+    """Reservations made so far."""
     slipped: int
+    """Reservations whose start could not be kept, for any reason."""
 
 
-class OverdueRelease(BaseModel):
-    """A job that was released and that the cluster does not start, or one that was asked to stop and has not."""
+class OverdueRelease(ApiModel):
+    """A job that has not started although it was released, or has not stopped although it was asked to."""
 
     job_id: str
+    """Id of the job that is overdue."""
     attempt: int
+    """Number of the training attempt."""
     pool: str
+    """Name of the pool."""
     num_gpus: int
+    """GPUs the job holds."""
     kind: Literal["start", "stop"]
+    """`start` if it has not started, `stop` if it has not stopped."""
     age_s: float
+    """Seconds since it was released or asked to stop."""
 
 
-class OperatorQueue(BaseModel):
+class OperatorQueue(ApiModel):
+    """The whole queue, with pools, tenants and the state of the scheduler."""
+
     object: Literal["queue"] = "queue"
+    """Object type, always `queue`."""
     length: int
+    """Waiting jobs of all tenants."""
     by_tier: dict[str, int]
+    """Waiting jobs by tier."""
     waiting: list[OperatorQueuedJob]
+    """Waiting jobs in queue order, at most `limit` of them."""
     running: list[OperatorPlacedJob]
+    """Jobs that hold GPUs."""
     pools: list[OperatorPool]
+    """Pools with their nodes."""
     tenants: list[TenantShare]
+    """Use of the cluster by tenant."""
     scheduler: SchedulerState
+    """What the scheduler has done."""
     overdue: list[OverdueRelease]
+    """Jobs that have not started or stopped in time."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep
 from control_plane.tenants import responses
@@ -16,12 +17,21 @@ router = APIRouter(prefix="/v1/audit_log", tags=["audit_log"])
 
 
 def wanted(
-    object_id: str | None = None,
-    object_type: str | None = None,
-    action: str | None = None,
-    actor: Annotated[str | None, Query(description="Id of a key, of a member (all their keys), or of an operator.")] = None,
-    since: Annotated[int | None, Query(alias="created[gte]", description="Unix seconds.")] = None,
-    before: Annotated[int | None, Query(alias="created[lt]", description="Unix seconds.")] = None,
+    object_id: Annotated[str | None, Query(description="Return only changes of the object with this id.")] = None,
+    object_type: Annotated[
+        str | None, Query(description="Return only changes of objects of this type, such as `job` or `api_key`.")
+    ] = None,
+    action: Annotated[str | None, Query(description="Return only changes with this action, such as `job.updated`.")] = None,
+    actor: Annotated[
+        str | None,
+        Query(description="Return only changes made by the API key, the member (with any of their keys) or the operator with this id."),
+    ] = None,
+    since: Annotated[
+        int | None, Query(alias="created[gte]", description="Return only changes made at this Unix time in seconds or later.")
+    ] = None,
+    before: Annotated[
+        int | None, Query(alias="created[lt]", description="Return only changes made before this Unix time in seconds.")
+    ] = None,
 ) -> audit.Wanted:
     """The filters of a query."""
     return audit.Wanted(object_id=object_id, object_type=object_type, action=action, actor=actor, since_s=since, before_s=before)
@@ -30,11 +40,11 @@ def wanted(
 Wanted = Annotated[audit.Wanted, Depends(wanted)]
 
 
-@router.get("")
+@router.get("", summary="List the audit log")
 def list_lines(
-    platform: PlatformDep, tenant: Admin, asked: Wanted, after: str | None = None, limit: int = 20
+    platform: PlatformDep, tenant: Admin, asked: Wanted, after: parameters.After = None, limit: parameters.Limit = 20
 ) -> http_schemas.ListOf[schemas.AuditLine]:
-    """Every change, newest first: who made it, of what, from where, and what it changed."""
+    """List changes in your tenant, newest first: who changed what, from where, and the old and new values."""
     return listed(audit.read(platform, tenant, asked, after=after, limit=limit))
 
 

@@ -4,30 +4,51 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from control_plane.http.schemas import ApiModel
 
 
-class AuditActor(BaseModel):
-    type: str = Field(description="key, operator or system.")
-    id: str = Field(description="Of the key; of the system, the process.")
+class AuditActor(ApiModel):
+    """Who made a change."""
+
+    type: str
+    """`key` (an API key), `operator` or `system` (the platform itself)."""
+    id: str
+    """Id of the API key or of the operator; for the system, the name of the process. An operator on the platform's machine is shown as
+    `cli` to tenants."""
     name: str | None
+    """Name of the API key or of the operator; null for the system, or if it no longer exists."""
     member_id: str | None
-    email: str | None = Field(description="Of the member whose key it is.")
+    """Id of the member whose key it is; null if the key belongs to no member."""
+    email: str | None
+    """E-mail address of that member; null if there is none."""
 
 
-class AuditLine(BaseModel):
+class AuditLine(ApiModel):
     """One change of one object."""
 
     id: str
+    """Id of the line, starting with `aud_`."""
     object: Literal["audit_log.line"] = "audit_log.line"
+    """Object type, always `audit_log.line`."""
     created_at: int
-    tenant_id: str | None = Field(description="null: of the platform itself, which operators alone see.")
+    """When the change was made, as Unix time in seconds."""
+    tenant_id: str | None
+    """Id of the tenant it concerns; null for changes of the platform itself, which only operators see."""
     actor: AuditActor
-    action: str = Field(description="<object_type>.created, .updated or .deleted.")
+    """Who made the change."""
+    action: str
+    """What was done: the object type with `.created`, `.updated` or `.deleted`, or `webhook_endpoint.replayed`."""
     object_type: str
+    """Type of the changed object, such as `job` or `api_key`."""
     object_id: str
-    changes: dict[str, Any] = Field(description="By field: [old, new]. Empty once `redacted`.")
+    """Id of the changed object."""
+    changes: dict[str, Any]
+    """Changed fields, each as `[old, new]`; empty once redacted."""
     ip: str | None
+    """IP address the request came from; null if the change did not come from a request, or if an operator made it and a tenant reads it."""
     user_agent: str | None
-    request_id: str | None = Field(description="The `x-request-id` of the call.")
-    redacted_at: int | None = Field(description="When the tenant's data was deleted, and with it what this line quoted of it.")
+    """`User-Agent` header of the request, at most 200 characters; null in the same cases as `ip`."""
+    request_id: str | None
+    """`x-request-id` of the request; null if the change did not come from a request."""
+    redacted_at: int | None
+    """When the contents of the line were removed because the tenant's data was deleted, as Unix time in seconds; null if they were not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, ReaderPrincipal
 from control_plane.tenants import members, responses
@@ -13,17 +14,17 @@ from control_plane.tenants.keys import schemas
 router = APIRouter(prefix="/v1", tags=["api_keys"])
 
 
-@router.get("/me")
+@router.get("/me", summary="Retrieve the caller")
 def me(platform: PlatformDep, principal: ReaderPrincipal) -> schemas.Me:
-    """The tenant of the key that was sent, its limits, and what the key opens."""
+    """Return the tenant of this API key, its limits, and what the key may do."""
     key = tenants.get_key(platform, principal.tenant.id, principal.key_id)
     person = None if principal.member_id is None else members.get(platform, principal.tenant.id, principal.member_id)
     return responses.me(principal, key, person)
 
 
-@router.post("/api_keys")
+@router.post("/api_keys", summary="Create an API key")
 def create(platform: PlatformDep, principal: AdminPrincipal, body: schemas.CreateKey) -> schemas.NewApiKey:
-    """Make a key, of the tenant or of a member; its secret is in this answer and nowhere else."""
+    """Create an API key for your tenant or one of its members. Its secret is returned only here."""
     made = tenants.create_key(
         platform,
         principal.tenant.id,
@@ -37,28 +38,32 @@ def create(platform: PlatformDep, principal: AdminPrincipal, body: schemas.Creat
     return responses.new_api_key(made)
 
 
-@router.get("/api_keys")
-def list_keys(platform: PlatformDep, tenant: Admin, after: str | None = None, limit: int = 100) -> http_schemas.ListOf[schemas.ApiKey]:
-    """Keys, newest first, revoked ones too; never their secrets."""
+@router.get("/api_keys", summary="List API keys")
+def list_keys(
+    platform: PlatformDep, tenant: Admin, after: parameters.After = None, limit: parameters.Limit = 100
+) -> http_schemas.ListOf[schemas.ApiKey]:
+    """List your API keys without their secrets, newest first, including revoked ones."""
     found = tenants.list_keys(platform, tenant, after=after, limit=limit)
     return http_schemas.ListOf(data=[responses.api_key(k) for k in found.items], has_more=found.has_more)
 
 
-@router.get("/api_keys/{key_id}")
-def retrieve(platform: PlatformDep, tenant: Admin, key_id: str) -> schemas.ApiKey:
-    """One key, without its secret."""
+@router.get("/api_keys/{key_id}", summary="Retrieve an API key")
+def retrieve(platform: PlatformDep, tenant: Admin, key_id: parameters.KeyId) -> schemas.ApiKey:
+    """Return an API key without its secret."""
     return responses.api_key(tenants.get_key(platform, tenant, key_id))
 
 
-@router.post("/api_keys/{key_id}/rotate")
-def rotate(platform: PlatformDep, principal: AdminPrincipal, key_id: str, body: schemas.RotateKey | None = None) -> schemas.NewApiKey:
-    """Make a key in the place of this one, which still opens for `overlap` seconds: a day, unless you say otherwise."""
+@router.post("/api_keys/{key_id}/rotate", summary="Rotate an API key")
+def rotate(
+    platform: PlatformDep, principal: AdminPrincipal, key_id: parameters.KeyId, body: schemas.RotateKey | None = None
+) -> schemas.NewApiKey:
+    """Create a key that replaces this one. The old key keeps working for `overlap` seconds, one day by default."""
     asked = body or schemas.RotateKey()
     made = tenants.rotate_key(platform, principal.tenant.id, key_id, overlap_s=asked.overlap, expires_in_s=asked.expires_in, by=principal)
     return responses.new_api_key(made)
 
 
-@router.delete("/api_keys/{key_id}")
-def revoke(platform: PlatformDep, principal: AdminPrincipal, key_id: str) -> schemas.ApiKey:
-    """End a key at once."""
+@router.delete("/api_keys/{key_id}", summary="Revoke an API key")
+def revoke(platform: PlatformDep, principal: AdminPrincipal, key_id: parameters.KeyId) -> schemas.ApiKey:
+    """Revoke an API key at once."""
     return responses.api_key(tenants.revoke_key(platform, principal.tenant.id, key_id, by=principal))

@@ -4,98 +4,164 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from control_plane.http.schemas import ApiModel
 
 
-class CreateKey(BaseModel):
+class CreateKey(ApiModel):
+    """An API key to create."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1, max_length=100)
-    scopes: list[str] = Field(default=["read", "write"], description="read, write, admin; each includes the ones before it.")
-    expires_in: int | None = Field(None, description="Seconds; never if absent.")
-    member_id: str | None = Field(None, description="Whose key it is; its scopes stay within the member's role. Absent: the tenant's own.")
-    requests_per_minute: int | None = Field(None, description="Of this key, at most the tenant's limit, which holds if absent.")
+    """Name of the key, 1 to 100 characters."""
+    scopes: list[str] = Field(default=["read", "write"])
+    """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
+    expires_in: int | None = None
+    """Seconds until the key expires, at most ten years. If absent, it never expires, or when the key that creates it does."""
+    member_id: str | None = None
+    """Id of the member the key is for, whose role bounds its scopes. If absent, the key belongs to the tenant itself."""
+    requests_per_minute: int | None = None
+    """Requests per minute the key may make, at most the tenant's limit, which is the default."""
 
 
-class RotateKey(BaseModel):
+class RotateKey(ApiModel):
+    """How to replace a key."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    overlap: int = Field(default=24 * 3600, description="Seconds for which the old secret still opens; 0 ends it at once.")
-    expires_in: int | None = Field(default=None, description="Seconds, of the new key; if absent, as long as the old one was made for.")
+    overlap: int = 24 * 3600
+    """Seconds for which the old key keeps working, 0 to 2592000 (30 days). Default: one day."""
+    expires_in: int | None = None
+    """Seconds until the new key expires. If absent, it lasts as long as the old one was made to last."""
 
 
-class ApiKey(BaseModel):
+class ApiKey(ApiModel):
+    """An API key, without its secret."""
+
     id: str
+    """Id of the key, starting with `key_`."""
     object: Literal["api_key"] = "api_key"
+    """Object type, always `api_key`."""
     name: str
+    """Name of the key."""
     hint: str
+    """Shortened secret that ends in its last four characters, to tell keys apart."""
     scopes: list[str]
-    member_id: str | None = Field(description="Whose key it is; null: the tenant's own.")
-    requests_per_minute: int | None = Field(description="Its own limit; null: the tenant's.")
+    """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
+    member_id: str | None
+    """Id of the member it is for; null if it belongs to the tenant itself."""
+    requests_per_minute: int | None
+    """Requests per minute it may make; null if the tenant's limit applies."""
     created_at: int
+    """When it was created, as Unix time in seconds."""
     expires_at: int | None
+    """When it expires, as Unix time in seconds; null if never."""
     revoked_at: int | None
-    last_used_at: int | None = Field(description="To the minute.")
+    """When it was revoked, as Unix time in seconds; null if it was not."""
+    last_used_at: int | None
+    """When it was last used, as Unix time in seconds, to the minute; null if never."""
 
 
 class NewApiKey(ApiKey):
-    secret: str = Field(description="Shown now and never again.")
+    """An API key with its secret, as returned once when the key is made."""
+
+    secret: str
+    """The secret, to send as bearer token. It cannot be retrieved again."""
 
 
-class TenantLimits(BaseModel):
-    """What holds for the tenant: its own limits where an operator gave it some, else those of its tier."""
+class TenantLimits(ApiModel):
+    """Limits of a tenant: its own where an operator set them, otherwise those of its tier."""
 
     max_jobs_in_flight: int
-    soft_gpu_hours: float | None = Field(description="A month; what goes beyond is billed as overage. null: no such line.")
-    hard_gpu_hours: float | None = Field(description="A month; nothing runs beyond. null: no cap.")
-    requests_per_minute: int = Field(description="Of each key.")
+    """Most jobs that may be in flight (not ended) at once."""
+    soft_gpu_hours: float | None
+    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
+    hard_gpu_hours: float | None
+    """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
+    requests_per_minute: int
+    """Requests per minute for each API key without a lower limit of its own."""
 
 
-class Me(BaseModel):
-    """Who calls, and what that opens."""
+class Me(ApiModel):
+    """The caller: its tenant, limits, API key and member."""
 
     object: Literal["me"] = "me"
+    """Object type, always `me`."""
     tenant_id: str
+    """Id of the tenant that the key belongs to."""
     tenant_name: str
+    """Display name of that tenant."""
     tier: str
+    """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
+    """Limits of the tenant."""
     key: ApiKey
-    scopes: list[str] = Field(description="What the key opens now: its scopes within the member's role.")
-    requests_per_minute: int = Field(description="Of this key.")
+    """The API key of this request."""
+    scopes: list[str]
+    """What the key may do now: its scopes within the role of its member."""
+    requests_per_minute: int
+    """Requests per minute the key may make."""
     member: Member | None
+    """Member the key is for; null if it belongs to the tenant itself."""
 
 
-class Member(BaseModel):
+class Member(ApiModel):
+    """A person of a tenant."""
+
     id: str
+    """Id of the member."""
     object: Literal["member"] = "member"
+    """Object type, always `member`."""
     email: str
+    """E-mail address."""
     name: str
-    role: str = Field(description="owner, admin, member or viewer.")
-    notify: bool = Field(description="Whether e-mail about jobs and budgets is sent.")
+    """Name of the person."""
+    role: str
+    """`owner`, `admin`, `member` or `viewer`; bounds the scopes of the person's keys."""
+    notify: bool
+    """Whether e-mail about jobs, quotas and bills is sent to the person."""
     created_at: int
+    """When the member was added, as Unix time in seconds."""
     removed_at: int | None
+    """When the member was removed, as Unix time in seconds; null if they were not."""
 
 
-class CreateMember(BaseModel):
+class CreateMember(ApiModel):
+    """A person to add to the tenant."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     email: str
-    role: str = Field("member", description="owner, admin, member or viewer.")
-    name: str | None = Field(None, description="The e-mail address if absent.")
+    """E-mail address."""
+    role: str = "member"
+    """`owner`, `admin`, `member` or `viewer`. Only owners can add owners."""
+    name: str | None = None
+    """Name of the person. Default: the e-mail address."""
 
 
-class UpdateMember(BaseModel):
-    """What is absent stays."""
+class UpdateMember(ApiModel):
+    """Changes to a member. Fields that are absent or null stay as they are."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: str | None = None
+    """New role: `owner`, `admin`, `member` or `viewer`. A lower role narrows the person's keys at once."""
     name: str | None = None
+    """New name of the person."""
     notify: bool | None = None
+    """Whether to send e-mail about jobs, quotas and bills to the person."""
 
 
-class RemovedMember(BaseModel):
+class RemovedMember(ApiModel):
+    """Confirmation that a member was removed."""
+
     id: str
+    """Id of the removed member."""
     object: Literal["member"] = "member"
+    """Object type, always `member`."""
     deleted: bool = True
-    revoked_keys: int = Field(description="How many keys of the member were revoked with it.")
+    """Always `true`, since a request that cannot remove the member is refused."""
+    revoked_keys: int
+    """Number of the member's keys that were revoked."""

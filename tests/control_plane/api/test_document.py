@@ -13,6 +13,8 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TABLE = re.compile(r"(?<=\n## Routes\n\n).*", re.DOTALL)
+WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
+FILLERS = {"a", "an", "the", "of", "its", "this", "for", "is"}
 JOBS, OTHERS = "/v1/fine_tuning/jobs", ("/v1/fine-tuning/jobs", "/v1/jobs")
 HEALTH = ("/livez", "/healthz", "/readyz", "/metrics")
 
@@ -27,6 +29,31 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
     for path, methods in sorted(document["paths"].items()):
         for method, operation in methods.items():
             yield method.upper(), path, operation
+
+
+def descriptions(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Place, name and description of every operation, parameter, object and field."""
+    for method, path, operation in operations(document):
+        where = f"{method} {path}"
+        yield where, operation["operationId"], operation.get("description", "")
+        yield from ((f"{where} ?{p['name']}", p["name"], p.get("description", "")) for p in operation.get("parameters", ()))
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            yield from _of_fields(where, content["schema"])
+    for name, schema in document["components"]["schemas"].items():
+        yield name, name, schema.get("description", "")
+        yield from _of_fields(name, schema)
+
+
+def _of_fields(where: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    return ((f"{where}.{name}", name, field.get("description", "")) for name, field in schema.get("properties", {}).items())
+
+
+def says_something(name: str, description: str) -> bool:
+    """At least three words, and one that the name does not have; no white space around them."""
+    if description != description.strip():
+        return False
+    words = [word.lower() for word in WORD.findall(description)]
+    return len(words) >= 3 and not set(words) <= {part.lower() for part in WORD.findall(name)} | FILLERS
 
 
 def table(document: dict[str, Any]) -> str:
@@ -46,6 +73,38 @@ def test_the_documentation_lists_the_routes_that_there_are(document: dict[str, A
     assert listed[0] == table(document), (
         "routes changed: FT_UPDATE_SNAPSHOTS=1 pytest tests/control_plane/api/test_document.py writes the table"
     )
+
+
+def test_everything_in_the_document_is_described(document: dict[str, Any]) -> None:
+    found = list(descriptions(document))
+    assert len(found) > 1500
+    assert [where for where, name, text in found if not says_something(name, text)] == []
+
+
+def test_every_operation_has_a_summary_of_its_own(document: dict[str, Any]) -> None:
+    """FastAPI's default is the name of the function, `List Jobs`."""
+    summaries = [(path, operation["summary"]) for _, path, operation in operations(document)]
+    assert [(path, summary) for path, summary in summaries if " " not in summary or summary.istitle()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "expected"),
+    [
+        ("created_at", "", False),
+        ("created_at", "Created at.", False),
+        ("job_id", "The id of the job.", False),
+        ("job_id", "Id of the job that trained it.", True),
+        ("RefundCase", "A refund case.", False),
+        ("job_id", "Id of the job that trained it.\n    ", False),
+    ],
+)
+def test_a_name_said_again_is_no_description(name: str, description: str, expected: bool) -> None:
+    assert says_something(name, description) is expected
+
+
+def test_every_tag_is_described(document: dict[str, Any]) -> None:
+    described = {tag["name"] for tag in document["tags"] if tag["description"]}
+    assert described == {tag for _, _, operation in operations(document) for tag in operation["tags"]}
 
 
 def test_every_refusal_has_the_one_body(document: dict[str, Any]) -> None:
