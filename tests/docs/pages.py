@@ -10,12 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+QUICKSTART = ROOT / "docs/quickstart.md"
+"""Creates the tenant, the key and the adapter that the other pages use."""
 LANGUAGES = ("bash", "python", "json", "yaml", "toml", "text")
 """Of fenced blocks: commands, programs, configuration and bodies, and what is only read (output, the form of a document)."""
 FENCE = re.compile(r"^```(?P<language>[^\n`]*)\n(?P<text>.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 CANNOT_RUN = {
-    "make demo": "ends in what the commands of the README show one by one, on a stack of its own at the default ports",
+    "make demo": "ends in what the commands of the quickstart show one by one, on a stack of its own at the default ports",
     "make setup && . .venv/bin/activate": "installs the packages of the environment that the tests run in",
     "sudo useradd --system --home-dir /var/lib/ft-platform ft": "changes the machine's users",
     "sudo cp deploy/systemd/ft-platform.service /etc/systemd/system/": "changes the machine's services",

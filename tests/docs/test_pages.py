@@ -17,7 +17,7 @@ from control_plane.cli.command_tree import build
 from control_plane.http.error_body import Error
 from ft_assets.evals.suites import task_files
 from ft_assets.training.memory.gpus import GPUS
-from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, Block, blocks, commands, of_language
+from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, blocks, commands, of_language
 from tests.docs.reader import reader
 
 COMMANDS = [command for block in of_language("bash") for command in commands(block)]
@@ -26,13 +26,13 @@ RUNNER, APP = CliRunner(), build()
 
 
 def test_every_fenced_block_names_its_language() -> None:
-    fences = {page.name: page.read_text().count("\n```") for page in PAGES}
-    assert {page.name: 2 * len(blocks(page)) for page in PAGES} == fences, "a fence was left open, or is indented"
+    fences = {page: page.read_text().count("\n```") for page in PAGES}
+    assert {page: 2 * len(blocks(page)) for page in PAGES} == fences, "a fence was left open, or is indented"
     unknown = {block.place: block.language for page in PAGES for block in blocks(page) if block.language not in LANGUAGES}
     assert unknown == {}, "commands are bash, what is only read is text"
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
 def test_code_is_fenced_and_not_only_indented(page: Path) -> None:
     paragraphs = FENCE.sub("", page.read_text()).split("\n\n")
     assert [p for p in paragraphs if p.startswith("    ")] == [], "what is only indented is run by no test"
