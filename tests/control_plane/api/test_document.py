@@ -131,7 +131,7 @@ def test_jobs_have_every_route_under_each_spelling(document: dict[str, Any], api
 
 
 def test_every_other_spelling_that_is_documented_is_a_route(api_url: str) -> None:
-    section = (DOCS / "api.md").read_text().partition("## Other spellings")[2].partition("\n## ")[0]
+    section = (DOCS / "api.md").read_text().partition("## Aliases")[2].partition("\n## ")[0]
     paths = re.findall(r"`(DELETE )?(/v1/[^`]+)`", section)
     assert len(paths) > 12
     for method, path in paths:
