@@ -35,8 +35,8 @@ from control_plane.http import authentication, error_responses
 from control_plane.http.rate_limits import RateLimitHeaders, RateLimits
 from control_plane.http.streams import OpenStreams
 from control_plane.jobs import routes as jobs
-from control_plane.jobs import routes_recipes
 from control_plane.jobs.estimates import routes as fine_tuning
+from control_plane.jobs.recipes import routes as routes_recipes
 from control_plane.jobs.sweeps import routes as sweeps
 from control_plane.models import routes as models
 from control_plane.notifications import routes as webhook_endpoints

@@ -11,10 +11,9 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from control_plane.billing import prices
-from control_plane.capacity import pools_file
+from control_plane.capacity import gpu_devices, pools_file
 from control_plane.capacity.pools import Pool, local_pool
 from control_plane.capacity.tables import node_drains
-from control_plane.platform import gpu_devices
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest, Unavailable

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.capacity import active_pools
-from control_plane.platform import gpu_devices
+from control_plane.capacity import active_pools, gpu_devices
 from control_plane.platform.context import Platform
 from control_plane.queue import scheduler
 from control_plane.queue.tables import reservations

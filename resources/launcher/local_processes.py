@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from control_plane.platform import gpu_devices
+from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
 from ft_assets.layout import checked_id

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.platform import gpu_devices
+from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import Workload, WorkloadPhase
 from ft_assets.errors import InvalidRequest
 from resources.launcher import LocalLauncher

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Reader
-from control_plane.jobs import recipe_list
+from control_plane.jobs.recipes import recipe_list
 from control_plane.models import schemas as models_schemas
 
 router = APIRouter(prefix="/v1/recipes", tags=["recipes"])

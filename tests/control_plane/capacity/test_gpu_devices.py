@@ -10,7 +10,7 @@ from threading import Barrier
 
 import pytest
 
-from control_plane.platform import gpu_devices
+from control_plane.capacity import gpu_devices
 from ft_assets.errors import Unavailable
 
 
