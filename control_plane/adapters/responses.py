@@ -10,15 +10,12 @@ from sqlalchemy.engine import RowMapping
 
 from control_plane.adapters import schemas, service
 from control_plane.jobs import schemas as jobs_schemas
-from control_plane.models import schemas as models_schemas
 from control_plane.platform.epoch_time import epoch_seconds
 
 
-def adapter(found: service.Adapter) -> models_schemas.Adapter:
+def adapter(found: service.Adapter) -> schemas.Adapter:
     times = {name: epoch_seconds(found[name]) for name in ("created_at", "promoted_at", "deprecated_at", "archived_at", "approved_at")}
-    return models_schemas.Adapter.model_validate(
-        {name: found[name] for name in models_schemas.Adapter.model_fields if name in found} | times
-    )
+    return schemas.Adapter.model_validate({name: found[name] for name in schemas.Adapter.model_fields if name in found} | times)
 
 
 def lineage(found: Mapping[str, Any]) -> schemas.Lineage:
@@ -34,10 +31,10 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def export(row: RowMapping) -> models_schemas.Export:
+def export(row: RowMapping) -> schemas.Export:
     shown = {name: row[name] for name in ("id", "adapter_id", "format", "precision", "status", "progress", "bytes", "sha256", "manifest")}
     ready = row["status"] == "ready"
-    return models_schemas.Export(
+    return schemas.Export(
         **shown,
         error=jobs_schemas.JobError(**row["error"]) if row["error"] else None,
         content_url=f"/v1/adapters/{row['adapter_id']}/exports/{row['id']}/content" if ready else None,

@@ -11,7 +11,6 @@ from control_plane.adapters import service as adapters
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
-from control_plane.models import schemas as models_schemas
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 
@@ -31,27 +30,27 @@ def list_adapters(
     approval: Annotated[
         str | None, Query(description="Return only adapters with this approval: `none`, `pending`, `approved` or `rejected`.")
     ] = None,
-) -> http_schemas.ListOf[models_schemas.Adapter]:
+) -> http_schemas.ListOf[schemas.Adapter]:
     """List your adapters, newest first."""
     found = adapters.list_adapters(platform, tenant, after=after, limit=limit, stage=stage, approval=approval)
     return http_schemas.ListOf(data=[responses.adapter(a) for a in found.items], has_more=found.has_more)
 
 
 @router.post("/{adapter_id:path}/promote", summary="Promote an adapter")
-def promote(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId) -> models_schemas.Adapter:
+def promote(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId) -> schemas.Adapter:
     """Promote an adapter that passed its evaluation to production and serve it. Promoting it again changes nothing."""
     return responses.adapter(promotions.promote(platform, tenant, adapter_id))
 
 
 @router.post("/{adapter_id:path}/rollback", summary="Roll back an adapter")
-def rollback(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId) -> models_schemas.RolledBack:
+def rollback(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId) -> schemas.RolledBack:
     """Withdraw an adapter from production and serve the one that was in production before it."""
     done = promotions.rollback(platform, tenant, adapter_id)
-    return models_schemas.RolledBack(withdrawn=responses.adapter(done.withdrawn), serving=responses.adapter(done.serving))
+    return schemas.RolledBack(withdrawn=responses.adapter(done.withdrawn), serving=responses.adapter(done.serving))
 
 
 @router.post("/{adapter_id:path}/deprecate", summary="Deprecate an adapter")
-def deprecate(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId) -> models_schemas.Adapter:
+def deprecate(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId) -> schemas.Adapter:
     """Stop serving an adapter. Its files are kept for 30 days, during which it can be promoted again."""
     return responses.adapter(promotions.deprecate(platform, tenant, adapter_id))
 
@@ -59,7 +58,7 @@ def deprecate(platform: PlatformDep, tenant: Writer, adapter_id: parameters.Adap
 @router.post("/{adapter_id:path}/approve", summary="Approve an adapter")
 def approve(
     platform: PlatformDep, principal: Approver, adapter_id: parameters.AdapterId, body: schemas.Approve | None = None
-) -> models_schemas.Adapter:  # fmt: skip
+) -> schemas.Adapter:  # fmt: skip
     """Approve an adapter whose job requires approval, so that it can be promoted. Needs a key with scope `write`."""
     asked, tenant = body or schemas.Approve(note=None, promote=False), principal.tenant.id
     done = approvals.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=asked.note, promote=asked.promote)
@@ -69,7 +68,7 @@ def approve(
 @router.post("/{adapter_id:path}/reject", summary="Reject an adapter")
 def reject(
     platform: PlatformDep, principal: Approver, adapter_id: parameters.AdapterId, body: schemas.Decide | None = None
-) -> models_schemas.Adapter:  # fmt: skip
+) -> schemas.Adapter:  # fmt: skip
     """Reject an adapter, so that it cannot be promoted. One that is in production has to be rolled back or deprecated instead."""
     note = None if body is None else body.note
     return responses.adapter(approvals.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note))
@@ -82,6 +81,6 @@ def trace(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterI
 
 
 @router.get("/{adapter_id:path}", summary="Retrieve an adapter")
-def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> models_schemas.Adapter:
+def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> schemas.Adapter:
     """Return an adapter."""
     return responses.adapter(adapters.get_adapter(platform, tenant, adapter_id))

@@ -8,11 +8,10 @@ from typing import BinaryIO
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from control_plane.adapters import exports, responses
+from control_plane.adapters import exports, responses, schemas
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from control_plane.models import schemas as models_schemas
 
 CHUNK_BYTES = 1 << 20
 
@@ -21,8 +20,8 @@ router = APIRouter(prefix="/v1/adapters", tags=["exports"])
 
 @router.post("/{adapter_id:path}/exports", summary="Create an export")
 def create(
-    request: Request, platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: models_schemas.CreateExport
-) -> models_schemas.Export:
+    request: Request, platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: schemas.CreateExport
+) -> schemas.Export:
     """Export an adapter as an archive of files. Requesting the same export again returns the existing one."""
     row = exports.request(platform, tenant, adapter_id, format=body.format, precision=body.precision)
     if row["status"] == exports.QUEUED:
@@ -31,15 +30,13 @@ def create(
 
 
 @router.get("/{adapter_id:path}/exports", summary="List the exports of an adapter")
-def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> http_schemas.ListOf[models_schemas.Export]:
+def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> http_schemas.ListOf[schemas.Export]:
     """List the exports of an adapter, newest first."""
     return http_schemas.ListOf(data=[responses.export(row) for row in exports.list_exports(platform, tenant, adapter_id)])
 
 
 @router.get("/{adapter_id:path}/exports/{export_id}", summary="Retrieve an export")
-def retrieve(
-    platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId
-) -> models_schemas.Export:
+def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> schemas.Export:
     """Return an export with its status and progress."""
     return responses.export(exports.get(platform, tenant, adapter_id, export_id))
 

@@ -34,7 +34,9 @@ def list_models(
 
 
 @router.post("/{model:path}/deploy", summary="Deploy an adapter")
-def deploy(platform: PlatformDep, tenant: Writer, model: parameters.ModelName, body: schemas.Deploy | None = None) -> schemas.Adapter:
+def deploy(
+    platform: PlatformDep, tenant: Writer, model: parameters.ModelName, body: schemas.Deploy | None = None
+) -> adapters_schemas.Adapter:
     """Promote an adapter to production, or hold it in staging, where it is not served."""
     return adapters_responses.adapter(promotions.deploy(platform, tenant, model, stage="production" if body is None else body.stage))
 

@@ -7,11 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from fastapi.responses import StreamingResponse
 
-from control_plane.adapters import schemas as adapters_schemas
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, Reader
-from control_plane.tenant_data import deletion, deletion_requests, export, responses
+from control_plane.tenant_data import deletion, deletion_requests, export, responses, schemas
 
 router = APIRouter(prefix="/v1", tags=["deletions"])
 
@@ -28,7 +27,7 @@ def export_data(platform: PlatformDep, tenant: Admin) -> StreamingResponse:
 
 
 @router.post("/data_deletions", summary="Delete all data of the tenant", status_code=202)
-def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: adapters_schemas.DeleteData) -> adapters_schemas.Deletion:
+def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.DeleteData) -> schemas.Deletion:
     """Delete all data of the tenant for good: jobs are cancelled, adapters withdrawn and every object deleted. This cannot be undone.
 
     The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done.
@@ -41,7 +40,7 @@ def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: adapters
 @router.get("/deletions", summary="List deletions")
 def list_deletions(
     platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
-) -> http_schemas.ListOf[adapters_schemas.Deletion]:  # fmt: skip
+) -> http_schemas.ListOf[schemas.Deletion]:  # fmt: skip
     """List deletions of adapters and of the tenant's data, newest first, without their proofs."""
     found = deletion.list_deletions(platform, tenant, after=after, limit=limit)
     return http_schemas.ListOf(data=[responses.deletion(row) for row in found.items], has_more=found.has_more)
@@ -50,6 +49,6 @@ def list_deletions(
 @router.get("/deletions/{deletion_id}", summary="Retrieve a deletion")
 def retrieve(
     platform: PlatformDep, tenant: Reader, deletion_id: Annotated[str, Path(description="Id of the deletion, as in `GET /v1/deletions`.")]
-) -> adapters_schemas.Deletion:
+) -> schemas.Deletion:
     """Return a deletion, with its proof once it is done."""
     return responses.deletion(deletion.get(platform, tenant, deletion_id))

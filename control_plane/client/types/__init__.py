@@ -1,7 +1,7 @@
 # Written by `python -m tools.client` from the API's OpenAPI document: change that, and run it again.
 """What the API takes and gives: every object as a TypedDict."""
 
-from control_plane.client.types.adapters import Approve, Decide, DeleteData, Deletion, Lineage
+from control_plane.client.types.adapters import Adapter, Approve, CreateExport, Decide, Export, Lineage, RolledBack
 from control_plane.client.types.attempts import CheckpointPermission, CreatePermissions, PermissionList
 from control_plane.client.types.billing import (
     Adjust,
@@ -74,6 +74,8 @@ from control_plane.client.types.jobs import (
     MethodLimits,
     ModelLimits,
     PreviewRequest,
+    Recipe,
+    RecipeDefault,
     Sweep,
     SweepCounts,
     SweepSettings,
@@ -81,7 +83,7 @@ from control_plane.client.types.jobs import (
     ValueLimit,
     WarmStart,
 )
-from control_plane.client.types.models import Adapter, CreateExport, Deploy, Export, Model, Recipe, RecipeDefault, RolledBack
+from control_plane.client.types.models import Deploy, Model
 from control_plane.client.types.notifications import (
     CreateWebhookEndpoint,
     DeletedWebhookEndpoint,
@@ -114,6 +116,7 @@ from control_plane.client.types.queue import (
 )
 from control_plane.client.types.quotas import JobQuota, Quota
 from control_plane.client.types.serving import ModelRoute, RoutedTarget, RouteTarget, SetRoute
+from control_plane.client.types.tenant_data import DeleteData, Deletion
 from control_plane.client.types.tenants import (
     ApiKey,
     AuditActor,

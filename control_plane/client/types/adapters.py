@@ -5,6 +5,78 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from control_plane.client.types.jobs import JobError
+
+
+class Adapter(TypedDict):
+    """A fine-tuned model in the registry: a LoRA adapter or a whole model, with its lineage and stage."""
+
+    id: str
+    """Id of the adapter, starting with `adp-`."""
+    object: NotRequired[Literal["adapter"]]
+    """Object type, always `adapter`."""
+    name: str
+    """Model name to pass as `model` in requests, starting with `ft:`."""
+    type: str
+    """`lora_adapter`, or `full_model` if all parameters were fine-tuned."""
+    stage: str
+    """`draft` (passed, not served), `staging` (held or awaiting approval), `production` (served), `quarantined` (failed its
+    evaluation), `deprecated` (withdrawn) or `archived` (files deleted)."""
+    base_model: str
+    """Id of the base model."""
+    base_digest: str
+    """SHA-256 digest of the base model it was trained on."""
+    job_id: str
+    """Id of the job that trained it."""
+    dataset_id: str
+    """Id of the dataset version it was trained on."""
+    pack_fingerprint: str
+    """Fingerprint of the packed training data."""
+    spec_sha256: str
+    """SHA-256 of the frozen training spec."""
+    lock_sha256: str
+    """SHA-256 of the lock file of the software it was trained with."""
+    commit: str
+    """Commit of the training code."""
+    metrics: dict[str, Any]
+    """Scores of its evaluation by name, such as `<suite>/<metric>`."""
+    eval_passed: bool
+    """Whether it passed its evaluation."""
+    rank: int | None
+    """LoRA rank; null for a whole model."""
+    alpha: float | None
+    """LoRA alpha, the scale of the update; null for a whole model."""
+    modules: list[str]
+    """Layers the LoRA weights apply to; empty for a whole model."""
+    manifest_sha256: str
+    """SHA-256 of the manifest, which lists its files with their hashes."""
+    parent_adapter_id: str | None
+    """Id of the adapter its training started from; null if none."""
+    parent_checkpoint_id: str | None
+    """Id of the checkpoint its training started from; null if none."""
+    created_at: int
+    """When it was registered, as Unix time in seconds."""
+    promoted_at: int | None
+    """When it was last promoted to production, as Unix time in seconds; null if never."""
+    deprecated_at: NotRequired[int | None]
+    """When it was deprecated, as Unix time in seconds; null if it is not. Its files are deleted 30 days later."""
+    archived_at: NotRequired[int | None]
+    """When it was archived, as Unix time in seconds; null if it is not. Its files are deleted from then on; its record stays."""
+    approval: NotRequired[str]
+    """`none` (not needed), `pending`, `approved` or `rejected`."""
+    approved_by: NotRequired[str | None]
+    """Id of the API key that approved or rejected it; null if undecided."""
+    approved_at: NotRequired[int | None]
+    """When it was approved or rejected, as Unix time in seconds; null if undecided."""
+    approval_note: NotRequired[str | None]
+    """Note kept with that decision; null if none."""
+    desired: str
+    """Whether inference servers should have it `loaded` or `unloaded`."""
+    observed: str
+    """What the inference servers report: `loaded`, `unloaded` or `failed`."""
+    detail: str | None
+    """Why `observed` differs from `desired`; null if it does not. For a whole model, how to serve it."""
+
 
 class Approve(TypedDict):
     """Approval of an adapter."""
@@ -15,6 +87,15 @@ class Approve(TypedDict):
     """Whether to promote it to production at once."""
 
 
+class CreateExport(TypedDict):
+    """Which export to make."""
+
+    format: str
+    """`adapter` (LoRA weights), `merged` (base and adapter in one), `gguf` (for llama.cpp) or `tokenizer`."""
+    precision: NotRequired[str | None]
+    """For `gguf`: `f32`, `f16` (default) or `q8_0`. Not accepted for other formats."""
+
+
 class Decide(TypedDict):
     """A person's decision about an adapter."""
 
@@ -22,47 +103,37 @@ class Decide(TypedDict):
     """Note to keep with the decision."""
 
 
-class DeleteData(TypedDict):
-    """Request to delete everything a tenant has stored."""
-
-    confirm: str
-    """The id of your tenant, to confirm that all of its data is to be deleted for good."""
-    reason: str
-    """Why the data is deleted, at most 1,000 characters; kept in the proof."""
-
-
-class Deletion(TypedDict):
-    """Deletion of an adapter's files or of all data of a tenant, with its proof."""
+class Export(TypedDict):
+    """An archive of an adapter's files in a format of your choice."""
 
     id: str
-    """Id of the deletion."""
-    object: NotRequired[Literal["deletion"]]
-    """Object type, always `deletion`."""
-    subject_kind: str
-    """What is deleted: `adapter` or `tenant`."""
-    subject_id: str
-    """Id of the adapter or tenant whose data is deleted."""
-    status: Literal["in_progress", "done"]
-    """`in_progress` or `done`."""
-    reason: str
-    """Why it was deleted."""
-    requested_by: str
-    """Id of the API key that requested it, `operator`, or `retention` (an adapter deprecated 30 days ago)."""
-    requested_at: int
-    """When it was requested, as Unix time in seconds."""
-    done_at: int | None
-    """When it was done, as Unix time in seconds; null until then."""
-    waiting_for: str | None
-    """What it is waiting for; null if nothing, or once it is done."""
-    proof: dict[str, Any] | None
-    """Every deleted object with its size and SHA-256, and what was searched afterwards. Null until it is done, and always null in
-    lists."""
+    """Id of the export, starting with `exp-`."""
+    object: NotRequired[Literal["adapter.export"]]
+    """Object type, always `adapter.export`."""
+    adapter_id: str
+    """Id of the adapter that is exported."""
+    format: str
+    """`adapter`, `merged`, `gguf` or `tokenizer`."""
+    precision: str | None
+    """For `gguf`: `f32`, `f16` or `q8_0`; null for other formats."""
+    status: str
+    """`queued`, `running`, `ready` (can be downloaded) or `failed`."""
+    progress: dict[str, Any] | None
+    """Progress of a running export: `stage`, and `seconds` so far. Null otherwise."""
+    error: JobError | None
+    """Why the export failed; null unless `status` is `failed`."""
+    bytes: int | None
+    """Size of the archive in bytes; null until it is ready."""
     sha256: str | None
-    """SHA-256 over this record, its proof and `previous_sha256`, which chains all deletions. Null until it is done, and always null
-    in lists."""
-    previous_sha256: str | None
-    """`sha256` of the deletion completed before this one, on the whole platform; null for the first, until it is done, and always
-    null in lists."""
+    """SHA-256 of the archive; null until it is ready."""
+    manifest: dict[str, Any] | None
+    """Lineage, files with their hashes, and the proof that the exported weights answer as they should; null until it is ready."""
+    content_url: str | None
+    """Path to download the archive from; null until it is ready."""
+    created_at: int
+    """When the export was requested, as Unix time in seconds."""
+    finished_at: int | None
+    """When the export was ready or failed, as Unix time in seconds; null until then. It is deleted seven days later."""
 
 
 class Lineage(TypedDict):
@@ -83,3 +154,14 @@ class Lineage(TypedDict):
     holds: NotRequired[bool | None]
     """With `verify`, whether all stored bytes match their recorded hashes; `links` of each adapter has the details. Null without
     `verify`."""
+
+
+class RolledBack(TypedDict):
+    """Result of a rollback."""
+
+    object: NotRequired[Literal["adapter.rollback"]]
+    """Object type, always `adapter.rollback`."""
+    withdrawn: Adapter
+    """The adapter that was withdrawn from production."""
+    serving: Adapter
+    """The adapter that is served in its place."""

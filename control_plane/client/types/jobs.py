@@ -515,6 +515,42 @@ class PreviewRequest(TypedDict):
     """Sequence length in tokens to truncate at, at most the model's context length, which is the default."""
 
 
+class Recipe(TypedDict):
+    """Defaults for jobs with one kind of adapter on base models of a certain family or size."""
+
+    id: str
+    """Id of the recipe, `name@version`, which a job takes as `recipe`."""
+    object: NotRequired[Literal["recipe"]]
+    """Object type, always `recipe`."""
+    name: str
+    """Name of the recipe, without its version."""
+    version: int
+    """Version of the recipe."""
+    adapter: str
+    """Kind of adapter it is for: `lora`, `qlora` or `full`."""
+    method: str
+    """Training method whose defaults are shown."""
+    summary: str
+    """What the recipe is for, in a sentence."""
+    base_models: list[str]
+    """Patterns of the base model ids it is for; empty if it is for any."""
+    min_parameters: int
+    """Smallest base model it is for, in parameters."""
+    max_parameters: int | None
+    """Size below which base models must be, in parameters; null if there is no limit."""
+    defaults: dict[str, RecipeDefault]
+    """Defaults by hyperparameter, each with its source."""
+
+
+class RecipeDefault(TypedDict):
+    """The default of one hyperparameter."""
+
+    value: Any
+    """The default value."""
+    source: str
+    """Where the value comes from, such as a paper or a measurement."""
+
+
 class Sweep(TypedDict):
     """A search over hyperparameters: one job per combination."""
 

@@ -9,21 +9,20 @@ from fastapi import APIRouter, Path
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Reader
-from control_plane.jobs.recipes import recipe_list
-from control_plane.models import schemas as models_schemas
+from control_plane.jobs.recipes import recipe_list, schemas
 
 router = APIRouter(prefix="/v1/recipes", tags=["recipes"])
 
 
 @router.get("", summary="List recipes")
-def list_recipes(_: Reader, method: parameters.RecipeMethod = "sft") -> http_schemas.ListOf[models_schemas.Recipe]:
+def list_recipes(_: Reader, method: parameters.RecipeMethod = "sft") -> http_schemas.ListOf[schemas.Recipe]:
     """List all recipes with their defaults for a training method, each default with its source."""
-    return http_schemas.ListOf(data=[models_schemas.Recipe(**r) for r in recipe_list.list_recipes(method=method)])
+    return http_schemas.ListOf(data=[schemas.Recipe(**r) for r in recipe_list.list_recipes(method=method)])
 
 
 @router.get("/{name}", summary="Retrieve a recipe")
 def retrieve(
     _: Reader, name: Annotated[str, Path(description="Recipe, as `name` or `name@version`.")], method: parameters.RecipeMethod = "sft"
-) -> models_schemas.Recipe:
+) -> schemas.Recipe:
     """Return a recipe with its defaults for a training method."""
-    return models_schemas.Recipe(**recipe_list.get(name, method=method))
+    return schemas.Recipe(**recipe_list.get(name, method=method))

@@ -1,0 +1,43 @@
+"""Recipes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from control_plane.http.schemas import ApiModel
+
+
+class RecipeDefault(ApiModel):
+    """The default of one hyperparameter."""
+
+    value: Any
+    """The default value."""
+    source: str
+    """Where the value comes from, such as a paper or a measurement."""
+
+
+class Recipe(ApiModel):
+    """Defaults for jobs with one kind of adapter on base models of a certain family or size."""
+
+    id: str
+    """Id of the recipe, `name@version`, which a job takes as `recipe`."""
+    object: Literal["recipe"] = "recipe"
+    """Object type, always `recipe`."""
+    name: str
+    """Name of the recipe, without its version."""
+    version: int
+    """Version of the recipe."""
+    adapter: str
+    """Kind of adapter it is for: `lora`, `qlora` or `full`."""
+    method: str
+    """Training method whose defaults are shown."""
+    summary: str
+    """What the recipe is for, in a sentence."""
+    base_models: list[str]
+    """Patterns of the base model ids it is for; empty if it is for any."""
+    min_parameters: int
+    """Smallest base model it is for, in parameters."""
+    max_parameters: int | None
+    """Size below which base models must be, in parameters; null if there is no limit."""
+    defaults: dict[str, RecipeDefault]
+    """Defaults by hyperparameter, each with its source."""

@@ -1,0 +1,53 @@
+"""Deletions of a tenant's data."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from control_plane.http.schemas import ApiModel
+
+
+class DeleteData(ApiModel):
+    """Request to delete everything a tenant has stored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    confirm: str
+    """The id of your tenant, to confirm that all of its data is to be deleted for good."""
+    reason: str
+    """Why the data is deleted, at most 1,000 characters; kept in the proof."""
+
+
+class Deletion(ApiModel):
+    """Deletion of an adapter's files or of all data of a tenant, with its proof."""
+
+    id: str
+    """Id of the deletion."""
+    object: Literal["deletion"] = "deletion"
+    """Object type, always `deletion`."""
+    subject_kind: str
+    """What is deleted: `adapter` or `tenant`."""
+    subject_id: str
+    """Id of the adapter or tenant whose data is deleted."""
+    status: Literal["in_progress", "done"]
+    """`in_progress` or `done`."""
+    reason: str
+    """Why it was deleted."""
+    requested_by: str
+    """Id of the API key that requested it, `operator`, or `retention` (an adapter deprecated 30 days ago)."""
+    requested_at: int
+    """When it was requested, as Unix time in seconds."""
+    done_at: int | None
+    """When it was done, as Unix time in seconds; null until then."""
+    waiting_for: str | None
+    """What it is waiting for; null if nothing, or once it is done."""
+    proof: dict[str, Any] | None
+    """Every deleted object with its size and SHA-256, and what was searched afterwards. Null until it is done, and always null in lists."""
+    sha256: str | None
+    """SHA-256 over this record, its proof and `previous_sha256`, which chains all deletions. Null until it is done, and always null in
+    lists."""
+    previous_sha256: str | None
+    """`sha256` of the deletion completed before this one, on the whole platform; null for the first, until it is done, and always null in
+    lists."""
