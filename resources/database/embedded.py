@@ -41,7 +41,7 @@ ANSWER_S = 5
 SOCKET_NAME = ".s.PGSQL.5432"
 CONFIG_NAME = "ft.conf"
 DEFAULT_CONFIG: Mapping[str, str] = {
-    "max_connections": "200",  # API 30 + code location, daemon, webserver and four runs at up to 20 each, with room
+    "max_connections": "200",  # 20 per login role and process: up to 60 for the API; code location, daemon, webserver and runs use fewer
     "shared_buffers": "64MB",
     "unix_socket_permissions": "0700",  # it trusts who connects: the socket may lie in /tmp, where a home's path is too long
 }
