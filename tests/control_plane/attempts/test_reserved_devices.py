@@ -19,7 +19,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Workload, WorkloadStatus
 from control_plane.queue import cycle, reserved_devices
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets.step import reference
+from ft_assets.datasets.reference_step import reference
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.evals import step
 from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json

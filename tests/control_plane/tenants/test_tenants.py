@@ -29,13 +29,13 @@ def test_the_documented_limits_are_those_of_the_tiers() -> None:
     quotas, tenancy = ((DOCS / name).read_text() for name in ("quotas.md", "tenancy.md"))
     for row, none, numbers in (
         ("jobs in flight", "", [t.max_jobs_in_flight for t in TIERS.values()]),
-        ("soft limit, GPU-hours a month", "none", [t.soft_gpu_hours for t in TIERS.values()]),
-        ("hard cap, GPU-hours a month", "none", [t.hard_gpu_hours for t in TIERS.values()]),
+        ("soft limit, GPU-hours per month", "none", [t.soft_gpu_hours for t in TIERS.values()]),
+        ("hard cap, GPU-hours per month", "none", [t.hard_gpu_hours for t in TIERS.values()]),
     ):
         assert f"| {row} | {' | '.join(shown(n, none) for n in numbers)} |" in quotas
     gib, million = 1 << 30, 1_000_000
     assert f"| one file | {' | '.join(f'{t.max_file_bytes / gib:g} GiB' for t in TIERS.values())} |" in quotas
-    assert f"| rows of one dataset | {' | '.join(f'{t.max_examples / million:g} M' for t in TIERS.values())} |" in quotas
+    assert f"| rows per dataset | {' | '.join(f'{t.max_examples / million:g} M' for t in TIERS.values())} |" in quotas
     assert f"({', '.join(f'{t.name} {t.requests_per_minute:,}' for t in TIERS.values())};" in tenancy
 
 
