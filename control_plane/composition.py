@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import PurePosixPath
 
 from control_plane.billing import prices
-from control_plane.capacity import active_pools
+from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.installation_secrets import inference_token
@@ -35,7 +35,7 @@ def open_platform(settings: Settings) -> Platform:
 @cache
 def _open(_pid: int, settings: Settings) -> Platform:
     prices.load(settings.prices_file)  # a mistake in the price lists is told now, and not when the first attempt is billed
-    active_pools.configured(settings, utc_now())  # and one in the pools, not when the first job is submitted
+    configured_pools.configured(settings, utc_now())  # and one in the pools, not when the first job is submitted
     return Platform(
         logins=shared_logins(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),

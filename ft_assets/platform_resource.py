@@ -8,7 +8,7 @@ import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.composition import open_platform
-from control_plane.jobs import step_heartbeat, transitions
+from control_plane.jobs import transitions
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import load
@@ -53,7 +53,7 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
     A request that cannot be carried out ends the job and the run, and so does a base model with other bytes than the job was
     promised; nothing is retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
     """
-    numbers, done = step_heartbeat.run_numbers(platform, job_id), threading.Event()
+    numbers, done = transitions.run_numbers(platform, job_id), threading.Event()
     beats = threading.Thread(target=_beat, args=(platform, job_id, numbers, done), daemon=True, name=f"beat-{job_id}")
     beats.start()
     try:
@@ -69,8 +69,8 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
         beats.join()
 
 
-def _beat(platform: Platform, job_id: str, numbers: step_heartbeat.RunNumbers, done: threading.Event) -> None:
+def _beat(platform: Platform, job_id: str, numbers: transitions.RunNumbers, done: threading.Event) -> None:
     """Tell every few seconds that somebody works on the job; a database that is away for a moment is asked again."""
     while not done.wait(BEAT_S):
         with contextlib.suppress(SQLAlchemyError):
-            step_heartbeat.beat(platform, job_id, numbers)
+            transitions.record_heartbeat(platform, job_id, numbers)

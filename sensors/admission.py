@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.queue.launches.pending_runs import due_runs
+from control_plane.queue.launches import due_runs
 from ft_assets.asset_jobs import PREPARE
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.platform_resource import PlatformResource

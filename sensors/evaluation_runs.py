@@ -6,7 +6,7 @@ import dagster as dg
 
 from control_plane.evaluations import service
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import partition_keys
+from control_plane.queue import launches
 from ft_assets.adapters import reevaluation_step
 from ft_assets.asset_jobs import REEVALUATE
 from ft_assets.partitions import JOBS, partition_key
@@ -26,7 +26,7 @@ def evaluations(context: dg.SensorEvaluationContext, platform: PlatformResource)
     due = [d for d in service.due(opened) if not _has_run(context.instance, opened, d)][:MAX_REQUESTS_PER_TICK]
     if not due:
         return dg.SkipReason("no evaluation waits for its run")
-    partition_keys.returned(opened, {d.job_id for d in due})
+    launches.returned(opened, {d.job_id for d in due})
     keys = sorted({partition_key(d.tenant, d.job_id) for d in due})
     return dg.SensorResult(run_requests=[_run_request(d) for d in due], dynamic_partitions_requests=[JOBS.build_add_request(keys)])
 

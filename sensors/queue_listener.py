@@ -30,9 +30,9 @@ from control_plane.composition import open_platform
 from control_plane.platform.context import Platform
 from control_plane.platform.installation_secrets import dagster_token
 from control_plane.platform.settings import load
+from control_plane.queue import launches
 from control_plane.queue.cycle import place
-from control_plane.queue.launches import launch_claims
-from control_plane.queue.launches.pending_runs import DueRun, due_runs
+from control_plane.queue.launches import DueRun, due_runs
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.telemetry import logs, spans
@@ -118,7 +118,7 @@ class Nudge:
                 else:
                     self._refused[due.run_key] = time.monotonic() + REFUSED_S
         log.warning("%s is left to the sensors: %s", due.run_key, why)
-        launch_claims.give_up(self._platform, [due.run_key], by=NUDGE)
+        launches.give_up(self._platform, [due.run_key], by=NUDGE)
         return None
 
 

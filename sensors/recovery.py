@@ -9,7 +9,7 @@ from dagster._core.launcher import WorkerStatus
 from control_plane.attempts.follow import STOP_GRACE_S
 from control_plane.jobs.transitions import fail
 from control_plane.queue.cycle import release
-from control_plane.queue.launches.pending_runs import DueRun, due_runs, replace_run, run_replacements
+from control_plane.queue.launches import DueRun, due_runs, replace_run, run_replacements
 from ft_assets.errors import FtError
 from ft_assets.platform_resource import PlatformResource
 from resources.dagster.run_launcher import ForkingRunLauncher

@@ -2,7 +2,7 @@
 refused, and so is a second run for what one run serves already, whoever asks for it.
 
 A run with a reservation starts at once. The queue bounds the others, preparations and evaluations, in all and for each tenant
-(:mod:`control_plane.queue.launches.run_limits`): each takes a slot, a tag that is set here and nowhere else. A run that brings
+(:mod:`control_plane.queue.launches`): each takes a slot, a tag that is set here and nowhere else. A run that brings
 one which it does not take is refused.
 
 A tag could be forged, so the reservation is looked up in the control plane's database by partition key.
@@ -19,12 +19,11 @@ from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordi
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 from dagster._serdes import ConfigurableClassData
 
-from control_plane.capacity import active_pools
+from control_plane.capacity import configured_pools
 from control_plane.jobs.tables import jobs
 from control_plane.platform.settings import load
-from control_plane.queue.launches import run_limits
-from control_plane.queue.launches.launch_claims import bind
-from control_plane.queue.launches.pending_runs import STAGE_STATES, training_key
+from control_plane.queue import launches
+from control_plane.queue.launches import STAGE_STATES, bind, training_key
 from control_plane.queue.tables import reservations
 from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 from resources.database.engine import control_plane_url, shared_logins
@@ -72,12 +71,12 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
     def get_run_queue_config(self) -> RunQueueConfig:
         """Limits on slots alone, from the settings of the daemon that asks."""
         settings = load()
-        num_gpus = sum(pool.total_gpus for pool in active_pools.configured(settings, datetime.now(UTC)))
-        limits = run_limits.limits(num_gpus, prepare=settings.prepare_runs, evaluate=settings.evaluate_runs)
+        num_gpus = sum(pool.total_gpus for pool in configured_pools.configured(settings, datetime.now(UTC)))
+        limits = launches.limits(num_gpus, prepare=settings.prepare_runs, evaluate=settings.evaluate_runs)
         slots: list[dict[str, Any]] = []
         for tag, limit in ((PREPARE_SLOT, limits.prepare), (EVALUATE_SLOT, limits.evaluate)):
             slots.append({"key": tag, "limit": limit})
-            slots.append({"key": tag, "value": {"applyLimitPerUniqueValue": True}, "limit": run_limits.per_tenant(limit)})
+            slots.append({"key": tag, "value": {"applyLimitPerUniqueValue": True}, "limit": launches.per_tenant(limit)})
         return super().get_run_queue_config()._replace(max_concurrent_runs=UNLIMITED, tag_concurrency_limits=slots)
 
     def judge(self, run: DagsterRun) -> tuple[str | None, str]:

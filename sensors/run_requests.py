@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import dagster as dg
 
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import launch_claims
-from control_plane.queue.launches.pending_runs import DueRun
+from control_plane.queue import launches
+from control_plane.queue.launches import DueRun
 from ft_assets.partitions import partition_key
 from ft_assets.telemetry import correlation, spans
 from resources.dagster.run_tags import (
@@ -46,12 +46,12 @@ def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueR
 
     A key has one run for ever: one that ended without moving its job is replaced under another key (sensor ``failures``).
     """
-    left = launch_claims.unbound(platform, due)
+    left = launches.unbound(platform, due)
     for start in range(0, len(left), KEYS_PER_QUERY):
         looked_at = left[start : start + KEYS_PER_QUERY]
         made = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: [d.run_key for d in looked_at]}))
         served = {run.tags[RUN_KEY_TAG] for run in made}
-        won = launch_claims.claim(platform, [d for d in looked_at if d.run_key not in served][:MAX_REQUESTS_PER_TICK], by=by)
+        won = launches.claim(platform, [d for d in looked_at if d.run_key not in served][:MAX_REQUESTS_PER_TICK], by=by)
         if won:
             return won
     return []

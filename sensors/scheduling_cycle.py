@@ -6,7 +6,7 @@
 import dagster as dg
 
 from control_plane.queue.cycle import place
-from control_plane.queue.launches.pending_runs import due_runs
+from control_plane.queue.launches import due_runs
 from ft_assets.asset_jobs import EVALUATE, TRAIN
 from ft_assets.platform_resource import PlatformResource
 from sensors.run_requests import missing, run_request

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from control_plane.capacity import kueue
-from control_plane.queue.launches.pending_runs import DueRun
+from control_plane.queue.launches import DueRun
 from ft_assets.adapters.cluster import label
 
 STEPS: Mapping[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from benchmarks.scheduler.simulation.engine import Simulation
 from benchmarks.scheduler.simulation.outcome import Outcome
 from benchmarks.scheduler.simulation.policies import named
 from benchmarks.scheduler.simulation.trace import Job
-from control_plane.capacity import pools_file
+from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Snapshot
 
@@ -33,7 +33,7 @@ PROMISED = {"premium": 300.0, "standard": 3600.0}
 
 
 def shipped() -> list[Pool]:
-    return list(pools_file.load(SHIPPED, gpu_types=("h100-80gb",)))
+    return list(configured_pools.load(SHIPPED, gpu_types=("h100-80gb",)))
 
 
 def one_pool(num_gpus: int) -> list[Pool]:

@@ -35,8 +35,7 @@ from control_plane.platform import settings as settings_module
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.transfer import upload
-from control_plane.queue import cycle
-from control_plane.queue.launches import pending_runs
+from control_plane.queue import cycle, launches
 from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
@@ -214,11 +213,11 @@ class KilledJob:
             self._row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == self.id)).one()
         if self._row.state == JobState.QUEUED:
             cycle.place(self.platform)
-        for run in pending_runs.due_runs(self.platform, ("train",)):
+        for run in launches.due_runs(self.platform, ("train",)):
             if run.job_id != self.id or (self._step is not None and self._step.poll() is None):
                 continue
             if run.run_key == self._run_key:
-                pending_runs.replace_run(self.platform, run)
+                launches.replace_run(self.platform, run)
                 continue
             self._run_key = run.run_key
             self._start_step()

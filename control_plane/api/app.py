@@ -20,7 +20,7 @@ from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.api.middleware import RequestIds
 from control_plane.api.openapi import Described
-from control_plane.attempts.checkpoints import routes as checkpoint_permissions
+from control_plane.attempts import routes as checkpoint_permissions
 from control_plane.billing import routes_budgets, routes_operators
 from control_plane.billing.invoices import routes as invoices
 from control_plane.billing.usage import routes as usage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,14 +14,16 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing.metering import service as metering
-from control_plane.capacity.active_pools import named
-from control_plane.jobs.tables import jobs
-from control_plane.jobs.transitions import transition
+from control_plane.capacity.configured_pools import named
+from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
+from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.queue import scheduler, snapshot
 from control_plane.queue.tables import reservations
 from ft_assets.errors import Fault
-from ft_assets.training.failures import Outcome, Retry, with_half_batch
+from ft_assets.training.failures import Outcome, PastAttempt, Retry, with_half_batch
 from ft_assets.training.spec import TrainingSpec
 
 
@@ -151,3 +154,67 @@ def _onward(held: Claim, again: TrainingSpec | None, *, saved: int) -> str:
 
 def moment(unix: float | None) -> datetime | None:
     return None if unix is None else datetime.fromtimestamp(unix, tz=UTC)
+
+
+def history(platform: Platform, job_id: str) -> list[PastAttempt]:
+    """The job's ended attempts, oldest first.
+
+    What they committed is read from the events: a row is retired, and names the newest attempt that committed its step. After
+    an attempt that ran out of memory it counts anew, the next one may have started from the beginning.
+    """
+    step, by = (sa.cast(job_events.c.data[name].astext, sa.Integer) for name in ("step", "attempt"))
+    told = (
+        sa.select(sa.func.coalesce(sa.func.max(step), 0))
+        .where(job_events.c.job_id == attempts.c.job_id, job_events.c.code == "checkpoint", by == attempts.c.attempt)
+        .scalar_subquery()
+    )
+    reached = sa.func.greatest(told, sa.func.coalesce(attempts.c.from_step, 0)).label("reached")
+    asked = (
+        sa.exists()
+        .where(reservations.c.job_id == attempts.c.job_id, reservations.c.attempt == attempts.c.attempt)
+        .where(reservations.c.stop_asked_at.is_not(None))
+        .label("asked")
+    )
+    query = sa.select(attempts, reached, asked).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
+    with platform.engine.connect() as conn:
+        rows = conn.execute(query.order_by(attempts.c.attempt)).all()
+    found: list[PastAttempt] = []
+    furthest = 0
+    for row in rows:
+        furthest = max(furthest, row.reached)
+        made_room = row.asked and row.outcome == Outcome.PREEMPTED
+        found.append(PastAttempt(code=row.outcome or "", committed_step=furthest, last_step=row.last_step or 0, asked=made_room))
+        if row.outcome == Outcome.OOM:
+            furthest = 0
+    return found
+
+
+log = logging.getLogger(__name__)
+
+
+def tell_when(platform: Platform, held: Claim) -> None:
+    """Write when the job of `held`, which is queued again, is expected to go on.
+
+    A forecast of the queue as it is now, made behind the transaction that gave the GPUs back: what waits for them waits for no
+    forecast. Where none can be made, and where the job has gone on by then, nothing is written. It is for information: whatever goes wrong
+    with it, the attempt has ended as it should.
+    """
+    try:
+        now = platform.clock().timestamp()
+        start = scheduler.projected_start(snapshot.queue_snapshot(platform), held.job_id, now=now)
+        if start is None:
+            return
+        with platform.engine.begin() as conn:
+            job = locked(conn, held.job_id)
+            if job["state"] == JobState.QUEUED and job["attempt"] == held.attempt:
+                record(conn, held.job_id, _forecast(start, now), now=platform.clock())
+    except Exception:
+        log.exception("when %s goes on could not be told", held.job_id)
+
+
+def _forecast(start: float, now: float) -> Event:
+    wait_s = max(0.0, start - now)
+    soon = "at once" if wait_s < 60 else f"in about {wait_s / 60:.0f} min" if wait_s < 7200 else f"in about {wait_s / 3600:.0f} h"
+    at = datetime.fromtimestamp(start, tz=UTC)
+    message = f"It is expected to go on {soon} ({at:%Y-%m-%d %H:%M} UTC), at its old place in the queue."
+    return Event(code="preemption_forecast", message=message, data={"expected_start": int(start)})

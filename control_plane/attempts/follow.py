@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from control_plane.attempts import history, watcher
+from control_plane.attempts import checkpoint_retention, checkpoint_transfer, endings, health
 from control_plane.attempts import service as attempts
-from control_plane.attempts.checkpoints import retention, upload
-from control_plane.attempts.checkpoints.restore import restore
-from control_plane.attempts.checkpoints.upload import CHECKPOINT_PATIENCE, FINAL_PATIENCE, Uploader
-from control_plane.attempts.liveness import Liveness
+from control_plane.attempts.checkpoint_transfer import CHECKPOINT_PATIENCE, FINAL_PATIENCE, Uploader, restore
+from control_plane.attempts.health import Liveness, Watch
 from control_plane.attempts.log_upload import LogShipper
 from control_plane.attempts.service import Claim, Ending, Reported
-from control_plane.attempts.stop import Stopping
-from control_plane.attempts.watcher import Watch
 from control_plane.jobs import warm_starts
 from control_plane.models import catalogue
 from control_plane.platform.context import Platform
@@ -178,7 +175,7 @@ def follow(
         from_step=restored,
         since=status.started_at or 0.0,
     )
-    watch = watcher.begin(platform, held)
+    watch = health.begin(platform, held)
     uploader = Uploader(platform, held, work_dir, patience=patience)
     follower = _Follower(
         platform=platform,
@@ -357,7 +354,7 @@ class _Follower:
                 spec=self.held.spec,
                 committed_step=committed[0].step if committed else 0,
                 last_step=last_step,
-                history=history.history(self.platform, self.held.job_id),
+                history=endings.history(self.platform, self.held.job_id),
             )
         )
         tokens = exit_.trained_tokens if exit_ else 0
@@ -365,7 +362,9 @@ class _Follower:
         if not seen:
             status = replace(status, ended_at=self.alive.last_sign() or status.started_at)
         if failure is None:
-            upload.commit_final(self.platform, self.held, self.work_dir / "final", step=last_step, patience=self.final_patience)
+            checkpoint_transfer.commit_final(
+                self.platform, self.held, self.work_dir / "final", step=last_step, patience=self.final_patience
+            )
         if failure is not None and failure.code == Outcome.DISK_FULL:
             self._free_space()
         outcome = failure.code if failure else "succeeded"
@@ -377,6 +376,31 @@ class _Follower:
         )  # fmt: skip
 
     def _free_space(self) -> None:
-        freed = retention.free_machine(self.platform, self.held.job_id)
+        freed = checkpoint_retention.free_machine(self.platform, self.held.job_id)
         message = f"The disk of the machine was full; {freed / 2**20:.0f} MiB of old checkpoints were removed from it."
         attempts.tell(self.platform, self.held, Event(code="disk_space_freed", level="warn", message=message, data={"freed_bytes": freed}))
+
+
+class Stopping:
+    """A stop that was sent: SIGTERM, and SIGKILL after `grace_s`. Whoever follows may die; a stop that is sent again does no harm."""
+
+    def __init__(self, launcher: Launcher, workload: str, *, grace_s: float) -> None:
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._stop, args=(launcher, workload, grace_s), name=f"stop-{workload}", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what went wrong so far."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Until it is over; raises what went wrong."""
+        self._thread.join()
+        self.check()
+
+    def _stop(self, launcher: Launcher, workload: str, grace_s: float) -> None:
+        try:
+            launcher.stop(workload, grace_s=grace_s)
+        except Exception as error:  # told to the follower by check()
+            self._error = error

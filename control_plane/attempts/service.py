@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.attempts import endings, preemption_notices
+from control_plane.attempts import endings
 from control_plane.attempts.claims import NOTHING
 from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
@@ -28,7 +28,7 @@ from control_plane.jobs.transitions import fail_in, job_row, locked, record, tra
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event, as_reported, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState
-from control_plane.queue import reserved_devices
+from control_plane.queue.reservations import local_devices
 from control_plane.queue.tables import reservations
 from ft_assets.errors import FtError, NotAdmitted
 from ft_assets.training.failures import StopReason
@@ -57,7 +57,7 @@ def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
             attempt=held.attempt,
             pool=held.pool,
             num_gpus=held.num_gpus,
-            devices=reserved_devices.on_this_machine(platform, held.placement, held.devices),
+            devices=local_devices(platform, held.placement, held.devices),
             model=job.model,
             spec=_readable(job_id, job.spec),
             workload=_workload(job_id, held.attempt),
@@ -311,7 +311,7 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
         endings.bill(conn, platform, held, job, ending, now)
         state = endings.move(conn, held, job, ending, released, now)
     if released.asked and state is JobState.QUEUED:
-        preemption_notices.tell_when(platform, held)
+        endings.tell_when(platform, held)
     return state
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from control_plane.capacity import active_pools
+from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import Node, Pool
 from control_plane.capacity.tables import node_drains
 from control_plane.platform.context import Platform
@@ -52,7 +52,7 @@ def list_nodes(platform: Platform) -> list[NodeView]:
     with platform.engine.connect() as conn:
         drains = _drains(conn)
         held = _held(conn)
-    found = [(pool, node) for pool in active_pools.planned(platform) for node in pool.nodes]
+    found = [(pool, node) for pool in configured_pools.planned(platform) for node in pool.nodes]
     return [_view(pool, node, drains.get(node.name), held.get(node.name, [])) for pool, node in found]
 
 
@@ -91,7 +91,7 @@ def held_gpus(conn: sa.Connection) -> dict[str, int]:
 
 
 def _existing(platform: Platform, name: str) -> tuple[Pool, Node]:
-    for pool in active_pools.planned(platform):
+    for pool in configured_pools.planned(platform):
         for node in pool.nodes:
             if node.name == name:
                 return pool, node

@@ -11,7 +11,8 @@ from typing import Any
 
 import jinja2
 
-from control_plane.queue.status.messages import ahead_words, by_tier_words, span_words, waits_for
+from control_plane.platform.epoch_time import span_words
+from control_plane.queue.status.messages import ahead_words, by_tier_words, waits_for
 
 TEMPLATES = Path(__file__).parent
 WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 120

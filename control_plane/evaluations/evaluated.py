@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from control_plane.attempts import tracked_files
+from control_plane.attempts import health
 from control_plane.platform.context import Platform
 from ft_assets import layout
 from ft_assets.evals.gate.advice import Advice
@@ -48,7 +48,7 @@ class Evaluated:
         """The report and the verdict for people, without a row of the tenant's data."""
         bare = replace(self, report=replace(self.report, samples=()))
         page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
-        return {"evaluation/report.json": tracked_files.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
+        return {"evaluation/report.json": health.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
 
     @property
     def verdict_markdown(self) -> str:

@@ -25,7 +25,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.pagination import page
-from control_plane.queue.launches.pending_runs import PRIORITY
+from control_plane.queue.launches import PRIORITY
 from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.record import LORA, AdapterRecord

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.capacity.pools import job_class
-from control_plane.jobs import reuse
+from control_plane.jobs import duplicate_requests
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import locked, transition
 from control_plane.platform.context import Platform
@@ -99,7 +99,7 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
     """The job that has done this one's work, its adapter served if this one asks for that; None if it has to be trained."""
     with platform.engine.connect() as conn:
         job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one()
-        done = reuse.finished_spec(conn, job, spec) if job["state"] == JobState.VALIDATING else None
+        done = duplicate_requests.finished_spec(conn, job, spec) if job["state"] == JobState.VALIDATING else None
     if done is None:
         return None
     before = now = adapters.get_adapter(platform, tenant, done["adapter_id"])

@@ -11,7 +11,7 @@ from control_plane.jobs.service import JobView
 from control_plane.jobs.submission import adapter_of
 from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.platform.job_states import JobState, openai_status
-from control_plane.queue.status import documents
+from control_plane.queue.status import responses
 from control_plane.queue.status import schemas as status_schemas
 from control_plane.quotas import schemas as quotas_schemas
 from control_plane.quotas.service import JobQuota
@@ -113,12 +113,12 @@ def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ahead(view: JobView) -> status_schemas.Ahead | None:
-    found = documents.ahead(view.row["ahead"], view.own_ahead)
+    found = responses.ahead(view.row["ahead"], view.own_ahead)
     return None if found is None else status_schemas.Ahead(**found)
 
 
 def _reservation(row: RowMapping) -> status_schemas.Reservation | None:
-    found = documents.reservation(row["promise"])
+    found = responses.reservation(row["promise"])
     return None if found is None else status_schemas.Reservation(**found)
 
 

@@ -15,8 +15,8 @@ from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, 
 from control_plane.http.streams import last_seen, server_sent, text_as_it_comes
 from control_plane.jobs import job_logs, responses, results, schemas
 from control_plane.jobs import service as jobs
+from control_plane.jobs.duplicate_requests import Attempt, retried_for
 from control_plane.jobs.estimates import service as estimates
-from control_plane.jobs.idempotency import Attempt, retried_for
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import comparison

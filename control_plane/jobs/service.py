@@ -18,8 +18,8 @@ from control_plane.datasets.service import check_enough_to_train, check_format, 
 from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files
 from control_plane.evaluations import capability_suites
-from control_plane.jobs import idempotency, results, reuse, warm_starts
-from control_plane.jobs.estimates import expectation, job_plan
+from control_plane.jobs import duplicate_requests, results, warm_starts
+from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events, jobs, sweep_trials
@@ -83,30 +83,32 @@ class Jobs:
     has_more: bool
 
 
-def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempotency.Attempt | None = None) -> Submitted:
+def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplicate_requests.Attempt | None = None) -> Submitted:
     """Admit a job: the job, its first event and its idempotency key appear in one transaction, or nothing does.
 
     The tenant's row is locked for it, so that of 50 submissions at once against a limit of 5, five enter, and a request
     that is sent again finds its job. Without `attempt` the platform itself submits, and means it each time.
     """
-    attempt = attempt or idempotency.Attempt(received_at=platform.clock(), twin_meant=True)
+    attempt = attempt or duplicate_requests.Attempt(received_at=platform.clock(), twin_meant=True)
     with platform.engine.connect() as conn:  # a repeated request should not queue for the lock
-        replayed = idempotency.find(conn, tenant, request.sha256, attempt)
+        replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
     asked = _resolved(platform, tenant, request)
     expected = _expected(platform, tenant, asked)
     with platform.engine.begin() as conn:
         owner = quotas.lock(conn, tenant)
-        replayed = idempotency.find(conn, tenant, request.sha256, attempt)
+        replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
         refuse_suspended(platform, tenant_of(owner))
         refuse_while_deleted(conn, tenant)
         dataset_id = _trainable_files(conn, tenant, request)
-        done = reuse.finished_request(conn, tenant, asked.request, model=asked.model, dataset_id=dataset_id, warm_start=asked.warm_start)
+        done = duplicate_requests.finished_request(
+            conn, tenant, asked.request, model=asked.model, dataset_id=dataset_id, warm_start=asked.warm_start
+        )
         if done is not None:
-            idempotency.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
+            duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
             return Submitted(_row(conn, tenant, done["id"]), created=False, reused=True)
         tier, now = request.tier or str(owner["tier"]), platform.clock()
         usage = Usage(jobs_in_flight=_in_flight(conn, tenant), standing=quotas.standing(conn, tenant, now))
@@ -116,7 +118,7 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: idempo
         job = _insert(conn, tenant, asked, tier=tier, dataset_id=dataset_id, now=now)
         quotas.hold(conn, tenant, job["id"], expected.gpu_seconds, counted=expected.counted, now=now)
         _tell_overage(conn, tenant_of(owner), usage.standing, job["id"], expected.gpu_seconds, now)
-        idempotency.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=now)
+        duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=now)
         return Submitted(job, created=True)
 
 
@@ -152,8 +154,8 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     return _Resolved(request=on_base, model=model, warm_start=warm_start, placed=placed)
 
 
-def _expected(platform: Platform, tenant: str, asked: _Resolved) -> expectation.Expected:
-    return expectation.of_request(platform, tenant, asked.request, asked.model, asked.placed)
+def _expected(platform: Platform, tenant: str, asked: _Resolved) -> expected_time.Expected:
+    return expected_time.of_request(platform, tenant, asked.request, asked.model, asked.placed)
 
 
 def _ask(asked: _Resolved, tier: str, gpu_seconds: float) -> Ask:

@@ -1,4 +1,4 @@
-"""Times as the API writes them: whole seconds since 1970, UTC."""
+"""Times as the API writes them (whole seconds since 1970, UTC), and spans of time in words."""
 
 from __future__ import annotations
 
@@ -12,3 +12,15 @@ def epoch_seconds(time: datetime) -> int: ...
 def epoch_seconds(time: datetime | None) -> int | None: ...
 def epoch_seconds(time: datetime | None) -> int | None:
     return None if time is None else int(time.timestamp())
+
+
+def span_words(seconds: float) -> str:
+    """``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    minutes = max(1, round(seconds / 60))
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"

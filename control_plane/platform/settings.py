@@ -63,7 +63,7 @@ class Settings:
     ``FT_LOCAL_GPUS`` and ``FT_PREMIUM_GPUS``. Default: none."""
     prepare_runs: int
     """``FT_PREPARE_RUNS``: preparations that run at once, half of them of one tenant. Default: from the number of GPUs, at least 4; see
-    ``control_plane.queue.launches.run_limits``."""
+    ``control_plane.queue.launches``."""
     evaluate_runs: int
     """``FT_EVALUATE_RUNS``: the same for evaluations. Default: from the number of GPUs, at least 2."""
     heartbeat_timeout_s: float

@@ -1,27 +1,31 @@
-"""What the policy decided becomes so: reservations for jobs that start, and requests to stop for jobs that make room.
+"""Grant reservations to jobs that start, ask jobs to make room, and report reservations whose workload does not start.
 
-A round does not wait for a row that somebody else holds, or only for a moment: it leaves that job as it is, and the next round sees what
-became of it.
+A scheduling cycle waits at most :data:`LOCK_WAIT_MS` for a row that another transaction holds; it skips that job, and the next cycle
+sees the change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import attempts
-from control_plane.jobs.tables import jobs
+from control_plane.capacity import configured_pools, gpu_devices
+from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import Move, record_many, transition_many
 from control_plane.platform.bulk_updates import among, update_each
-from control_plane.platform.job_events import Event
+from control_plane.platform.context import Platform
+from control_plane.platform.epoch_time import span_words
+from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import JobState
-from control_plane.queue import reserved_devices, scheduler
+from control_plane.queue import scheduler
 from control_plane.queue.snapshot import Rows
-from control_plane.queue.status.messages import span_words
 from control_plane.queue.tables import reservations
 
 PREEMPT = "preempt"
@@ -31,7 +35,7 @@ PREEMPTION_REQUESTED = "preemption_requested"
 LOCK_WAIT_MS = 500
 """Followers write their rows twice a second, in some milliseconds; and half of the server's ``deadlock_timeout``, so that of two who wait
 for each other it is the round that gives way."""
-HELD = ("55P03", "40P01")
+LOCK_ERRORS = ("55P03", "40P01")
 """What PostgreSQL answers who waited too long for a lock, or in a circle."""
 TRAINING = (JobState.PROVISIONING, JobState.RUNNING)
 
@@ -42,7 +46,7 @@ def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: 
     given = [s for s in starts if s.job_id in free]
     if not given:
         return []
-    devices = reserved_devices.assign(conn, given)
+    devices = assign_devices(conn, given)
     conn.execute(sa.insert(reservations), [_reservation(rows[s.job_id], s, now, on) for s, on in zip(given, devices, strict=True)])
     conn.execute(sa.insert(attempts), [_attempt(rows[s.job_id]) for s in given])
     transition_many(conn, [_move(rows[s.job_id], s, now) for s in given], now=now)
@@ -130,7 +134,7 @@ def _locked(conn: Connection, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
             conn.execute(sa.text("SET LOCAL lock_timeout TO DEFAULT"))
             return rows
     except sa.exc.OperationalError as error:
-        if getattr(error.orig, "pgcode", None) not in HELD:
+        if getattr(error.orig, "pgcode", None) not in LOCK_ERRORS:
             raise
     return conn.execute(query.with_for_update(skip_locked=True)).all()
 
@@ -165,3 +169,97 @@ def _asked(preempt: scheduler.Preempt, attempt: int) -> Event:
 
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
+
+
+HELD_DEVICES = sa.select(reservations.c.placement, reservations.c.devices).where(reservations.c.released_at.is_(None))
+
+
+def assign_devices(conn: Connection, starts: Sequence[scheduler.Start]) -> list[list[list[int]]]:
+    """Device numbers for each of `starts`, node by node as in its placement; never one that another reservation holds."""
+    held = defaultdict[str, set[int]](set)
+    for placement, numbers in conn.execute(HELD_DEVICES):
+        for (node, _), of_node in zip(placement, numbers, strict=False):
+            held[node].update(of_node)
+    return [gpu_devices.assign(start.placement, held) for start in starts]
+
+
+def local_devices(platform: Platform, placement: Iterable[Sequence[object]], numbers: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """`numbers`, device numbers by node, as one row of numbers: a machine that stands for several nodes has the GPUs of all of them."""
+    first: dict[str, int] = {}
+    total = 0
+    for pool in configured_pools.planned(platform):
+        for node in pool.nodes:
+            first[node.name], total = total, total + node.num_gpus
+    return tuple(first.get(str(node), 0) + n for (node, _), of_node in zip(placement, numbers, strict=False) for n in of_node)
+
+
+def held_devices(platform: Platform) -> tuple[int, ...]:
+    """Numbers of the GPUs that reservations hold on this machine."""
+    with platform.whole.engine.connect() as conn:
+        rows = conn.execute(HELD_DEVICES).all()
+    return tuple(n for placement, numbers in rows for n in local_devices(platform, placement, numbers))
+
+
+ADMITTED_WITHIN = timedelta(seconds=60)
+"""From reservation to workload: what the whole way from submission to its start may take while GPUs are free."""
+RELEASE_OVERDUE = "release_overdue"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverdueRelease:
+    """A reservation without a workload."""
+
+    job_id: str
+    tenant: str
+    attempt: int
+    pool: str
+    num_gpus: int
+    granted_at: datetime
+    age_s: float
+
+
+def overdue_releases(conn: Connection, now: datetime) -> list[OverdueRelease]:
+    """Reservations that were granted more than :data:`ADMITTED_WITHIN` ago and whose workload has not started, oldest first."""
+    return [_overdue(r, now) for r in conn.execute(_late(now))]
+
+
+def report_late_releases(conn: Connection, now: datetime) -> int:
+    """Write an event for operators, once per attempt, of each of them; returns of how many."""
+    told = job_events.c.data["attempt"].as_integer() == reservations.c.attempt
+    known = sa.exists().where(job_events.c.job_id == reservations.c.job_id, job_events.c.code == RELEASE_OVERDUE, told)
+    late = {r.job_id: r for r in conn.execute(_late(now).where(~known))}
+    if not late:
+        return 0
+    lock = sa.select(jobs.c.id).where(among(jobs.c.id, late)).order_by(jobs.c.id).with_for_update(skip_locked=True)
+    locked = conn.execute(lock).scalars().all()
+    record_many(conn, [(job_id, _event(_overdue(late[job_id], now))) for job_id in locked], now=now)
+    return len(locked)
+
+
+def _late(now: datetime) -> sa.Select[Any]:
+    r = reservations.c
+    return (
+        sa.select(r.job_id, r.attempt, r.pool, r.num_gpus, r.granted_at, jobs.c.tenant_id)
+        .join(jobs, jobs.c.id == r.job_id)
+        .join(attempts, (attempts.c.job_id == r.job_id) & (attempts.c.attempt == r.attempt))
+        .where(r.released_at.is_(None), r.granted_at < now - ADMITTED_WITHIN)
+        .where(jobs.c.state == JobState.PROVISIONING, attempts.c.started_at.is_(None))
+        .order_by(r.granted_at, r.job_id)
+    )
+
+
+def _overdue(row: sa.Row[Any], now: datetime) -> OverdueRelease:
+    return OverdueRelease(
+        job_id=row.job_id, tenant=row.tenant_id, attempt=row.attempt, pool=row.pool, num_gpus=row.num_gpus, granted_at=row.granted_at,
+        age_s=(now - row.granted_at).total_seconds(),
+    )  # fmt: skip
+
+
+def _event(late: OverdueRelease) -> Event:
+    return Event(
+        code=RELEASE_OVERDUE,
+        level="warn",
+        message=f"Attempt {late.attempt} holds {late.num_gpus} GPU(s) of pool {late.pool} for {late.age_s:.0f} s and its workload has not "
+        f"started; at most {ADMITTED_WITHIN.total_seconds():.0f} s are expected. Look at its run, and at the nodes of the pool.",
+        data={"audience": FOR_OPERATORS, "attempt": late.attempt, "age_s": round(late.age_s, 1)},
+    )

@@ -84,11 +84,11 @@ def dagster_home(settings: Settings) -> Path:
 
 def prepare_home(settings: Settings) -> None:
     """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
-    from control_plane.capacity import active_pools  # SQLAlchemy, as in `databases`
+    from control_plane.capacity import configured_pools
     from resources.database.engine import check_owner_password
 
     check_owner_password(settings)
-    active_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
+    configured_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
     provenance.commit(), provenance.lock_sha256()  # without them every job would fail at its lineage
     home = dagster_home(settings)
     home.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from control_plane.adapters import lineage
-from control_plane.attempts import watcher
+from control_plane.attempts import health
 from control_plane.billing import ledger
 from ft_assets.adapters import reevaluation_step
 from ft_assets.adapters import step as adapter_step
@@ -21,7 +21,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     with watched(context), owned_by(opened, tenant, job_id):
         record = adapter_step.conclude(opened, tenant, job_id)
     evaluation_step.track(opened, tenant, job_id)
-    watcher.flush(opened)
+    health.flush(opened)
     told = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
     digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
     return dg.MaterializeResult(

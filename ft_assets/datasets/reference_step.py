@@ -21,7 +21,7 @@ from control_plane.jobs import warm_starts
 from control_plane.platform.build_lock import Say, one_anywhere, one_on_this_machine
 from control_plane.platform.context import Platform
 from control_plane.platform.transfer import download, upload
-from control_plane.queue import reserved_devices
+from control_plane.queue import reservations
 from ft_assets import layout
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training.reference_logps import MANIFEST, ReferenceManifest, reference_key, verify
@@ -113,7 +113,7 @@ def reference(
                 options["quantization"] = quantization.kind
             flags = ["--single-quantization"] if quantization is not None and not quantization.double else []
             command = [*python, "-m", RUNTIME, *(f"--{name}={value}" for name, value in options.items()), *flags]
-            with devices.shared(platform.settings.work_dir, reserved_devices.held(platform)) as gpu:
+            with devices.shared(platform.settings.work_dir, reservations.held_devices(platform)) as gpu:
                 _compute(command, env={**os.environ, devices.VISIBLE: "" if gpu is None else gpu.name})
             manifest = verify(directory)
             if manifest.key != key:

@@ -26,7 +26,7 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.validation_outcome import PLATFORM_FAILURES
 from control_plane.jobs import warm_starts
-from control_plane.jobs.estimates import job_history, job_plan
+from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import job_row, record
@@ -194,7 +194,7 @@ def pack(
         compared = reference_step.for_spec(platform, tenant, spec, who=job_id, say=say)
     _doubt(platform, tenant, job, manifest, num_epochs=spec.optimization.num_epochs)
     steps = spec.optimization.total_steps(num_rows=manifest.num_rows, world_size=spec.world_size)
-    expected = job_history.expect(platform, model, spec, num_rows=manifest.num_rows, tokens_per_epoch=manifest.num_tokens)
+    expected = expected_time.expect(platform, model, spec, num_rows=manifest.num_rows, tokens_per_epoch=manifest.num_tokens)
     mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected.expected_s, modelled=expected.modelled)
     return Packed(
         manifest=manifest,

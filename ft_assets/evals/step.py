@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.attempts import watcher
+from control_plane.attempts import health
 from control_plane.attempts.follow import fetch_pack, job_dir
 from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.tables import datasets
@@ -31,7 +31,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, TrackedRun
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
-from control_plane.queue import reserved_devices
+from control_plane.queue import reservations
 from ft_assets.adapters import whole_model
 from ft_assets.datasets.step import validation_rows
 from ft_assets.errors import Conflict
@@ -119,7 +119,7 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
     result = _stored_result(platform, judged, run)
     if result is None:
         result = follow_evaluation.follow(
-            launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch, held=reserved_devices.held(platform)
+            launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch, held=reservations.held_devices(platform)
         )
     answer_cache.remember(platform, judged.tenant, result)
     metric = asked.task_metric if asked.task_metric in answer_metrics.METRICS else None
@@ -242,4 +242,4 @@ def track(platform: Platform, tenant: str, job_id: str) -> None:
     with platform.engine.connect() as conn:
         attempt = job_row(conn, tenant, job_id).attempt
     run = TrackedRun(tenant=tenant, job_id=job_id, attempt=attempt)
-    watcher.attach(platform, run, load_evaluated(platform, tenant, job_id).files)
+    health.attach(platform, run, load_evaluated(platform, tenant, job_id).files)

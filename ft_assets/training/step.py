@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from control_plane.attempts import follow, watcher
+from control_plane.attempts import checkpoint_transfer, follow, health
 from control_plane.attempts import service as attempts
-from control_plane.attempts.checkpoints import upload
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.billing import ledger
 from control_plane.jobs import results
@@ -58,10 +57,10 @@ class Checkpoint:
 
 
 def checkpoint_of(platform: Platform, held: Claim) -> Checkpoint:
-    watcher.flush(platform)
+    health.flush(platform)
     return Checkpoint(
         manifest_sha256=attempts.committed(platform, held.job_id)[0].manifest_sha256,
-        uri=platform.objects.uri(upload.final_prefix(held.tenant, held.job_id, held.attempt)),
+        uri=platform.objects.uri(checkpoint_transfer.final_prefix(held.tenant, held.job_id, held.attempt)),
         measurements=results.metric_lines(platform, held.job_id),
         cost_micros=ledger.cost_of_job(platform, held.job_id),
     )

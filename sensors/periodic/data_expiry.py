@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.attempts.checkpoints.retention import retire_ended
+from control_plane.attempts.checkpoint_retention import retire_ended
 from control_plane.datasets import cold_storage
-from control_plane.jobs import idempotency
+from control_plane.jobs import duplicate_requests
 from control_plane.platform.context import Platform
 from control_plane.tenant_data import deletion, deletion_requests
 from ft_assets.errors import FtError
@@ -19,7 +19,7 @@ ROUNDS: Mapping[str, Callable[[Platform], object]] = {
     "deletions done": lambda platform: deletion.carry_out_all(platform, budget_s=2 * ROUND_S),
     "adapters archived": deletion_requests.archive_due,
     "jobs whose checkpoints were removed": lambda platform: retire_ended(platform, budget_s=ROUND_S),
-    "idempotency keys forgotten": idempotency.purge,
+    "idempotency keys forgotten": duplicate_requests.purge,
     "datasets in cold storage": lambda platform: cold_storage.cool_unused(platform, budget_s=ROUND_S),
 }
 

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from control_plane.queue.launches import partition_keys as service
+from control_plane.queue import launches as service
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.platform_resource import PlatformResource
 

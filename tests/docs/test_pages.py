@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from control_plane.billing import prices
-from control_plane.capacity import pools_file
+from control_plane.capacity import configured_pools
 from control_plane.cli.command_tree import build
 from control_plane.http.error_body import Error
 from ft_assets.evals.suites import task_files
@@ -69,7 +69,7 @@ def only(page: str, language: str) -> Block:
 def test_the_documented_pools_are_pools() -> None:
     priced = prices.load().at(datetime(2026, 11, 22, tzinfo=UTC)).gpus
     block = only("docs/pools.md", "yaml")
-    (pool,) = pools_file.parse(yaml.safe_load(block.text), gpu_types=[name for name in GPUS if name in priced])
+    (pool,) = configured_pools.parse(yaml.safe_load(block.text), gpu_types=[name for name in GPUS if name in priced])
     assert (pool.name, len(pool.nodes)) == ("fabric", 29)
 
 

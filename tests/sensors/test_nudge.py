@@ -17,8 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import launch_claims
-from control_plane.queue.launches.pending_runs import due_runs, replace_run
+from control_plane.queue.launches import asked_by, bind, due_runs, replace_run
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from ft_assets.errors import FtError, Unavailable
@@ -117,7 +116,7 @@ def test_without_an_answer_from_dagster_the_runs_are_left_to_the_sensors_at_once
     (due,) = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
     assert due.job_id == job_id
     assert instance.has_dynamic_partition("jobs", f"{tenant}:{job_id}")
-    assert launch_claims.asked_by(fresh_platform) == {}
+    assert asked_by(fresh_platform) == {}
 
 
 def test_a_job_with_a_reservation_is_asked_for_before_a_burst_of_submissions(
@@ -176,7 +175,7 @@ def test_a_run_that_dagster_refuses_keeps_no_other_back_and_is_left_to_the_senso
                 raise FtError("its configuration is not valid")
             run_id = str(uuid.uuid4())
             with fresh_platform.engine.begin() as conn:
-                launch_claims.bind(conn, str(request.run_key), request.tags["dagster/ft_job"], run_id, by="nudge")
+                bind(conn, str(request.run_key), request.tags["dagster/ft_job"], run_id, by="nudge")
             return run_id
 
     launches = Refuses("http://127.0.0.1:9", token="t")

@@ -17,7 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import partition_keys
+from control_plane.queue import launches
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
 from sensors.periodic.partition_cleanup import partitions as sensor
@@ -52,18 +52,18 @@ def at(platform: Platform, after: timedelta) -> Platform:
 def test_only_ended_jobs_lose_their_keys_after_the_days_that_are_set_and_a_few_at_a_time(
     fresh_platform: Platform, ended: list[tuple[str, str]]
 ) -> None:
-    assert partition_keys.retirable(at(fresh_platform, timedelta(days=29)), limit=10) == []
+    assert launches.retirable(at(fresh_platform, timedelta(days=29)), limit=10) == []
     late = at(fresh_platform, timedelta(days=31))
-    assert partition_keys.retirable(late, limit=1) == ended[:1]
-    partition_keys.retired(late, [ended[0][1]])
-    assert partition_keys.retirable(late, limit=10) == ended[1:2]
-    partition_keys.returned(late, [ended[0][1]])
-    assert partition_keys.retirable(late, limit=10) == ended[:2]
+    assert launches.retirable(late, limit=1) == ended[:1]
+    launches.retired(late, [ended[0][1]])
+    assert launches.retirable(late, limit=10) == ended[1:2]
+    launches.returned(late, [ended[0][1]])
+    assert launches.retirable(late, limit=10) == ended[:2]
 
 
 def test_above_the_limit_of_keys_those_that_ended_first_go_early(fresh_platform: Platform, ended: list[tuple[str, str]]) -> None:
-    assert partition_keys.retirable(fresh_platform, limit=10, max_keys=2) == [], "what ended just now may still be written"
-    assert partition_keys.retirable(at(fresh_platform, timedelta(hours=2)), limit=10, max_keys=2) == ended[:1]
+    assert launches.retirable(fresh_platform, limit=10, max_keys=2) == [], "what ended just now may still be written"
+    assert launches.retirable(at(fresh_platform, timedelta(hours=2)), limit=10, max_keys=2) == ended[:1]
 
 
 def test_the_sensor_takes_the_keys_out_of_dagsters_list(

@@ -18,8 +18,8 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import launch_claims
-from control_plane.queue.launches.pending_runs import due_runs, replace_run
+from control_plane.queue import launches
+from control_plane.queue.launches import due_runs, replace_run
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from sensors.run_coordinator import AdmissionRunCoordinator
@@ -88,7 +88,7 @@ def test_a_key_has_one_run_whoever_asks_and_a_replaced_one_gets_another(
     (due,) = due_runs(platform, ("prepare",))
     assert refusal(instance, "prepare", key, run_key=due.run_key, asked_by="nudge") is None
     assert "serves" in (refusal(instance, "prepare", key, run_key=due.run_key, asked_by="sensor") or "")
-    assert launch_claims.asked_by(platform) == {"nudge": 1}
+    assert launches.asked_by(platform) == {"nudge": 1}
     replace_run(platform, due)
     (again,) = due_runs(platform, ("prepare",))
     assert again.reason == "replaced"

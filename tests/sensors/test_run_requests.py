@@ -17,8 +17,8 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import launch_claims
-from control_plane.queue.launches.pending_runs import due_runs
+from control_plane.queue import launches
+from control_plane.queue.launches import due_runs
 from control_plane.tenants import service as tenants
 from sensors.admission import admission
 from sensors.run_coordinator import slots_of
@@ -54,9 +54,9 @@ def test_a_claim_without_a_run_ends_and_one_that_was_given_up_ends_at_once(
     due = due_runs(fresh_platform, ("prepare",))
     assert len(missing(fresh_platform, instance, due, by="nudge")) == len(submitted)
     assert missing(fresh_platform, instance, due, by="sensor") == []
-    launch_claims.give_up(fresh_platform, [due[0].run_key], by="nudge")
+    launches.give_up(fresh_platform, [due[0].run_key], by="nudge")
     assert missing(fresh_platform, instance, due, by="sensor") == due[:1]
-    later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + timedelta(seconds=launch_claims.CLAIM_S + 1))
+    later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + timedelta(seconds=launches.CLAIM_S + 1))
     assert len(missing(later, instance, due, by="sensor")) == len(submitted)
 
 
@@ -65,9 +65,9 @@ def test_a_run_that_entered_the_queue_is_never_asked_for_again(
 ) -> None:
     due = due_runs(fresh_platform, ("prepare",))
     with fresh_platform.engine.begin() as conn:
-        assert launch_claims.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None
-        assert launch_claims.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None, "the same run may cross twice"
-        assert launch_claims.bind(conn, due[0].run_key, due[0].job_id, "run-2", by="nudge") == "run-1"
+        assert launches.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None
+        assert launches.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None, "the same run may cross twice"
+        assert launches.bind(conn, due[0].run_key, due[0].job_id, "run-2", by="nudge") == "run-1"
     later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + timedelta(days=1))
     assert {d.run_key for d in missing(later, instance, due, by="sensor")} == {d.run_key for d in due[1:]}
 

@@ -21,7 +21,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import service as sweeps
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import pending_runs
+from control_plane.queue import launches
 from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
@@ -87,7 +87,7 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
 ) -> None:
     platform, tenant, job_id = submitted
     for attempt in range(MAX_REPLACEMENTS):
-        (due,) = pending_runs.due_runs(platform, ("prepare",))
+        (due,) = launches.due_runs(platform, ("prepare",))
         assert due.run_key == f"{job_id}#prepare{attempt}"
         create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
         time.sleep(SETTLED.total_seconds() + 0.1)
@@ -95,11 +95,11 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
     job = jobs.get(platform, tenant, job_id).row
     assert job["state"] == "failed"
     assert f"failed {MAX_REPLACEMENTS} times" in job["error"]["message"]
-    assert pending_runs.due_runs(platform, ("prepare",)) == []
+    assert launches.due_runs(platform, ("prepare",)) == []
 
 
 def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:
-    (due,) = pending_runs.due_runs(submitted[0], ("prepare",))
+    (due,) = launches.due_runs(submitted[0], ("prepare",))
     create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
     ended = instance.get_run_records(dg.RunsFilter(tags={"dagster/ft_run_key": due.run_key}))[0].update_timestamp
     assert why_gone(instance, due, None, ended + SETTLED) is None
@@ -109,7 +109,7 @@ def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platf
 def test_a_run_that_never_entered_the_queue_is_lost_unless_another_of_its_key_did(
     submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
 ) -> None:
-    (due,) = pending_runs.due_runs(submitted[0], ("prepare",))
+    (due,) = launches.due_runs(submitted[0], ("prepare",))
     tags = {"dagster/ft_run_key": due.run_key}
     create_run_for_test(instance, job_name="prepare", tags=tags)
     made = instance.get_run_records(dg.RunsFilter(tags=tags))[0].update_timestamp
@@ -123,7 +123,7 @@ def test_a_run_that_never_entered_the_queue_is_lost_unless_another_of_its_key_di
 
 def test_a_worker_that_hangs_has_ended_before_its_run_is_replaced(submitted: tuple[Platform, str, str]) -> None:
     platform, _, _ = submitted
-    (due,) = pending_runs.due_runs(platform, ("prepare",))
+    (due,) = launches.due_runs(platform, ("prepare",))
     launcher = {"module": "resources.dagster.run_launcher", "class": "ForkingRunLauncher"}
     tags = {"dagster/ft_run_key": due.run_key}
     with instance_for_test(overrides={"run_launcher": launcher}) as instance, subprocess.Popen(["sleep", "300"]) as worker:

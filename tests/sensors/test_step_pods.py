@@ -9,7 +9,7 @@ import pytest
 from dagster_k8s import DagsterK8sJobConfig, k8s_job_executor
 from dagster_k8s.job import UserDefinedDagsterK8sConfig, construct_dagster_k8s_job
 
-from control_plane.queue.launches.pending_runs import DueRun
+from control_plane.queue.launches import DueRun
 from ft_assets.asset_jobs import EVALUATE, PREPARE, TRAIN
 from sensors import step_pods
 

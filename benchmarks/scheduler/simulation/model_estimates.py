@@ -29,7 +29,7 @@ RUNS = 0.2
 STEP_S = 10.0
 """Of an optimizer step."""
 NEWEST = 100
-"""Finished jobs that are looked at (`control_plane.jobs.estimates.job_history`)."""
+"""Finished jobs that are looked at (`control_plane.jobs.estimates.expected_time`)."""
 
 
 class ModelEstimates:

@@ -49,10 +49,10 @@ def register(app: typer.Typer) -> None:
 
 def health(as_json: Json = False) -> None:
     """List the health verdicts that hold now, newest first: silent, slow or starved workloads, and losses that go wrong."""
-    from control_plane.attempts import watcher
+    from control_plane.attempts import health
 
     with open_local() as platform:
-        found = watcher.open_verdicts(platform)
+        found = health.open_verdicts(platform)
     if as_json:
         columns = ("job_id", "tenant_id", "model", "attempt", "code", "audience", "level", "message")
         print_json([{k: getattr(v, k) for k in columns} | v.data | {"raised_at": v.raised_at.timestamp()} for v in found])

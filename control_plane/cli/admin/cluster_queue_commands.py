@@ -27,15 +27,15 @@ def kueue(
 
     Without options: on stdout, for `kubectl apply --server-side -f -`.
     """
-    from control_plane.capacity import kueue_sync
+    from control_plane.capacity import kueue
     from control_plane.cli.admin.local_platform import open_local
 
     with open_local() as platform:
         if check is not None:
             text = sys.stdin.read() if str(check) == "-" else check.read_text(encoding="utf-8")
-            _verdict(kueue_sync.check(platform, text), as_json)
+            _verdict(kueue.check(platform, text), as_json)
             return
-        files = kueue_sync.files(platform)
+        files = kueue.files(platform)
         if out is None:
             print("---\n".join(text for name, text in files.items() if name.endswith(".yaml")), end="")
             return

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.capacity import active_pools
+from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import JOB_CLASSES, RESERVED_FOR, Pool, in_order, job_class, may_use_spot, most_capable, taking
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
@@ -57,7 +57,7 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
     The same before and after packing: the estimate takes the batch that was asked for, or the recipe's, and not the smaller one of a
     small dataset. What no pool could ever give to a job of `tier` is refused, whatever is in use or drained now.
     """
-    pool = pool_for(active_pools.planned(platform), tier, job_class(request.adapter, model.num_parameters))
+    pool = pool_for(configured_pools.planned(platform), tier, job_class(request.adapter, model.num_parameters))
     facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
     plan = hyperparameters.plan(
         request.hyperparameters,
@@ -97,7 +97,7 @@ def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
 
 def likely_pool(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, num_gpus: int, expected_s: float) -> Pool:
     """Where a job will most likely run, and whose price an estimate names: the first in the policy's order that can hold it."""
-    kind, all_pools = job_class(request.adapter, model.num_parameters), active_pools.planned(platform)
+    kind, all_pools = job_class(request.adapter, model.num_parameters), configured_pools.planned(platform)
     spot = may_use_spot(spot=request.spot, tier=tier, expected_s=expected_s)
     found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus, spot=spot)
     return found[0] if found else pool_for(all_pools, tier, kind)

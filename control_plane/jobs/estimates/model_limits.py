@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from control_plane.capacity import active_pools
+from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import RESERVED_FOR, job_class, widest_of
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFFIX, JobRequest
@@ -46,7 +46,7 @@ def _of(platform: Platform, name: str) -> dict[str, Any]:
 
 
 def _common(platform: Platform) -> dict[str, Any]:
-    widest = max(pool.max_gpus_per_job for pool in active_pools.planned(platform))
+    widest = max(pool.max_gpus_per_job for pool in configured_pools.planned(platform))
     counts = HARDWARE["num_gpus"].allowed
     return {
         "hyperparameters": {name: shown(limit) for name, limit in LIMITS.items()},
@@ -84,7 +84,7 @@ def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
     """
     asked = JobRequest.from_body({"model": base.id, "training_file": "-", "adapter": kind})
     found: Mapping[str, Any] = {"num_gpus": None, "strategy": None, "per_device_batch_size": None, "max_seq_len": None, "refused": None}
-    pools = active_pools.planned(platform)
+    pools = configured_pools.planned(platform)
     tiers = [
         tier
         for tier in TIERS

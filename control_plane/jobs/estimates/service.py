@@ -23,7 +23,7 @@ from control_plane.datasets.service import check_enough_to_train, check_format
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import warm_starts
-from control_plane.jobs.estimates import expectation, job_history, job_plan
+from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import scheduler
@@ -80,21 +80,21 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     file, version = _training_data(platform, tenant, request.training_file)
     check_format(version["format"], request.method, file["id"], param="training_file")
     splits = (version["report"].get("stats") or {}).get("splits")
-    num_examples = expectation.num_training(version["row_count"], splits, own_validation=request.validation_file is not None)
+    num_examples = expected_time.num_training(version["row_count"], splits, own_validation=request.validation_file is not None)
     tokens = _tokens(platform, tenant, file, version, model, method, plan.max_seq_len, share=num_examples / version["row_count"])
-    rows = expectation.num_rows(method, num_examples=num_examples, tokens=tokens.per_epoch, max_seq_len=plan.max_seq_len)
-    spec = expectation.resolved(
+    rows = expected_time.num_rows(method, num_examples=num_examples, tokens=tokens.per_epoch, max_seq_len=plan.max_seq_len)
+    spec = expected_time.resolved(
         placed, method, dataset_id=version["id"], num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
     epochs = spec.optimization.num_epochs
-    expected = job_history.expect(platform, model, spec, num_rows=rows, tokens_per_epoch=tokens.per_epoch)
+    expected = expected_time.expect(platform, model, spec, num_rows=rows, tokens_per_epoch=tokens.per_epoch)
     seconds = expected.expected_s
     gpu_seconds = seconds * spec.world_size
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
     prices = price_lists.load(platform.settings.prices_file).at(platform.clock())
     now = platform.clock().timestamp()
     this = scheduler.Waiting(
-        job_id=expectation.THIS, tenant=tenant, tier=tier, num_gpus=spec.world_size, queued_at=now, expected_s=seconds,
+        job_id=expected_time.THIS, tenant=tenant, tier=tier, num_gpus=spec.world_size, queued_at=now, expected_s=seconds,
         job_class=job_class(spec.adapter, model.num_parameters), spot=request.spot,
     )  # fmt: skip
     start = _start(platform, this, now)
@@ -156,7 +156,7 @@ def _tokens(
     """Counted if the report counted this model's tokens and nothing is cut; else from a sample of the rows."""
     report: Mapping[str, Any] = file["report"] or version["report"]
     policies = Policies.from_request(file["policies"])
-    counted = expectation.counted_tokens(report, model, method, policies, max_seq_len, share=share)
+    counted = expected_time.counted_tokens(report, model, method, policies, max_seq_len, share=share)
     if counted is not None:
         return Tokens(per_epoch=counted, error=0, counted=True, how=f"counted at validation with {model.id}")
     if model.directory is None:
@@ -205,7 +205,7 @@ def _packed_lengths(
             fitting.append(place)
         elif policies.control_tokens == "reject":
             raise InvalidDataset(f"row {example.row}: {problem.path} {problem.message}; {problem.fix}", code=problem.code)
-    limit = UNCUT if expectation.splits_long_rows(method, policies) else max_seq_len
+    limit = UNCUT if expected_time.splits_long_rows(method, policies) else max_seq_len
     taken = [examples[i] for i in fitting]
     places = {example.row: place for place, example in zip(fitting, taken, strict=True)}
 
@@ -246,7 +246,7 @@ def _assumptions(
     method: Method,
     tokens: Tokens,
     spec: TrainingSpec,
-    expected: job_history.Expectation,
+    expected: expected_time.Expectation,
     pool: Pool,
     prices: PriceList,
     tier: str,
@@ -257,7 +257,7 @@ def _assumptions(
     promise = tier_named(tier).starts_within_s
     return [
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
-        f"windows are filled to {expectation.FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
+        f"windows are filled to {expected_time.FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
         f"speed: {expected.tokens_per_s:,.0f} tokens a second on {spec.world_size} x {pool.gpu_type} ({spec.method} {spec.adapter}, "
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
         expected.in_words(),

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.billing.ledger import costs_of_jobs
-from control_plane.jobs import idempotency
+from control_plane.jobs import duplicate_requests
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import comparison
@@ -92,13 +92,13 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     trials = settings.trials()
     for number, parameters in enumerate(trials):
         _check(platform, tenant, given, settings, number, parameters)
-    attempt = idempotency.Attempt(received_at=platform.clock(), key=key, scope="sweep")
+    attempt = duplicate_requests.Attempt(received_at=platform.clock(), key=key, scope="sweep")
     sha256 = hashlib.sha256(canonical_json(dict(body)).encode()).hexdigest()
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
-        known = None if key is None else idempotency.find(conn, tenant, sha256, attempt)
+        known = None if key is None else duplicate_requests.find(conn, tenant, sha256, attempt)
         sweep_id = known or _insert(conn, platform, tenant, given, settings, trials)
-        idempotency.remember(conn, tenant, sha256, attempt, job_id=sweep_id, now=platform.clock())
+        duplicate_requests.remember(conn, tenant, sha256, attempt, job_id=sweep_id, now=platform.clock())
     if known is None:
         try:
             _submit_waiting(platform, tenant, sweep_id)
@@ -234,7 +234,7 @@ def _say_why(platform: Platform, tenant: str, sweep_id: str, error: FtError) -> 
 
 def _submitted(platform: Platform, sweep: RowMapping, trial: RowMapping) -> dict[str, Any]:
     body = trial_body(sweep["request"], sweep["settings"]["seed"], trial["parameters"])
-    attempt = idempotency.Attempt(received_at=platform.clock(), key=f"{sweep['id']}/{trial['number']}", scope=TRIAL)
+    attempt = duplicate_requests.Attempt(received_at=platform.clock(), key=f"{sweep['id']}/{trial['number']}", scope=TRIAL)
     found = jobs.submit(platform, sweep["tenant_id"], JobRequest.from_body(body), attempt)
     return {"job_id": found.job["id"], "reused": found.reused or found.job["created_at"] < sweep["created_at"], "error": sa.null()}
 

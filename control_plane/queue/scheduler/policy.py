@@ -6,15 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from control_plane.capacity.pools import RESERVED_FOR, Pool, in_order, may_use_spot
-from control_plane.queue.scheduler import preemption, wait_reasons
-from control_plane.queue.scheduler.forecast import forecast
+from control_plane.queue.scheduler import preemption
 from control_plane.queue.scheduler.model import Ahead, Decision, Preempt, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
 from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S
-from control_plane.queue.scheduler.order import factors, order, overdue
-from control_plane.queue.scheduler.placement import PoolRooms
-from control_plane.queue.scheduler.reservation_plan import TIE_S, Promises, length
+from control_plane.queue.scheduler.order import due_times, factors, forecast, group, order, overdue, patience_of
+from control_plane.queue.scheduler.placement import TIE_S, PoolRooms, Promises, length
 from control_plane.queue.scheduler.rules import DEFAULT, Rules
-from control_plane.queue.scheduler.starvation import due_times, group, patience_of
 
 _Kind = tuple[int, str, bool, tuple[str, ...]]
 """Of a job for which others may be stopped: width, tier, whether it is due, pools."""
@@ -330,10 +327,10 @@ class _Round:
         if job.tenant in self.barred:
             (reason, detail), start = self.barred[job.tenant], None
         elif not rooms:
-            (reason, detail), start = wait_reasons.never(job), None
+            (reason, detail), start = never(job), None
         else:
             stopping = stops + self.stopping_for.get(job.job_id, 0)
-            reason, detail = wait_reasons.why(job, rooms, promise, stopping=stopping)
+            reason, detail = why(job, rooms, promise, stopping=stopping)
             start = guess if promise is None else max(self.now, promise.start)
         return Wait(
             job_id=job.job_id,
@@ -345,3 +342,36 @@ class _Round:
             due_at=self.due[job.job_id],
             promise=promise,
         )
+
+
+def never(job: Waiting) -> tuple[Reason, str]:
+    many = f"{job.num_gpus} GPU(s) at once; no pool gives that many together to one job of tier {job.tier} and class {job.job_class}"
+    return Reason.EXCEEDS_MAX_QUOTA, f"needs {many}. Ask for fewer GPUs or another recipe"
+
+
+def why(job: Waiting, pools: Sequence[PoolRooms], promise: Promise | None, *, stopping: int) -> tuple[Reason, str]:
+    """Reason and detail of a job that some pool could hold.
+
+    1. Others are being stopped for it: ``WaitingForPreemptedWorkloads``.
+    2. Too few GPUs are free in its pool: ``WaitingForQuota``.
+    3. Enough, but they are kept for premium jobs: ``ReservedForPremium``.
+    4. Enough, but not together: ``TopologyPlacementFailed``.
+    5. Enough and together, but another one was promised them: ``WaitingBehindHead``.
+    """
+    pool = next((p for p in pools if promise and p.pool.name == promise.pool), pools[0])
+    kept = ". It has a reservation" if promise else ""
+    if stopping and promise:
+        return Reason.WAITING_FOR_PREEMPTED_WORKLOADS, (
+            f"{stopping} running job(s) of pool {promise.pool} save a checkpoint and release {job.num_gpus} GPU(s) for it"
+        )
+    free = pool.idle
+    needs = f"needs {job.num_gpus} GPU(s) of pool {pool.pool.name}, {free} of {pool.pool.num_gpus} are free"
+    if free < job.num_gpus:
+        return Reason.WAITING_FOR_QUOTA, needs + kept
+    if job.tier != RESERVED_FOR and pool.shared.free < job.num_gpus:
+        reserved = f"{pool.pool.reserved_gpus} of the pool are reserved for premium jobs"
+        return Reason.RESERVED_FOR_PREMIUM, f"{needs}, and {reserved}{kept}"
+    if not pool.together(job.num_gpus):
+        where = "on one node" if job.num_gpus <= pool.largest else "as whole nodes of one fabric"
+        return Reason.TOPOLOGY_PLACEMENT_FAILED, f"{needs}, but not {where}{kept}"
+    return Reason.WAITING_BEHIND_HEAD, f"{needs}, but jobs before it hold a reservation of them and it would end too late{kept}"

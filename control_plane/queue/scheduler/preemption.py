@@ -10,8 +10,7 @@ from control_plane.capacity.pools import RESERVED_FOR
 from control_plane.queue.scheduler.model import TIER_ORDER, Placement, Running, Waiting
 from control_plane.queue.scheduler.node_timeline import Room
 from control_plane.queue.scheduler.order import patience
-from control_plane.queue.scheduler.placement import PoolRooms
-from control_plane.queue.scheduler.reservation_plan import TIE_S, length
+from control_plane.queue.scheduler.placement import TIE_S, PoolRooms, length
 from control_plane.queue.scheduler.rules import Rules
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from control_plane.platform.epoch_time import span_words
+
 SEPARATOR = " · "
 SOON_S = 60.0
 """A start that is nearer than this is "within a minute": estimates are no better."""
@@ -58,18 +60,6 @@ def ahead_words(ahead: Mapping[str, Any] | None) -> str:
     yours = (ahead or {}).get("yours")
     own = f", {yours} of them yours" if yours else ""
     return f"ahead: {kinds} {'job' if sum(counts.values()) == 1 else 'jobs'}{wanted}{own}"
-
-
-def span_words(seconds: float) -> str:
-    """``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
-    minutes = max(1, round(seconds / 60))
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, rest = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {rest} min" if rest else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 def _place(job: Mapping[str, Any], length: int | None) -> str:

@@ -13,8 +13,8 @@ from control_plane.attempts.tables import attempts
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.queue.cycle import BARRED
 from control_plane.queue.status import view
-from control_plane.queue.status.explanations import BARRED
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import TIERS
 

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.capacity.active_pools import pools
+from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
 from control_plane.capacity.pools import Pool
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.queue.recent_usage import recent_use
-from control_plane.queue.stalled_starts import overdue_releases
+from control_plane.queue.reservations import overdue_releases
+from control_plane.queue.snapshot import recent_use
 from control_plane.queue.tables import reservations, scheduler_state
 
 WAITING_COLUMNS: tuple[sa.ColumnElement[Any], ...] = (

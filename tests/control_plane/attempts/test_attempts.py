@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import history
+from control_plane.attempts import checkpoint_retention, endings
 from control_plane.attempts import service as attempts
-from control_plane.attempts.checkpoints import retention
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries, meter_events
@@ -30,8 +29,7 @@ from control_plane.jobs.transitions import fail
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.queue import cycle
-from control_plane.queue.launches import pending_runs
+from control_plane.queue import cycle, launches
 from control_plane.queue.scheduler import Start, Wait
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
@@ -116,33 +114,33 @@ def test_a_waiting_job_says_why_and_where_it_stands(queued: Callable[..., tuple[
 def test_the_same_due_run_keeps_its_key_until_it_is_replaced(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held_by(platform, tenant, job_id)
-    (due,) = pending_runs.due_runs(platform, ("train",))
-    assert pending_runs.due_runs(platform, ("train",)) == [due]
-    pending_runs.replace_run(platform, due)
-    (again,) = pending_runs.due_runs(platform, ("train",))
+    (due,) = launches.due_runs(platform, ("train",))
+    assert launches.due_runs(platform, ("train",)) == [due]
+    launches.replace_run(platform, due)
+    (again,) = launches.due_runs(platform, ("train",))
     assert again.run_key != due.run_key
 
 
 def test_a_run_is_replaced_once_however_many_see_it_dead(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held_by(platform, tenant, job_id)
-    (due,) = pending_runs.due_runs(platform, ("train",))
-    assert [pending_runs.replace_run(platform, due) for _ in range(2)] == [True, False]
-    assert pending_runs.run_replacements(platform, due) is None
-    (again,) = pending_runs.due_runs(platform, ("train",))
-    known = pending_runs.run_replacements(platform, again)
+    (due,) = launches.due_runs(platform, ("train",))
+    assert [launches.replace_run(platform, due) for _ in range(2)] == [True, False]
+    assert launches.run_replacements(platform, due) is None
+    (again,) = launches.due_runs(platform, ("train",))
+    known = launches.run_replacements(platform, again)
     assert known is not None and (again.runs, known[0]) == (1, 1)
 
 
 def test_a_run_that_died_does_not_replace_the_run_of_the_next_attempt(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
-    (due,) = pending_runs.due_runs(platform, ("train",))
+    (due,) = launches.due_runs(platform, ("train",))
     attempts.finish(platform, held, ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)))
-    assert not pending_runs.replace_run(platform, due), "nobody awaits it"
+    assert not launches.replace_run(platform, due), "nobody awaits it"
     assert held_by(platform, tenant, job_id).attempt == 2
-    assert pending_runs.run_replacements(platform, due) is None and not pending_runs.replace_run(platform, due)
-    (of_the_next,) = pending_runs.due_runs(platform, ("train",))
+    assert launches.run_replacements(platform, due) is None and not launches.replace_run(platform, due)
+    (of_the_next,) = launches.due_runs(platform, ("train",))
     assert (of_the_next.attempt, of_the_next.runs) == (2, 0)
 
 
@@ -167,7 +165,7 @@ def test_a_job_is_given_up_in_one_transaction_that_takes_its_reservation_first(q
     attempts.abandon(platform, tenant, job_id, NotAdmitted("no", code=attempts.UNREADABLE))
     assert len(commits) == 1
     assert next(w for w in wrote if w.startswith("UPDATE") or "FOR UPDATE" in w).startswith("UPDATE reservations")
-    assert state_of(platform, job_id) == "failed" and pending_runs.due_runs(platform, ("train",)) == []
+    assert state_of(platform, job_id) == "failed" and launches.due_runs(platform, ("train",)) == []
 
 
 def test_a_success_goes_on_to_evaluation_and_is_billed_once(queued: Callable[..., tuple[Platform, str, str]]) -> None:
@@ -213,9 +211,9 @@ def test_a_cancelled_job_stays_cancelled_and_gives_its_gpus_back(queued: Callabl
     held = held_by(platform, tenant, job_id)
     jobs.cancel(platform, tenant, job_id)
     assert attempts.stop_asked(platform, held) == "cancel"
-    assert [d.job_id for d in pending_runs.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
+    assert [d.job_id for d in launches.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
     assert attempts.finish(platform, held, ending(failure("cancelled", Fault.USER, Retry.NEVER))) is JobState.CANCELLED
-    assert pending_runs.due_runs(platform, ("train",)) == []
+    assert launches.due_runs(platform, ("train",)) == []
 
 
 def test_a_pause_ends_at_paused_and_resume_queues_it_again(queued: Callable[..., tuple[Platform, str, str]]) -> None:
@@ -255,13 +253,13 @@ def test_a_step_that_is_saved_again_after_its_checkpoint_was_given_up_is_kept(
     for step in (2, 4):
         platform.objects.put_bytes(f"first/{step}/manifest.json", b"{}")
         assert attempts.record_checkpoint(platform, held, step=step, prefix=f"first/{step}", manifest_sha256="0", metrics={})
-    assert retention.give_up_newer(platform, held, tmp_path, 2) == [4]
-    retention.remove_retired(platform, job_id)
+    assert checkpoint_retention.give_up_newer(platform, held, tmp_path, 2) == [4]
+    checkpoint_retention.remove_retired(platform, job_id)
     assert not platform.objects.exists("first/4/manifest.json")
     platform.objects.put_bytes("again/4/manifest.json", b"{}")
     assert attempts.record_checkpoint(platform, held, step=4, prefix="again/4", manifest_sha256="1", metrics={})
     assert [(c.step, c.object_prefix) for c in attempts.committed(platform, job_id)] == [(4, "again/4"), (2, "first/2")]
-    retention.remove_retired(platform, job_id)
+    checkpoint_retention.remove_retired(platform, job_id)
     assert platform.objects.exists("again/4/manifest.json")
 
 
@@ -325,7 +323,7 @@ def test_history_tells_progress_from_standing_still(queued: Callable[..., tuple[
     attempts.record_checkpoint(platform, first, step=5, prefix="p", manifest_sha256="m", metrics={})
     attempts.finish(platform, first, ending(lost, step=6))
     attempts.finish(platform, held_by(platform, tenant, job_id), replace(ending(lost), last_step=5))
-    told = [(p.code, p.committed_step, p.last_step) for p in history.history(platform, job_id)]
+    told = [(p.code, p.committed_step, p.last_step) for p in endings.history(platform, job_id)]
     assert told == [("node_lost", 5, 6), ("node_lost", 5, 5)]
 
 
@@ -337,11 +335,11 @@ def test_history_counts_what_was_given_up_and_not_the_rows_of_another_attempt(qu
         attempts.record_checkpoint(platform, held, step=5, prefix="p", manifest_sha256="m", metrics={})
         attempts.finish(platform, held, ending(lost, step=6))
     held = held_by(platform, tenant, job_id)
-    retention.give_up_newer(platform, held, platform.settings.home / "none", 0)
+    checkpoint_retention.give_up_newer(platform, held, platform.settings.home / "none", 0)
     assert attempts.committed(platform, job_id) == []
     attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH), step=1))
     attempts.finish(platform, held_by(platform, tenant, job_id), ending(lost, step=3))
-    told = [(p.code, p.committed_step, p.last_step) for p in history.history(platform, job_id)]
+    told = [(p.code, p.committed_step, p.last_step) for p in endings.history(platform, job_id)]
     assert told == [("node_lost", 5, 6), ("node_lost", 5, 6), ("oom", 5, 1), ("node_lost", 0, 3)]
 
 

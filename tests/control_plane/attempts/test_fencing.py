@@ -13,13 +13,12 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.attempts.tables import checkpoints
-from control_plane.jobs import step_heartbeat
+from control_plane.jobs import transitions
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.queue import cycle
-from control_plane.queue.launches import pending_runs
+from control_plane.queue import cycle, launches
 from control_plane.queue.tables import reservations
 from tests.support.jobs.started_job import start_job
 
@@ -80,15 +79,15 @@ def test_a_follower_that_is_released_is_to_stop_its_workload(platform: Platform,
 
 def test_a_step_that_was_replaced_beats_for_nobody(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
     held = start_job(platform, write_chat_rows)
-    turn = step_heartbeat.run_numbers(platform, held.job_id)
-    step_heartbeat.beat(platform, held.job_id, turn)
+    turn = transitions.run_numbers(platform, held.job_id)
+    transitions.record_heartbeat(platform, held.job_id, turn)
     seen = everything(platform, held.job_id)["jobs"][0]["heartbeat_at"]
     assert seen is not None
-    (due,) = [d for d in pending_runs.due_runs(platform, ("train",)) if d.job_id == held.job_id]
-    assert pending_runs.replace_run(platform, due)
+    (due,) = [d for d in launches.due_runs(platform, ("train",)) if d.job_id == held.job_id]
+    assert launches.replace_run(platform, due)
     before = everything(platform, held.job_id)
-    step_heartbeat.beat(platform, held.job_id, turn)
+    transitions.record_heartbeat(platform, held.job_id, turn)
     assert everything(platform, held.job_id) == before
-    step_heartbeat.beat(platform, held.job_id, step_heartbeat.run_numbers(platform, held.job_id))
+    transitions.record_heartbeat(platform, held.job_id, transitions.run_numbers(platform, held.job_id))
     assert everything(platform, held.job_id) != before
     cycle.release(platform, held.job_id, held.attempt)

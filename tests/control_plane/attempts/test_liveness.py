@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.attempts.liveness import LOADING_S, STUCK_AFTER_S, Liveness
+from control_plane.attempts.health import LOADING_S, STUCK_AFTER_S, Liveness
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.training.runtime.status_files import Heartbeat, Progress
 

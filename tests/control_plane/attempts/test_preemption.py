@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import history, preemption_notices
+from control_plane.attempts import endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
@@ -205,7 +205,7 @@ def test_an_attempt_has_ended_also_where_nothing_can_be_forecast(new_job: Callab
         raise ValueError("no time is known")
 
     job = new_job()
-    preemption_notices.tell_when(replace(job.platform, clock=clock), job.claim())
+    endings.tell_when(replace(job.platform, clock=clock), job.claim())
     assert "could not be told" in caplog.text and job.events("preemption_forecast") == []
 
 
@@ -334,7 +334,7 @@ def test_making_room_is_no_failure_however_often_it_happens(new_job: Callable[..
         held = job.claim()
         ask(job, held)
         assert attempts.finish(job.platform, held, job.follow(held)) is JobState.QUEUED
-    assert all(p.asked and p.code == "preempted" for p in history.history(job.platform, job.id))
+    assert all(p.asked and p.code == "preempted" for p in endings.history(job.platform, job.id))
     ending, state = job.train(Scenario(steps=6, end_at={"step": 3, "outcome": "preempted", "attempt": 13}))
     assert (ending.outcome, state) == ("preempted", JobState.QUEUED), "and this one, which nobody asked for, is the first of its kind"
     assert row(job)["preemptions"] == 12

@@ -17,7 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Workload, WorkloadStatus
-from control_plane.queue import cycle, reserved_devices
+from control_plane.queue import cycle, reservations
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.reference_step import reference
 from ft_assets.errors import InvalidRequest, Unavailable
@@ -61,7 +61,7 @@ class Machine:
         out_dir = self.platform.settings.home / name
         out_dir.mkdir()
         run = EvalRun(base_model_dir=out_dir, adapter_dir=None, digests={"base": "b"}, lease=out_dir / "lease", out_dir=out_dir)
-        held = reserved_devices.held(self.platform)
+        held = reservations.held_devices(self.platform)
         following = threading.Thread(
             target=lambda: follow_evaluation.follow(self.evaluations, run, name=name, watch=Seen(), held=held), daemon=True
         )
@@ -99,7 +99,7 @@ def machine(
 def test_jobs_train_on_the_gpus_that_they_reserved_and_evaluations_elsewhere(machine: Machine) -> None:
     first, second, pair = machine.train(gpus=1), machine.train(gpus=1), machine.train(gpus=2)
     assert [visible(job.work_dir) for job in (first, second, pair)] == ["4", "5", "6,7"]
-    assert reserved_devices.held(machine.platform) == (0, 1, 2, 3)
+    assert reservations.held_devices(machine.platform) == (0, 1, 2, 3)
     assert visible(machine.evaluate("e-1")) == "8", "the GPU that no reservation holds"
     assert visible(machine.evaluate("e-2")) == "8", "every GPU has one user: nothing is gained by sitting on a training"
 
@@ -217,4 +217,4 @@ def test_nodes_that_one_machine_stands_for_have_gpus_of_their_own(new_platform: 
     pools = tmp_path / "pools.yaml"
     pools.write_text("pools: [{name: local, gpu_type: local, nodes: [{count: 2, gpus: 2}]}]")
     platform = new_platform(pools=str(pools))
-    assert reserved_devices.on_this_machine(platform, [["local-0", 1], ["local-1", 2]], [[1], [0, 1]]) == (1, 2, 3)
+    assert reservations.local_devices(platform, [["local-0", 1], ["local-1", 2]], [[1], [0, 1]]) == (1, 2, 3)

@@ -16,10 +16,9 @@ from typing import BinaryIO
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import follow
+from control_plane.attempts import checkpoint_retention, checkpoint_transfer, follow
 from control_plane.attempts import service as attempts
-from control_plane.attempts.checkpoints import retention, upload
-from control_plane.attempts.checkpoints.restore import restore
+from control_plane.attempts.checkpoint_transfer import restore
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing import ledger
 from control_plane.jobs import service as jobs
@@ -259,15 +258,18 @@ def test_a_stale_attempt_commits_nothing_and_deletes_nothing(new_job: Callable[.
     stale_dir = job.work_dir / "checkpoints"
     rows = attempts.committed(job.platform, job.id)
 
-    uploader = upload.Uploader(job.platform, stale, job.work_dir, patience=SHORT)
+    uploader = checkpoint_transfer.Uploader(job.platform, stale, job.work_dir, patience=SHORT)
     newest = sorted(stale_dir.iterdir())[-1]
     commit(newest.with_name("step-00000009"), _copy_of(newest), spec=held.spec, step=9, attempt=1, created_at=0.0)
     uploader.offer(newest.with_name("step-00000009"))
     uploader.drain()
     uploader.close()
-    assert not upload.commit_final(job.platform, stale, newest, step=9, patience=SHORT)
+    assert not checkpoint_transfer.commit_final(job.platform, stale, newest, step=9, patience=SHORT)
     assert (
-        retention.retire_checkpoints(job.platform, replace(stale, spec=replace(stale.spec, checkpoint=CheckpointPolicy(keep_last=1)))) == []
+        checkpoint_retention.retire_checkpoints(
+            job.platform, replace(stale, spec=replace(stale.spec, checkpoint=CheckpointPolicy(keep_last=1)))
+        )
+        == []
     )
     assert not attempts.tell(job.platform, stale, Event(code="checkpoint_skipped", message="x"))
     with pytest.raises(NotAdmitted, match="was released"):
@@ -301,9 +303,9 @@ def test_a_full_disk_frees_what_ended_jobs_left_on_the_machine(new_job: Callable
     assert [p.name for p in sorted((job.work_dir / "checkpoints").iterdir())] == ["step-00000004", "step-00000005"]
     assert other.exists(), "of a job that is not known to have ended nothing is taken"
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
-    assert retention.free_machine(job.platform, "another") == 0
+    assert checkpoint_retention.free_machine(job.platform, "another") == 0
     transition_to_end(job)
-    assert retention.free_machine(job.platform, "another") > 0
+    assert checkpoint_retention.free_machine(job.platform, "another") > 0
     assert (job.work_dir / "final").exists()
 
 
@@ -317,10 +319,10 @@ def test_checkpoints_of_an_ended_job_go_after_a_week_and_with_them_what_was_neve
     prefix = layout.job_prefix(job.tenant, job.id)
     job.platform.objects.put_bytes(f"{prefix}/checkpoints/a9/step-00000001/optimizer.pt", b"left by a crash")
     transition_to_end(job)
-    assert retention.retire_ended(job.platform) == 0
+    assert checkpoint_retention.retire_ended(job.platform) == 0
     later = replace(job.platform, clock=lambda: datetime.now(UTC) + timedelta(days=8))
-    assert retention.retire_ended(later) == 1
-    assert retention.retire_ended(later) == 0
+    assert checkpoint_retention.retire_ended(later) == 1
+    assert checkpoint_retention.retire_ended(later) == 0
     assert [r.final for r in attempts.committed(job.platform, job.id)] == [True]
     assert list(job.platform.objects.list(f"{prefix}/checkpoints")) == []
     assert job.weights() == plain_weights(6)

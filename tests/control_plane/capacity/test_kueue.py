@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from control_plane.capacity import kueue, pools_file
+from control_plane.capacity import configured_pools, kueue
 from control_plane.capacity.kueue import Manifest
 from control_plane.capacity.pools import Node, Pool, local_pool, nodes
 
 SCHEMAS = Path(__file__).parents[3].parent / "shared" / "schemas"
-SHIPPED = list(pools_file.load(Path(__file__).parents[3] / "deploy" / "pools.yaml", gpu_types=("h100-80gb",)))
+SHIPPED = list(configured_pools.load(Path(__file__).parents[3] / "deploy" / "pools.yaml", gpu_types=("h100-80gb",)))
 SPOT = Pool(name="cheap", nodes=nodes(16, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
 EVERY = [*SHIPPED, SPOT]
 OBJECTS = [*kueue.render(EVERY), *kueue.render_tenant("acme", "premium", EVERY), *kueue.render_tenant("bolt", "free", EVERY)]

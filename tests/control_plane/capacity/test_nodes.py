@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.capacity import active_pools, kueue_sync, nodes
+from control_plane.capacity import configured_pools, kueue, nodes
 from control_plane.composition import open_platform
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -60,12 +60,12 @@ def test_a_node_is_drained_and_taken_back(desk: Platform) -> None:
     assert [(n.name, n.state) for n in nodes.list_nodes(desk)] == [("desk-0", "ready"), ("desk-1", "ready")]
     done = nodes.drain(desk, "desk-1", reason="a fan is loud", by="cli:ops")
     assert (done.state, done.reason, done.drained_by) == ("drained", "a fan is loud", "cli:ops")
-    (pool,) = active_pools.pools(desk)
+    (pool,) = configured_pools.pools(desk)
     assert [(n.name, n.ready) for n in pool.nodes] == [("desk-0", True), ("desk-1", False)]
-    assert (pool.num_gpus, active_pools.planned(desk)[0].num_gpus) == (2, 4)
+    assert (pool.num_gpus, configured_pools.planned(desk)[0].num_gpus) == (2, 4)
     assert nodes.drain(desk, "desk-1", reason="the fan is new", by="cli:other").drained_by == "cli:ops"
     assert nodes.undrain(desk, "desk-1").state == nodes.undrain(desk, "desk-1").state == "ready"
-    assert active_pools.pools(desk)[0].num_gpus == 4
+    assert configured_pools.pools(desk)[0].num_gpus == 4
     with desk.engine.connect() as conn:
         of_node = sa.select(audit_log.c.action).where(audit_log.c.object_id == "desk-1").order_by(audit_log.c.seq)
         assert list(conn.execute(of_node).scalars()) == ["node_drain.created", "node_drain.updated", "node_drain.deleted"]
@@ -117,16 +117,16 @@ def test_a_pool_kept_whole_for_premium_takes_no_other_tier(new_platform: Callabl
 def test_what_is_no_list_of_queues_is_refused(desk: Platform, new_platform: Callable[..., Platform], tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(TWO_NODES.replace("local", "h100-80gb"))
     with pytest.raises(InvalidRequest, match="these are no ClusterQueues"):
-        kueue_sync.check(new_platform(pools=str(tmp_path / "p.yaml")), "items: 5")
+        kueue.check(new_platform(pools=str(tmp_path / "p.yaml")), "items: 5")
     with pytest.raises(Conflict, match="all are slots of this machine") as refused:
-        kueue_sync.files(desk)
+        kueue.files(desk)
     assert refused.value.code == "no_cluster"
 
 
 def test_a_pool_that_left_the_file_is_told_and_not_guessed(desk: Platform) -> None:
-    assert active_pools.named(desk, "desk").gpu_type == "local"
+    assert configured_pools.named(desk, "desk").gpu_type == "local"
     with pytest.raises(Unavailable, match="put it back and drain its nodes"):
-        active_pools.named(desk, "gone")
+        configured_pools.named(desk, "gone")
 
 
 def test_a_wrong_file_stops_the_platform_before_it_is_open(desk: Platform, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from control_plane.capacity import pools, pools_file
+from control_plane.capacity import configured_pools, pools
 from control_plane.capacity.pools import Pool, nodes
 
 TYPES = ("h100-80gb", "h200-141gb", "local")
@@ -23,7 +23,7 @@ WIDE = {
 
 
 def read(*entries: dict[str, Any]) -> tuple[Pool, ...]:
-    return pools_file.parse({"pools": list(entries)}, gpu_types=TYPES)
+    return configured_pools.parse({"pools": list(entries)}, gpu_types=TYPES)
 
 
 def test_a_file_says_nodes_by_count_and_by_name() -> None:
@@ -71,14 +71,14 @@ def test_pools_of_one_class_have_gpus_of_one_type() -> None:
 
 def test_a_file_that_cannot_be_read_names_itself(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="FT_POOLS names that file"):
-        pools_file.load(tmp_path / "none.yaml", gpu_types=TYPES)
+        configured_pools.load(tmp_path / "none.yaml", gpu_types=TYPES)
     (tmp_path / "list.yaml").write_text("- a\n")
     with pytest.raises(ValueError, match=r"list.yaml is list, not a mapping; it has pools"):
-        pools_file.load(tmp_path / "list.yaml", gpu_types=TYPES)
+        configured_pools.load(tmp_path / "list.yaml", gpu_types=TYPES)
 
 
 def test_the_shipped_file_has_the_planned_gpus_in_three_pools() -> None:
-    found = {p.name: p for p in pools_file.load(SHIPPED, gpu_types=TYPES)}
+    found = {p.name: p for p in configured_pools.load(SHIPPED, gpu_types=TYPES)}
     assert [p.num_gpus for p in found.values()] == [53, 48, 224] and sum(p.num_gpus for p in found.values()) == 325
     every = list(found.values())
     assert pools.widest_of(every, "premium", "full") == 32

@@ -47,7 +47,7 @@ from ft_assets.evals.scoring.samples import Sample
 from ft_assets.training.checkpoints import manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
-from tests.control_plane.attempts.test_watcher import MemoryTracker
+from tests.control_plane.attempts.test_health import MemoryTracker
 from tests.support.jobs.finished_job import prepare
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model

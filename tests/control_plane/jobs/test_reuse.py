@@ -15,7 +15,7 @@ from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import results
 from control_plane.jobs import service as jobs
-from control_plane.jobs.idempotency import Attempt
+from control_plane.jobs.duplicate_requests import Attempt
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform

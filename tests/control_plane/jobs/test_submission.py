@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.jobs import idempotency
+from control_plane.jobs import duplicate_requests
 from control_plane.jobs import service as jobs
-from control_plane.jobs.idempotency import Attempt
+from control_plane.jobs.duplicate_requests import Attempt
 from control_plane.jobs.submission import JobRequest, adapter_of, canonical_body
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
@@ -23,7 +23,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from tests.support.platform.database_roles import as_owner
 
-RETRIED_ONCE = idempotency.retried_for("1", None)
+RETRIED_ONCE = duplicate_requests.retried_for("1", None)
 BODY: dict[str, Any] = {"model": "tiny-base", "training_file": "file-1"}
 
 
@@ -197,7 +197,7 @@ def test_a_retry_that_means_a_twin_gets_it(platform: Platform, tenant: Tenant, t
     ],
 )  # fmt: skip
 def test_how_long_ago_a_call_began_follows_from_the_headers(retries: str | None, timeout: str | None, seconds: float | None) -> None:
-    found = idempotency.retried_for(retries, timeout)
+    found = duplicate_requests.retried_for(retries, timeout)
     assert (found and found.total_seconds()) == seconds
 
 
@@ -229,12 +229,12 @@ def test_a_key_is_known_for_thirty_days_and_then_forgotten(fresh_platform: Platf
     def after(days: float) -> Platform:
         return replace(fresh_platform, clock=lambda: first.job["created_at"] + timedelta(days=days))
 
-    assert idempotency.purge(after(29.9)) == 0
+    assert duplicate_requests.purge(after(29.9)) == 0
     assert submit(after(29.9), tenant, file["id"], key="k").job["id"] == first.job["id"]
     again = submit(after(30.1), tenant, file["id"], key="k")
     assert again.created, "it is unknown from then on, also where it was not purged yet"
     assert submit(after(30.2), tenant, file["id"], key="k").job["id"] == again.job["id"]
-    assert idempotency.purge(after(61)) == 1
+    assert duplicate_requests.purge(after(61)) == 1
     assert submit(after(61), tenant, file["id"], key="k").created
 
 

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts import service as attempts
-from control_plane.capacity.active_pools import pools
+from control_plane.capacity.configured_pools import pools
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
@@ -22,12 +22,11 @@ from control_plane.notifications.tables import outbox
 from control_plane.platform.bulk_updates import update_each
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.queue import cycle, scheduler, stalled_starts
-from control_plane.queue import reservations as granting
+from control_plane.queue import cycle, scheduler
 from control_plane.queue import snapshot as queue_reading
+from control_plane.queue.reservations import OverdueRelease, ask_to_stop, lock_to_stop, overdue_releases
 from control_plane.queue.scheduler import Preempt
 from control_plane.queue.snapshot import placement_of, promise_of
-from control_plane.queue.status import explanations
 from control_plane.queue.tables import reservations, scheduler_state
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import Conflict, NotFound
@@ -163,7 +162,7 @@ def test_a_job_that_makes_room_is_asked_once_and_told_why(world: World) -> None:
     before = state(world).preemptions
     for _ in range(2):
         with world.platform.engine.begin() as conn:
-            asked = granting.ask_to_stop(conn, [stop], granting.lock_to_stop(conn, [job.job_id]), world.now())
+            asked = ask_to_stop(conn, [stop], lock_to_stop(conn, [job.job_id]), world.now())
     assert asked == [] and row(world, job.job_id).stop_requested == "preempt"
     with world.platform.engine.connect() as conn:
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job.job_id)).one()
@@ -180,13 +179,13 @@ def test_a_job_whose_pause_was_asked_for_is_not_asked_to_make_room(world: World)
     cycle.place(world.platform)
     jobs.pause(world.platform, job.tenant, job.job_id)
     with world.platform.engine.begin() as conn:
-        assert granting.lock_to_stop(conn, [job.job_id]) == {}
+        assert lock_to_stop(conn, [job.job_id]) == {}
     assert row(world, job.job_id).stop_requested == "pause"
 
 
-def late_releases(world: World) -> list[stalled_starts.OverdueRelease]:
+def late_releases(world: World) -> list[OverdueRelease]:
     with world.platform.engine.connect() as conn:
-        return stalled_starts.overdue_releases(conn, world.now())
+        return overdue_releases(conn, world.now())
 
 
 @pytest.mark.parametrize("table", [reservations, jobs_table])
@@ -249,11 +248,11 @@ def test_a_row_that_its_follower_writes_just_now_is_waited_for(world: World, tab
         follower.execute(sa.select(column).where(column == job.job_id).with_for_update())
         done = threading.Timer(0.1, follower.commit)
         done.start()
-        assert granting.lock_to_stop(conn, [job.job_id]) == {job.job_id: 1}
+        assert lock_to_stop(conn, [job.job_id]) == {job.job_id: 1}
         done.join()
         assert conn.execute(waits).scalar_one() == follower.execute(waits).scalar_one()
         with world.platform.engine.begin() as other:
-            assert granting.lock_to_stop(other, [job.job_id]) == {}, "it is waited for no longer than a moment"
+            assert lock_to_stop(other, [job.job_id]) == {}, "it is waited for no longer than a moment"
             assert other.execute(waits).scalar_one() == follower.execute(waits).scalar_one()
 
 
@@ -392,11 +391,11 @@ def test_a_stored_promise_comes_back_as_it_was_made_and_its_earliest_start_is_ke
         job_id=job.job_id, position=1, reason=scheduler.Reason.WAITING_FOR_QUOTA, detail="full", expected_start=made.start, promise=made
     )
 
-    def tell(promise: scheduler.Promise | None, at: datetime) -> explanations.Explained:
+    def tell(promise: scheduler.Promise | None, at: datetime) -> cycle.Explained:
         with world.platform.engine.begin() as conn:
             _, rows = queue_reading.read(conn, pools(world.platform), at)
             told = replace(wait, promise=promise)
-            return explanations.explain(conn, rows, [told], left_s={job.job_id: 60.0}, capped=(), last=None, now=at)
+            return cycle.explain(conn, rows, [told], left_s={job.job_id: 60.0}, capped=(), last=None, now=at)
 
     assert tell(made, now).promises == 1
     stored = row(world, job.job_id)
@@ -404,8 +403,8 @@ def test_a_stored_promise_comes_back_as_it_was_made_and_its_earliest_start_is_ke
     assert stored.estimated_finish_at == datetime.fromtimestamp(made.start + 60.0, tz=UTC)
     assert tell(replace(made, start=made.start + 300.0), now).promises == 0
     late = row(world, job.job_id)
-    assert not explanations.missed(late, now + timedelta(seconds=55)), "five seconds late is a round's time"
-    assert explanations.missed(late, now + timedelta(seconds=120)), "the first promise is the one to keep"
+    assert not cycle.missed(late, now + timedelta(seconds=55)), "five seconds late is a round's time"
+    assert cycle.missed(late, now + timedelta(seconds=120)), "the first promise is the one to keep"
     assert tell(None, now).dropped == 1 and row(world, job.job_id).promise is None
     with world.platform.engine.connect() as conn:
         assert conn.execute(sa.text("SELECT count(*) FROM jobs WHERE promise IS NOT NULL")).scalar_one() == 0, "no JSON null"

@@ -30,7 +30,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
-from control_plane.queue.launches.pending_runs import due_runs
+from control_plane.queue.launches import due_runs
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
 from resources.dagster.run_launcher import ForkingRunLauncher

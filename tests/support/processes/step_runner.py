@@ -12,7 +12,7 @@ import dagster as dg
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
 from control_plane.queue.cycle import place
-from control_plane.queue.launches.pending_runs import due_runs
+from control_plane.queue.launches import due_runs
 from ft_assets import definitions
 from ft_assets.platform_resource import PlatformResource
 from ft_assets.telemetry import logs

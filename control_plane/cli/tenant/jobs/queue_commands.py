@@ -12,7 +12,8 @@ import typer
 
 from control_plane.cli.output import Json, console, escape, print_json, say
 from control_plane.cli.tenant.job_progress import wall_clock
-from control_plane.queue.status.messages import by_tier_words, span_words, waiting_line
+from control_plane.platform.epoch_time import span_words
+from control_plane.queue.status.messages import by_tier_words, waiting_line
 
 EVERY_S = 2.0
 """Between two looks at the queue: its rounds come every second or two."""
@@ -52,12 +53,12 @@ def whole_queue(
 ) -> None:
     """Show the queue of all tenants: who waits and why, reservations, what runs, pools, recent use, what the rounds did."""
     from control_plane.cli.admin.local_platform import open_local
-    from control_plane.queue.status import documents, view
+    from control_plane.queue.status import responses, view
 
     with open_local() as platform:
 
         def look() -> Mapping[str, Any]:
-            return documents.whole_queue(view.of_all(platform, limit=limit))
+            return responses.whole_queue(view.of_all(platform, limit=limit))
 
         if watch and not as_json and html is None:
             _watch(lambda: whole_lines(look(), now=time.time(), nodes=nodes))

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from control_plane.capacity import kueue_sync, nodes
+from control_plane.capacity import kueue, nodes
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
@@ -36,7 +36,7 @@ def test_the_clusters_queues_are_written_and_a_drained_node_makes_them_differ(
     assert "namespace: t-acme" in written["tenants.yaml"]
     queues = [q for q in yaml.safe_load_all(written["queues.yaml"]) if q["kind"] == "ClusterQueue"]
     live = yaml.safe_dump({"kind": "List", "items": queues})
-    assert kueue_sync.check(platform, live) == []
+    assert kueue.check(platform, live) == []
 
     drained = offline("admin", "nodes", "drain", "wide-0", "--reason", "new fans", "--json", **env).json
     assert (drained["state"], drained["reason"], drained["used_gpus"]) == ("drained", "new fans", 0)
@@ -51,13 +51,13 @@ def test_while_a_node_drains_the_quota_keeps_what_its_jobs_hold(
 ) -> None:
     (tmp_path / "pools.yaml").write_text(POOLS)
     world = queued(new_platform(pools=str(tmp_path / "pools.yaml")), write_chat_rows)
-    before = kueue_sync.files(world.platform)["queues.yaml"]
+    before = kueue.files(world.platform)["queues.yaml"]
     job = world.job(world.tenant(), gpus=6)
     world.round()
     nodes.drain(world.platform, "small-0", reason="new fans", by="ops")
-    (told,) = kueue_sync.check(world.platform, before)
+    (told,) = kueue.check(world.platform, before)
     assert "add up to 16 GPUs and pool small has 8 ready and 6 that jobs hold on drained nodes" in told
-    assert kueue_sync.check(world.platform, kueue_sync.files(world.platform)["queues.yaml"]) == []
+    assert kueue.check(world.platform, kueue.files(world.platform)["queues.yaml"]) == []
     cycle.release(world.platform, job, 1)
-    (told,) = kueue_sync.check(world.platform, before)
+    (told,) = kueue.check(world.platform, before)
     assert "pool small has 8 ready; apply" in told

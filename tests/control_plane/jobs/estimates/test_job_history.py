@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts.tables import attempts, checkpoints
-from control_plane.jobs.estimates import expectation, job_history, job_plan
+from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.estimates.rules import Correction, Kind
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
@@ -56,18 +56,18 @@ def ended(
 
 
 def ratio(platform: Platform) -> float:
-    return job_history.learned(platform, KIND).ratio
+    return expected_time.learned(platform, KIND).ratio
 
 
 def test_finished_jobs_correct_what_the_next_is_expected_to_take(new_job: Callable[..., Job]) -> None:
     job = new_job()
     assert ratio(job.platform) == 1.0
     ended(job, 3.0)
-    learned = job_history.learned(job.platform, KIND)
+    learned = expected_time.learned(job.platform, KIND)
     assert 1.5 < learned.ratio < 3.0
     assert (learned.num_jobs, learned.num_alike) == (1, 1)
-    assert job_history.learned(job.platform, replace(KIND, way="dpo/lora")).num_alike == 0
-    assert job_history.learned(job.platform, replace(KIND, num_gpus=2)).num_alike == 0
+    assert expected_time.learned(job.platform, replace(KIND, way="dpo/lora")).num_alike == 0
+    assert expected_time.learned(job.platform, replace(KIND, num_gpus=2)).num_alike == 0
 
 
 def test_work_done_twice_and_set_ups_after_the_first_are_not_the_trainings_time(new_job: Callable[..., Job]) -> None:
@@ -91,19 +91,19 @@ def test_jobs_on_other_gpus_do_not_push_out_what_is_known_of_these(new_job: Call
     (tmp_path / "pools.yaml").write_text(TWO_TYPES)
     platform = replace(job.platform, settings=replace(job.platform.settings, pools_file=tmp_path / "pools.yaml"))
     ended(job, 3.0)
-    before = job_history.learned(platform, KIND)
+    before = expected_time.learned(platform, KIND)
     assert before.num_jobs == 1
     with platform.engine.begin() as conn:
         known = dict(conn.execute(sa.select(jobs).where(jobs.c.id == job.id)).one()._mapping)
         newer = {"started_at": BEGAN + timedelta(days=1), "ended_at": BEGAN + timedelta(days=1, hours=1)}
-        for number in range(job_history.NEWEST):
+        for number in range(expected_time.NEWEST):
             conn.execute(sa.insert(jobs).values(**known | {"id": f"ftjob-busy{number}", "finished_at": newer["ended_at"]}))
             which = {"job_id": f"ftjob-busy{number}", "attempt": 1}
             times = {"granted_at": newer["started_at"], "released_at": newer["ended_at"]}
             conn.execute(sa.insert(reservations).values(**which, pool="busy", num_gpus=1, **times))
             conn.execute(sa.insert(attempts).values(**which, workload=f"busy{number}", **newer))
-    assert job_history.learned(platform, KIND) == before
-    assert job_history.learned(platform, replace(KIND, gpu_type="h100-80gb")).num_jobs == job_history.NEWEST
+    assert expected_time.learned(platform, KIND) == before
+    assert expected_time.learned(platform, replace(KIND, gpu_type="h100-80gb")).num_jobs == expected_time.NEWEST
 
 
 def test_what_is_held_of_a_quota_is_what_history_lets_expect(new_job: Callable[..., Job]) -> None:
@@ -116,7 +116,7 @@ def test_what_is_held_of_a_quota_is_what_history_lets_expect(new_job: Callable[.
 
     def held() -> float:
         placed = job_plan.placed(platform, request, model, tier="standard")
-        return expectation.of_request(platform, job.tenant, request, model, placed).gpu_seconds
+        return expected_time.of_request(platform, job.tenant, request, model, placed).gpu_seconds
 
     before = held()
     ended(job, 3.0)
@@ -130,9 +130,9 @@ def test_a_wider_job_is_expected_to_end_sooner_and_not_to_cost_less(new_job: Cal
     model = job.platform.models.get("tiny-base")
     rows = 10_000_000
 
-    def expected(platform: Platform, width: int) -> job_history.Expectation:
+    def expected(platform: Platform, width: int) -> expected_time.Expectation:
         spec = replace(SPEC, world_size=width, strategy="single" if width == 1 else "ddp", precision="bf16")
-        return job_history.expect(platform, model, spec, num_rows=rows, tokens_per_epoch=rows * SPEC.max_seq_len)
+        return expected_time.expect(platform, model, spec, num_rows=rows, tokens_per_epoch=rows * SPEC.max_seq_len)
 
     alone, wide = expected(on_gpus, 1), expected(on_gpus, 8)
     assert 6 * wide.expected_s < alone.expected_s <= 8 * wide.expected_s
@@ -147,7 +147,7 @@ def test_whole_steps_and_no_more_than_the_most_steps_are_expected(new_job: Calla
 
     def tokens(rows: int, *, max_steps: int | None = None, num_epochs: float = 1) -> float:
         spec = replace(SPEC, optimization=replace(SPEC.optimization, max_steps=max_steps, num_epochs=num_epochs))
-        return job_history.expect(job.platform, model, spec, num_rows=rows, tokens_per_epoch=rows * 100).trained_tokens
+        return expected_time.expect(job.platform, model, spec, num_rows=rows, tokens_per_epoch=rows * 100).trained_tokens
 
     assert tokens(8) == tokens(3) == 800, "a step is 8 rows, filled up with those of the next epoch"
     assert tokens(800) == 80_000
@@ -162,7 +162,7 @@ def test_an_expectation_rests_on_jobs_of_its_own_width(new_job: Callable[..., Jo
 
     def alike(width: int) -> int:
         spec = replace(SPEC, world_size=width, strategy="single" if width == 1 else "ddp")
-        return job_history.expect(job.platform, model, spec, num_rows=800, tokens_per_epoch=80_000).correction.num_alike
+        return expected_time.expect(job.platform, model, spec, num_rows=800, tokens_per_epoch=80_000).correction.num_alike
 
     assert (alike(1), alike(2)) == (0, 1)
 
@@ -183,7 +183,7 @@ def test_a_job_that_goes_on_is_set_up_again_for_as_long_as_was_expected_of_it(
 
 def test_an_expectation_says_what_it_learned_from() -> None:
     modelled = Cost(setup_s=30.0, steps_s=70.0)
-    alone = job_history.Expectation(modelled=modelled, correction=Correction(), trained_tokens=7000)
+    alone = expected_time.Expectation(modelled=modelled, correction=Correction(), trained_tokens=7000)
     assert "no finished job" in alone.in_words() and alone.tokens_per_s == 100.0
     seen = replace(alone, correction=Correction(ratio=1.8, low=1.5, high=2.1, num_jobs=12, num_alike=7))
     assert seen.expected_s == 180.0

@@ -11,8 +11,8 @@ import pytest
 
 from control_plane.capacity.pools import Node, Pool
 from control_plane.queue.scheduler import Placement, Promise, Rules, Running, Waiting
-from control_plane.queue.scheduler.forecast import forecast
 from control_plane.queue.scheduler.node_timeline import NEVER
+from control_plane.queue.scheduler.order import forecast
 from control_plane.queue.scheduler.placement import PoolRooms
 from control_plane.queue.scheduler.preemption import Stops, cheapest, lost_s, order_preemptees
 from tests.control_plane.queue.scheduler.queue_cases import NOW, waiting

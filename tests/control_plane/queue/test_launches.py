@@ -7,7 +7,7 @@ import math
 import pytest
 
 from control_plane.platform.settings import load
-from control_plane.queue.launches.run_limits import limits, per_tenant
+from control_plane.queue.launches import limits, per_tenant
 
 PLANNED_GPUS = 325
 JOBS_PER_HOUR = 500 / 24

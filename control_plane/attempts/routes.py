@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query
 from sqlalchemy.engine import RowMapping
 
-from control_plane.attempts.checkpoints import service as checkpoint_permissions
-from control_plane.attempts.checkpoints.schemas import CheckpointPermission, CreatePermissions, PermissionList
+from control_plane.attempts import checkpoint_permissions as checkpoint_permissions
+from control_plane.attempts.schemas import CheckpointPermission, CreatePermissions, PermissionList
 from control_plane.http import parameters
 from control_plane.http.authentication import Admin, PlatformDep
 from control_plane.http.schemas import Deleted

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from control_plane.attempts import checkpoint_transfer, health
 from control_plane.attempts import service as attempts
-from control_plane.attempts import watcher
-from control_plane.attempts.checkpoints import upload
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import health_verdicts
 from control_plane.jobs import service as jobs
@@ -54,15 +53,15 @@ def succeed(platform: Platform, claim: Claim, *, tokens_per_s: float) -> None:
 
 
 def test_a_verdict_is_one_event_an_episode_and_says_when_it_is_over(fresh_platform: Platform, held: Claim) -> None:
-    watch = watcher.begin(fresh_platform, held)
+    watch = health.begin(fresh_platform, held)
     for silence in (12.0, 31.0, 32.0, 33.0):
         watch.heard(silence_s=silence, running=True)
-    (verdict,) = watcher.open_verdicts(fresh_platform)
+    (verdict,) = health.open_verdicts(fresh_platform)
     assert (verdict.code, verdict.audience, verdict.tenant_id, verdict.attempt) == ("heartbeat_missed", "operator", held.tenant, 1)
     watch.heard(silence_s=20.0, running=True)
-    assert len(watcher.open_verdicts(fresh_platform)) == 1, "between the limits it holds"
+    assert len(health.open_verdicts(fresh_platform)) == 1, "between the limits it holds"
     watch.heard(silence_s=0.5, running=True)
-    assert watcher.open_verdicts(fresh_platform) == []
+    assert health.open_verdicts(fresh_platform) == []
     raised, over = events(fresh_platform, held.job_id)
     assert (raised.code, raised.level, raised.data["audience"], raised.data["limit"]) == ("heartbeat_missed", "warn", "operator", 30.0)
     assert (over.code, over.level, over.data["verdict"]) == ("health_recovered", "info", "heartbeat_missed")
@@ -71,12 +70,12 @@ def test_a_verdict_is_one_event_an_episode_and_says_when_it_is_over(fresh_platfo
 
 
 def test_a_new_follower_takes_over_what_was_raised_and_what_was_measured(fresh_platform: Platform, held: Claim) -> None:
-    first = watcher.begin(fresh_platform, held)
+    first = health.begin(fresh_platform, held)
     for lines in (steps(1, 40), steps(41, 70, pace=300.0)):
         attempts.record_progress(fresh_platform, held, lines, phase="train")
         first.saw(lines, [])
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low"]
-    second = watcher.begin(fresh_platform, held)
+    second = health.begin(fresh_platform, held)
     assert len(second.signs.steps) == 70
     second.saw(steps(71, 72, pace=300.0), [])
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low"]
@@ -90,19 +89,19 @@ def test_the_pace_of_jobs_alike_is_expected_of_the_next_one(
     for pace in (900.0, 1000.0, 5000.0):
         succeed(fresh_platform, start_job(fresh_platform, write_chat_rows), tokens_per_s=pace)
     claim = start_job(fresh_platform, write_chat_rows)
-    watch = watcher.begin(fresh_platform, claim)
+    watch = health.begin(fresh_platform, claim)
     assert watch.signs.expected is not None and watch.signs.expected.tokens_per_s == 1000.0
     watch.saw(steps(1, 20, pace=400.0), [])
     (event,) = events(fresh_platform, claim.job_id)
     assert "40% of the 1,000 expected (the median of 3 earlier jobs like it on pool local)" in event.message
     wider = replace(claim, spec=replace(SPEC, max_seq_len=4096))
-    assert watcher.begin(fresh_platform, wider).signs.expected is None
+    assert health.begin(fresh_platform, wider).signs.expected is None
 
 
 def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_raised(
     fresh_platform: Platform, held: Claim, tmp_path: Path
 ) -> None:
-    watch = watcher.begin(fresh_platform, held)
+    watch = health.begin(fresh_platform, held)
     watch.heard(silence_s=60.0, running=True)
     failed = FailureClass(code="diverged", fault=Fault.USER, retry=Retry.NEVER, message="not finite", remedy="lower learning_rate")
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=76)
@@ -116,7 +115,7 @@ def test_the_validation_of_earlier_attempts_counts(fresh_platform: Platform, hel
     for step, loss in ((10, 1.0), (20, 0.5), (30, 0.9)):
         validation = [{"step": step, "eval_loss": loss, "perplexity": 2.0, "time": 1.0}]
         attempts.record_progress(fresh_platform, held, steps(step, step), validation=validation, phase="train")
-    watch = watcher.begin(fresh_platform, held)
+    watch = health.begin(fresh_platform, held)
     watch.saw([], [{"step": 40, "eval_loss": 0.95, "perplexity": 2.0, "time": 1.0}])
     (event,) = events(fresh_platform, held.job_id)
     assert (event.code, event.data["audience"]) == ("overfitting", "tenant")
@@ -124,7 +123,7 @@ def test_the_validation_of_earlier_attempts_counts(fresh_platform: Platform, hel
 
 
 def test_an_attempt_that_was_replaced_has_no_say(fresh_platform: Platform, held: Claim) -> None:
-    watch = watcher.begin(fresh_platform, replace(held, attempt=0))
+    watch = health.begin(fresh_platform, replace(held, attempt=0))
     watch.heard(silence_s=60.0, running=True)
     assert events(fresh_platform, held.job_id) == []
 
@@ -163,7 +162,7 @@ class MemoryTracker:
 def test_the_tracker_is_given_the_run_every_line_and_files(fresh_platform: Platform, held: Claim, tmp_path: Path) -> None:
     tracker = MemoryTracker()
     (tmp_path / "adapter_config.json").write_text("{}")
-    watch = watcher.begin(replace(fresh_platform, tracker=tracker), held)
+    watch = health.begin(replace(fresh_platform, tracker=tracker), held)
     watch.saw([{**steps(1, 1)[0], "rewards/margins": 0.25}], [{"step": 1, "eval_loss": 0.5, "perplexity": 1.6, "time": 1.0}])
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
     watch.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status), tmp_path)
@@ -176,13 +175,13 @@ def test_the_tracker_is_given_the_run_every_line_and_files(fresh_platform: Platf
     assert json.loads(tracker.files["spec.json"])["lora"]["rank"] == 8
     assert tracker.lines[1] == {"step": 1, "valid_loss": 0.5, "valid_perplexity": 1.6, "time": 1.0}
     assert (tracker.outcome, tracker.flushed) == ("succeeded", False), "who follows a job waits for no tracker"
-    watcher.flush(watch.platform)
+    health.flush(watch.platform)
     assert tracker.flushed
 
 
 def test_a_tracker_that_fails_is_told_of_once(fresh_platform: Platform, held: Claim, caplog: pytest.LogCaptureFixture) -> None:
     refused = "OperationalError: postgresql://mlflow:hunter2@db/mlflow refused"
-    watch = watcher.begin(replace(fresh_platform, tracker=MemoryTracker(broken=refused)), held)
+    watch = health.begin(replace(fresh_platform, tracker=MemoryTracker(broken=refused)), held)
     for _ in range(3):
         watch.heard(silence_s=0.0, running=True)
     (event,) = events(fresh_platform, held.job_id)
@@ -201,12 +200,14 @@ def shown(platform: Platform, held: Claim) -> list[str]:
 
 
 def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform: Platform, held: Claim) -> None:
-    watch = watcher.begin(fresh_platform, held)
+    watch = health.begin(fresh_platform, held)
     watch.heard(silence_s=60.0, running=True)
     watch.heard(silence_s=0.0, running=True)
     watch.saw(steps(1, 40), [])
     watch.saw(steps(41, 60, loss=5.0), [])
-    attempts.tell(fresh_platform, held, upload.upload_failed("the checkpoint of step 7", 7, OSError("s3://key:hunter2@store refused")))
+    attempts.tell(
+        fresh_platform, held, checkpoint_transfer.upload_failed("the checkpoint of step 7", 7, OSError("s3://key:hunter2@store refused"))
+    )
     assert [e.code for e in events(fresh_platform, held.job_id)][:2] == ["heartbeat_missed", "health_recovered"]
     told = shown(fresh_platform, held)
     assert told[-2:] == ["loss_exploding", "checkpoint_upload_failed"]
@@ -216,28 +217,28 @@ def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform
 
 
 def test_an_end_that_comes_late_leaves_the_verdicts_of_the_next_attempt(fresh_platform: Platform, held: Claim, tmp_path: Path) -> None:
-    late = watcher.begin(fresh_platform, held)
+    late = health.begin(fresh_platform, held)
     values = {"id": "verdict-2", "job_id": held.job_id, "attempt": 2, "code": "data_starved", "audience": "operator", "level": "warn"}
     with fresh_platform.engine.begin() as conn:
         conn.execute(sa.insert(health_verdicts).values(**values, message="m", data={}, raised_at=fresh_platform.clock()))
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
     late.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status), tmp_path)
-    assert [v.code for v in watcher.open_verdicts(fresh_platform)] == ["data_starved"]
+    assert [v.code for v in health.open_verdicts(fresh_platform)] == ["data_starved"]
 
 
 def test_a_plateau_is_told_once_an_attempt(fresh_platform: Platform, held: Claim) -> None:
-    watch = watcher.begin(fresh_platform, held)
+    watch = health.begin(fresh_platform, held)
     watch.saw(steps(1, 450), [])
     watch.saw(steps(451, 600, loss=0.5), [])
     watch.saw(steps(601, 780), [])
     codes = ["loss_plateau", "health_recovered"]
     assert [e.code for e in events(fresh_platform, held.job_id)] == codes
-    watcher.begin(fresh_platform, held).saw(steps(601, 785), [])
+    health.begin(fresh_platform, held).saw(steps(601, 785), [])
     assert [e.code for e in events(fresh_platform, held.job_id)] == codes
 
 
 def test_an_error_of_the_watch_does_not_reach_the_follower(fresh_platform: Platform, held: Claim) -> None:
-    watch = watcher.begin(fresh_platform, held)
+    watch = health.begin(fresh_platform, held)
     watch.saw([{"no": "step"}], [])
     watch.heard(silence_s=60.0, running=True)
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["heartbeat_missed"]

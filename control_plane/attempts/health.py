@@ -6,7 +6,10 @@ Nothing here may end what it watches: an error of its own is logged, and the att
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import statistics
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,20 +21,22 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.attempts import tracked_files
+from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.rules import EARLY_STEPS, HEARTBEAT_AGAIN_S, ONCE, Pace, Signs, Step, Verdict, diverged, judge, own_pace
-from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts, health_verdicts
+from control_plane.jobs import results
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import locked, record
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import FOR_OPERATORS, Event, as_reported
 from control_plane.platform.job_states import FINAL, JobState
-from control_plane.platform.protocols import RunLog, TrackedRun
+from control_plane.platform.protocols import RunLog, TrackedRun, WorkloadPhase, WorkloadStatus
 from control_plane.queue.tables import reservations
 from ft_assets.telemetry.redaction import without_credentials
+from ft_assets.training.loss_curve_svg import loss_curve_svg
+from ft_assets.training.spec import TrainingSpec
 
-KEPT_STEPS = 2000
+WATCHED_STEPS = 2000
 """Newest steps that verdicts look at."""
 MIN_ALIKE = 3
 """Earlier jobs below which their pace is no expectation."""
@@ -85,7 +90,7 @@ class Watch:
                 _close(conn, self.platform, health_verdicts.c.job_id == self.held.job_id, health_verdicts.c.attempt == self.held.attempt)
         with _unharmed("tracking"):
             if self.tracked is not None:
-                self.tracked.attach(tracked_files.of_attempt(self.platform, self.held, result))
+                self.tracked.attach(of_attempt(self.platform, self.held, result))
         with _unharmed("tracking"):
             if self.tracked is not None:
                 self.tracked.end(outcome=ending.outcome)
@@ -140,7 +145,7 @@ def begin(platform: Platform, held: Claim) -> Watch:
     with _unharmed("tracking"):
         if platform.tracker is not None:
             tracked = platform.tracker.begin(run_of(held))
-            tracked.attach(tracked_files.of_spec(held.spec))
+            tracked.attach(of_spec(held.spec))
     return Watch(platform=platform, held=held, signs=signs, raised=raised, told=told, tracked=tracked)
 
 
@@ -194,7 +199,7 @@ def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Se
     by_step = {s.step: s for s in signs.steps} | {m["step"]: Step.of(m) for m in steps}
     measured = {m["step"]: m.get("eval_loss", m.get("valid_loss")) for m in validation}
     losses = dict(signs.validations) | {step: loss for step, loss in measured.items() if loss is not None}
-    kept = sorted(by_step.values(), key=lambda s: s.step)[-KEPT_STEPS:]
+    kept = sorted(by_step.values(), key=lambda s: s.step)[-WATCHED_STEPS:]
     total = int(steps[-1].get("total_steps") or signs.total_steps) if steps else signs.total_steps
     early = signs.early
     if len(early) < EARLY_STEPS or (kept and kept[0].step <= EARLY_STEPS):
@@ -206,7 +211,7 @@ def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Se
 def _with_events(conn: Connection, job_id: str, signs: Signs) -> Signs:
     """What earlier attempts, or an earlier follower, reported: a curve does not begin anew with an attempt."""
     query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
-    newest = list(conn.execute(query.order_by(job_events.c.seq.desc()).limit(KEPT_STEPS)).scalars())[::-1]
+    newest = list(conn.execute(query.order_by(job_events.c.seq.desc()).limit(WATCHED_STEPS)).scalars())[::-1]
     first = list(conn.execute(query.order_by(job_events.c.seq).limit(EARLY_STEPS)).scalars())
     known = [*first, *newest]
     return _with_lines(signs, [d for d in known if "train_loss" in d], [d for d in known if "valid_loss" in d])
@@ -269,3 +274,110 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _flat(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item
+
+
+STUCK_AFTER_S = 600.0
+"""Seconds without progress, heartbeat or not, after which a workload is ended and resumed: no micro-batch, validation window or save."""
+STUCK_AFTER_STEPS = 20
+"""The same in usual steps, where they are slow."""
+LOADING_S = 1800.0
+"""The same where a big model is read or written, and nothing counts it."""
+PATIENCE_S = {
+    "setup": LOADING_S,
+    "import": LOADING_S,
+    "load": LOADING_S,
+    "self_test": STUCK_AFTER_S,
+    "train": STUCK_AFTER_S,
+    "save": LOADING_S,
+}
+KEPT_STEPS = 50
+
+
+@dataclass(kw_only=True)
+class Liveness:
+    """Signs of life of one attempt's workload."""
+
+    path: Path
+    """Its ``heartbeat.json``; an attempt before it may have left one."""
+    attempt: int
+    timeout_s: float
+    """Seconds without a heartbeat after which a workload is stopped and resumed: ``FT_HEARTBEAT_TIMEOUT_S``."""
+    _times: list[float] = field(default_factory=list)
+    """When the newest steps ended."""
+
+    def saw(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Take in metric lines: how long a step usually takes."""
+        self._times = [*self._times, *(float(m["time"]) for m in steps)][-KEPT_STEPS:]
+
+    def phase(self) -> str:
+        """Of this attempt; empty before its first heartbeat."""
+        beat = self._heartbeat()
+        return str(beat.get("phase", "")) if beat.get("attempt") == self.attempt else ""
+
+    def silence_s(self, status: WorkloadStatus) -> float:
+        """Seconds since the workload last gave a sign of life; before its first heartbeat, since its start."""
+        try:
+            last = self.path.stat().st_mtime
+        except FileNotFoundError:
+            last = 0.0
+        return time.time() - max(last, status.started_at or time.time())
+
+    def last_sign(self) -> float | None:
+        """When this attempt last beat; None where it never did."""
+        try:
+            last = self.path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        return last if self._heartbeat().get("attempt") == self.attempt else None
+
+    def is_silent(self, status: WorkloadStatus) -> bool:
+        """Whether a running workload has missed its heartbeats for too long."""
+        return status.phase is WorkloadPhase.RUNNING and self.silence_s(status) > self.timeout_s
+
+    def stall(self, status: WorkloadStatus) -> str | None:
+        """What tells that a running workload hangs; None where nothing does."""
+        if status.phase is not WorkloadPhase.RUNNING:
+            return None
+        if self.is_silent(status):
+            return f"no heartbeat for {self.silence_s(status):.0f} s (at most {self.timeout_s:g})"
+        beat = self._heartbeat()
+        phase, moved = str(beat.get("phase", "")), beat.get("progress_at")
+        if phase not in PATIENCE_S or beat.get("attempt") != self.attempt or not isinstance(moved, int | float):
+            return None
+        still, limit = time.time() - moved, max(PATIENCE_S[phase], STUCK_AFTER_STEPS * self._step_s())
+        return f"no progress for {still:.0f} s (at most {limit:.0f}) in phase {phase}, though it beats" if still > limit else None
+
+    def _step_s(self) -> float:
+        took = [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
+        return statistics.median(took) if took else 0.0
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        try:
+            body = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return body if isinstance(body, dict) else {}
+
+
+SPEC = "spec.json"
+RESULT = ("adapter_config.json", "config.json", "manifest.json")
+"""Of an adapter or a whole model, in the directory of the finished training."""
+
+
+def of_spec(spec: TrainingSpec) -> dict[str, bytes]:
+    """The resolved spec: every setting of the training, defaults included."""
+    return {SPEC: as_json(spec.to_dict())}
+
+
+def of_attempt(platform: Platform, held: Claim, result: Path) -> dict[str, bytes]:
+    """The job's loss curve and measurements so far, and what describes the finished model in `result`, where there is one."""
+    found = {}
+    if curve := loss_curve_svg(results.metric_lines(platform, held.job_id)):
+        found["loss_curve.svg"] = curve.encode()
+    with results.table(platform, held.job_id) as table:
+        found[results.FILENAME] = table.read()
+    return found | {f"model/{name}": (result / name).read_bytes() for name in RESULT if (result / name).is_file()}
+
+
+def as_json(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, indent=2, sort_keys=True).encode()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts.checkpoints import retention
+from control_plane.attempts import checkpoint_retention
 from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -66,14 +66,14 @@ def test_one_call_takes_all_that_are_due_and_leaves_what_a_waiting_job_starts_fr
     with ended.platform.engine.begin() as conn:
         start = {"checkpoint_id": "ckpt-0"}
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == ended.ids[-1]).values(warm_start=start))
-    assert retention.retire_ended(ended.platform, at_a_time=2) == NUM_JOBS - 1
+    assert checkpoint_retention.retire_ended(ended.platform, at_a_time=2) == NUM_JOBS - 1
     assert ended.there() == ended.ids[:1]
-    assert retention.retire_ended(ended.platform) == 0
+    assert checkpoint_retention.retire_ended(ended.platform) == 0
     with ended.platform.engine.begin() as conn:
         conn.execute(
             sa.update(jobs_table).where(jobs_table.c.id == ended.ids[-1]).values(state="cancelled", finished_at=ended.platform.clock())
         )
-    assert retention.retire_ended(ended.platform) == 1
+    assert checkpoint_retention.retire_ended(ended.platform) == 1
     assert ended.there() == []
 
 
@@ -96,15 +96,15 @@ class Refusing:
 def test_what_the_store_does_not_delete_waits_behind_the_others(ended: Ended) -> None:
     objects: Any = Refusing(ended.platform.objects, tuple(ended.ids[:2]))
     stuck = replace(ended.platform, objects=objects)
-    assert retention.retire_ended(stuck, at_a_time=2) == NUM_JOBS - 2
+    assert checkpoint_retention.retire_ended(stuck, at_a_time=2) == NUM_JOBS - 2
     assert ended.there() == ended.ids[:2]
     third = ended.ids[2]
     with ended.platform.engine.begin() as conn:
         conn.execute(sa.update(checkpoints).where(checkpoints.c.job_id == third).values(retired_at=None, removed_at=None))
     ended.put(third)
     with ended.platform.engine.connect() as conn:
-        order = [row.id for row in conn.execute(retention._ended(ended.platform, ())).all()]
+        order = [row.id for row in conn.execute(checkpoint_retention._ended(ended.platform, ())).all()]
     assert order[0] == third, "tried in vain, the older ones come last"
-    assert retention.retire_ended(ended.platform, budget_s=0.0) == 0
-    assert retention.retire_ended(ended.platform) == 3
+    assert checkpoint_retention.retire_ended(ended.platform, budget_s=0.0) == 0
+    assert checkpoint_retention.retire_ended(ended.platform) == 3
     assert ended.there() == []

@@ -1,1 +1,0 @@
-"""Checkpoints of attempts: upload, restore, retention, permissions."""

@@ -1,1 +1,0 @@
-"""Dagster runs that are due: requested once, and their partitions."""
