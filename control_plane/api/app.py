@@ -26,7 +26,6 @@ from control_plane.billing.invoices import routes as invoices
 from control_plane.billing.usage import routes as usage
 from control_plane.capacity import routes as admin_nodes
 from control_plane.datasets import routes as datasets
-from control_plane.datasets import routes_suites
 from control_plane.datasets.uploads import routes_files, routes_uploads
 from control_plane.evaluations import routes as evaluations
 from control_plane.evaluations import routes_adapters, routes_capabilities
@@ -44,12 +43,12 @@ from control_plane.platform.context import Platform
 from control_plane.platform.installation_secrets import inference_token
 from control_plane.queue.status import routes as queue
 from control_plane.quotas import routes as quota
-from control_plane.serving import gateway, routes_models
+from control_plane.serving import gateway
 from control_plane.serving import routes as completions
 from control_plane.tenant_data import routes as deletions
 from control_plane.tenants import routes_admin, routes_members
-from control_plane.tenants.audit import routes as audit_log
-from control_plane.tenants.keys import routes as api_keys
+from control_plane.tenants import routes_audit as audit_log
+from control_plane.tenants import routes_keys as api_keys
 from control_plane.worker.dispatch_worker import DispatchWorker
 from control_plane.worker.export_worker import ExportWorker
 from control_plane.worker.rollout_worker import ReconcileWorker
@@ -112,11 +111,13 @@ def _routes() -> Sequence[BaseRoute]:
         whole.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(usage.cost_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     whole.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
-    for routes in (
-        fine_tuning, checkpoint_permissions, graders, sweeps, routes_files, routes_uploads, datasets, routes_suites, routes_capabilities,
-        models, queue, quota, routes_recipes, routes_exports, routes_manifests, routes_adapters, adapters, routes_models, completions,
-        api_keys, routes_members, audit_log, webhook_endpoints, routes_admin, admin_nodes, usage, invoices, routes_budgets,
-        routes_operators, deletions, routes_health, metrics,
+    for router in (
+        fine_tuning.router, checkpoint_permissions.router, graders.router, sweeps.router, routes_files.router, routes_uploads.router,
+        datasets.datasets_router, datasets.suites_router, routes_capabilities.router, models.router, queue.router, quota.router,
+        routes_recipes.router, routes_exports.router, routes_manifests.router, routes_adapters.router, adapters.router,
+        completions.model_routes_router, completions.router, api_keys.router, routes_members.router, audit_log.router,
+        webhook_endpoints.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router, routes_budgets.router,
+        routes_operators.router, deletions.router, routes_health.router, metrics.router,
     ):  # fmt: skip
-        whole.include_router(routes.router)
+        whole.include_router(router)
     return whole.routes

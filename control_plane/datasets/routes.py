@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
 
 from control_plane.console.report_page import report_page
-from control_plane.datasets import hub, previews, responses, schemas
+from control_plane.datasets import hub, previews, responses, schemas, suites
 from control_plane.datasets import service as datasets
-from control_plane.http import forms, parameters
+from control_plane.http import forms, multipart_body, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+datasets_router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 
-@router.get("", summary="List datasets")
+@datasets_router.get("", summary="List datasets")
 def list_datasets(
     platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
 ) -> http_schemas.ListOf[schemas.Dataset]:
@@ -26,7 +29,7 @@ def list_datasets(
     return http_schemas.ListOf(data=[responses.dataset(r) for r in found.items], has_more=found.has_more)
 
 
-@router.post("/import", summary="Import a dataset from the Hub")
+@datasets_router.post("/import", summary="Import a dataset from the Hub")
 def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
     """Create a file from a Hugging Face dataset at a pinned revision. It is fetched after this returns, then validated like an upload."""
     token = body.hub_token or ""
@@ -38,19 +41,19 @@ def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body
     return responses.file(row)
 
 
-@router.get("/{dataset_id}", summary="Retrieve a dataset")
+@datasets_router.get("/{dataset_id}", summary="Retrieve a dataset")
 def retrieve(platform: PlatformDep, tenant: Reader, dataset_id: parameters.DatasetId) -> schemas.Dataset:
     """Return a dataset version."""
     return responses.dataset(datasets.get(platform, tenant, dataset_id))
 
 
-@router.post("/{dataset_id}/approve", summary="Approve a dataset")
+@datasets_router.post("/{dataset_id}/approve", summary="Approve a dataset")
 def approve(platform: PlatformDep, principal: Approver, dataset_id: parameters.DatasetId) -> schemas.Dataset:
     """Approve a dataset version that its policies hold for review, so that jobs may train on it. Approving again changes nothing."""
     return responses.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, key_id=principal.key_id))
 
 
-@router.get("/{dataset_id}/preview", summary="Preview a dataset")
+@datasets_router.get("/{dataset_id}/preview", summary="Preview a dataset")
 def preview(
     platform: PlatformDep,
     tenant: Reader,
@@ -66,7 +69,7 @@ def preview(
     return http_schemas.ListOf(data=shown)
 
 
-@router.get(
+@datasets_router.get(
     "/{dataset_id}/report",
     summary="Retrieve a validation report",
     response_model=dict[str, Any],
@@ -85,3 +88,57 @@ def report(
             report_page(found, name=dataset_id), headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
         )
     return JSONResponse(dict(found))
+
+
+suites_router = APIRouter(prefix="/v1/suites", tags=["suites"])
+
+FORM = {
+    "type": "object",
+    "required": ["file", "name", "field"],
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream", "description": "File with the rows of the suite."},
+        "name": {"type": "string", "description": "Name of the suite, unique among your own."},
+        "field": {"type": "string", "description": "Field of a row that holds the question; several are separated by commas, at most 8."},
+        "column_map": {"type": "string", "description": 'Which field each source column becomes, as JSON such as {"query": "prompt"}.'},
+    },
+}
+
+
+@suites_router.post(
+    "",
+    summary="Add an evaluation suite",
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}},
+)
+async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
+    """Register an evaluation suite of your own. Files validated from now on are checked for its items."""
+    async with request.form(max_files=1) as form:  # here, and not as a parameter: the key has been looked at before
+        fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise multipart_body.missing("file")
+        name, field = (_required(fields, wanted) for wanted in ("name", "field"))
+        mapping = forms.column_map(fields.get("column_map"), fields)
+        filename, stream = file.filename or "suite.jsonl", file.file
+        made = await run_in_threadpool(
+            lambda: suites.add(platform, tenant, stream, name=name, filename=filename, field=field, column_map=mapping)
+        )
+    return responses.suite(made)
+
+
+def _required(fields: Mapping[str, str], name: str) -> str:
+    if name not in fields:
+        raise multipart_body.missing(name)
+    return fields[name]
+
+
+@suites_router.get("", summary="List evaluation suites")
+def list_suites(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.Suite]:
+    """List the suites that your files are checked against: those that ship with the platform, the operator's, and your own."""
+    return http_schemas.ListOf(data=[responses.suite(r) for r in suites.list_suites(platform, tenant)])
+
+
+@suites_router.delete("/{name}", summary="Remove an evaluation suite")
+def remove(platform: PlatformDep, tenant: Writer, name: Annotated[str, Path(description="Name of the suite.")]) -> http_schemas.Deleted:
+    """Remove one of your evaluation suites. Those of the platform and the operator cannot be removed."""
+    suites.remove(platform, tenant, name)
+    return http_schemas.Deleted(id=name, object="eval_suite")

@@ -14,9 +14,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from control_plane.http.rate_limits import RateLimits, client_of
 from control_plane.http.streams import Follower
 from control_plane.platform.context import Actor, Platform
+from control_plane.tenants import operators
 from control_plane.tenants import rules as kinds
 from control_plane.tenants import service as tenants
-from control_plane.tenants.keys import operators
 from control_plane.tenants.rules import Principal, Scope
 from ft_assets.errors import InvalidRequest, Unauthenticated
 from ft_assets.telemetry import correlation

@@ -32,10 +32,9 @@ from control_plane.platform.pagination import Page, page
 from control_plane.queue.status import view
 from control_plane.quotas import service as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, Ask, Refusal, Standing, Usage, admit, hours, overage_s, promised_start
-from control_plane.tenants.deletion_guard import refuse_while_deleted
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import get as get_tenant
-from control_plane.tenants.service import refuse_suspended, tenant_of
+from control_plane.tenants.service import refuse_suspended, refuse_while_deleted, tenant_of
 from control_plane.tenants.tables import tenants
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded

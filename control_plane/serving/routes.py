@@ -9,8 +9,11 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.adapters import promotions
-from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.http import parameters
+from control_plane.http import schemas as http_schemas
+from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.platform.context import Platform
+from control_plane.serving import model_routes, responses, schemas
 from control_plane.serving.gateway import Gateway, Target
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
@@ -72,3 +75,35 @@ def _target(platform: Platform, tenant: str, model: str, affinity: str) -> Targe
     servers = urls if found.served_on is None else [url for url in urls if url in found.served_on]
     headers = {"x-ft-model": found.model} | ({"x-ft-adapter": found.adapter["id"]} if found.adapter else {})
     return Target(model=found.model, servers=servers, headers=headers)
+
+
+model_routes_router = APIRouter(prefix="/v1/model_routes", tags=["model routes"])
+
+
+@model_routes_router.get("", summary="List model routes")
+def list_routes(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.ModelRoute]:
+    """List your model routes by name."""
+    return http_schemas.ListOf(data=[responses.model_route(r) for r in model_routes.list_routes(platform, tenant)])
+
+
+@model_routes_router.put("/{name}", summary="Create or update a model route")
+def put(platform: PlatformDep, tenant: Writer, name: parameters.RouteName, body: schemas.SetRoute) -> schemas.ModelRoute:
+    """Set the targets that a name stands for, from the next request on.
+
+    A caller always gets the same target. Callers are told apart by `user` of the request, else by the header `x-session-id`, else by the
+    conversation. When weights change, as few callers as possible move.
+    """
+    return responses.model_route(model_routes.put(platform, tenant, name, [(t.model, t.weight) for t in body.targets]))
+
+
+@model_routes_router.get("/{name}", summary="Retrieve a model route")
+def retrieve(platform: PlatformDep, tenant: Reader, name: parameters.RouteName) -> schemas.ModelRoute:
+    """Return a model route with the share of callers that each target has now."""
+    return responses.model_route(model_routes.get(platform, tenant, name))
+
+
+@model_routes_router.delete("/{name}", summary="Delete a model route")
+def delete(platform: PlatformDep, tenant: Writer, name: parameters.RouteName) -> http_schemas.Deleted:
+    """Delete a model route. Its targets can still be requested under their own names."""
+    model_routes.delete(platform, tenant, name)
+    return http_schemas.Deleted(id=name, object="model_route")

@@ -22,7 +22,7 @@ from control_plane.datasets.tables import eval_suites
 from control_plane.jobs.service import shown_to_tenant
 from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
-from control_plane.tenants.audit import service as audit
+from control_plane.tenants import audit_log as audit
 from ft_assets import layout
 from ft_assets.errors import NotFound
 

@@ -8,8 +8,7 @@ from sqlalchemy.exc import IntegrityError as DuplicateRow
 
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.tenants.people import check_name, person_of
-from control_plane.tenants.rules import Role, role_named
+from control_plane.tenants.rules import Role, check_name, person_of, role_named
 from control_plane.tenants.service import row_of
 from control_plane.tenants.tables import api_keys, members
 from ft_assets.errors import Conflict, Forbidden, NotFound

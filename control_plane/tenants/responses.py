@@ -8,20 +8,18 @@ from typing import Any
 from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.tenants import rules as kinds
 from control_plane.tenants import schemas
-from control_plane.tenants.audit import schemas as audit_schemas
-from control_plane.tenants.audit.service import Line, document
-from control_plane.tenants.keys import schemas as keys_schemas
+from control_plane.tenants.audit_log import Line, document
 from control_plane.tenants.service import NewKey
 
 OF_KEY = ("id", "name", "hint", "scopes", "member_id", "requests_per_minute")
 
 
-def api_key(row: Mapping[Any, Any]) -> keys_schemas.ApiKey:
-    return keys_schemas.ApiKey(**_key(row))
+def api_key(row: Mapping[Any, Any]) -> schemas.ApiKey:
+    return schemas.ApiKey(**_key(row))
 
 
-def new_api_key(key: NewKey) -> keys_schemas.NewApiKey:
-    return keys_schemas.NewApiKey(**_key(key.row), secret=key.secret)
+def new_api_key(key: NewKey) -> schemas.NewApiKey:
+    return schemas.NewApiKey(**_key(key.row), secret=key.secret)
 
 
 def _key(row: Mapping[Any, Any]) -> dict[str, Any]:
@@ -29,13 +27,13 @@ def _key(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {name: row[name] for name in OF_KEY} | times
 
 
-def member(row: Mapping[Any, Any]) -> keys_schemas.Member:
+def member(row: Mapping[Any, Any]) -> schemas.Member:
     shown: dict[str, Any] = {name: row[name] for name in ("id", "email", "name", "role", "notify")}
-    return keys_schemas.Member(**shown, created_at=epoch_seconds(row["created_at"]), removed_at=epoch_seconds(row["removed_at"]))
+    return schemas.Member(**shown, created_at=epoch_seconds(row["created_at"]), removed_at=epoch_seconds(row["removed_at"]))
 
 
-def limits(tenant: kinds.Tenant) -> keys_schemas.TenantLimits:
-    return keys_schemas.TenantLimits(
+def limits(tenant: kinds.Tenant) -> schemas.TenantLimits:
+    return schemas.TenantLimits(
         max_jobs_in_flight=tenant.max_jobs_in_flight,
         soft_gpu_hours=tenant.soft_gpu_hours,
         hard_gpu_hours=tenant.hard_gpu_hours,
@@ -43,9 +41,9 @@ def limits(tenant: kinds.Tenant) -> keys_schemas.TenantLimits:
     )
 
 
-def me(principal: kinds.Principal, key: Mapping[Any, Any], person: Mapping[Any, Any] | None) -> keys_schemas.Me:
+def me(principal: kinds.Principal, key: Mapping[Any, Any], person: Mapping[Any, Any] | None) -> schemas.Me:
     tenant = principal.tenant
-    return keys_schemas.Me(
+    return schemas.Me(
         tenant_id=tenant.id,
         tenant_name=tenant.name,
         tier=tenant.tier,
@@ -76,5 +74,5 @@ def _tenant(found: kinds.Tenant) -> dict[str, Any]:
     }
 
 
-def audit_line(line: Line) -> audit_schemas.AuditLine:
-    return audit_schemas.AuditLine(**document(line))
+def audit_line(line: Line) -> schemas.AuditLine:
+    return schemas.AuditLine(**document(line))

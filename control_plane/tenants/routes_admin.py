@@ -7,12 +7,10 @@ from fastapi import APIRouter
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import OperatorPlatform
+from control_plane.tenants import audit_log as audit
 from control_plane.tenants import responses, schemas, suspension
 from control_plane.tenants import service as tenants
-from control_plane.tenants.audit import schemas as audit_schemas
-from control_plane.tenants.audit import service as audit
-from control_plane.tenants.audit.routes import Wanted, listed
-from control_plane.tenants.keys import schemas as keys_schemas
+from control_plane.tenants.routes_audit import Wanted, listed
 
 router = APIRouter(prefix="/v1/admin", tags=["operators"])
 
@@ -60,7 +58,7 @@ def resume(platform: OperatorPlatform, tenant: parameters.TenantId) -> schemas.T
 @router.get("/tenants/{tenant}/api_keys", summary="List API keys of a tenant")
 def list_keys(
     platform: OperatorPlatform, tenant: parameters.TenantId, after: parameters.After = None, limit: parameters.Limit = 100
-) -> http_schemas.ListOf[keys_schemas.ApiKey]:
+) -> http_schemas.ListOf[schemas.ApiKey]:
     """List the API keys of a tenant without their secrets, newest first, including revoked ones."""
     tenants.get(platform, tenant)
     found = tenants.list_keys(platform, tenant, after=after, limit=limit)
@@ -68,7 +66,7 @@ def list_keys(
 
 
 @router.post("/tenants/{tenant}/api_keys", summary="Create an API key for a tenant")
-def create_key(platform: OperatorPlatform, tenant: parameters.TenantId, body: keys_schemas.CreateKey) -> keys_schemas.NewApiKey:
+def create_key(platform: OperatorPlatform, tenant: parameters.TenantId, body: schemas.CreateKey) -> schemas.NewApiKey:
     """Create an API key for a tenant, for example after it lost its own. Its secret is returned only here."""
     made = tenants.create_key(
         platform,
@@ -83,7 +81,7 @@ def create_key(platform: OperatorPlatform, tenant: parameters.TenantId, body: ke
 
 
 @router.delete("/tenants/{tenant}/api_keys/{key_id}", summary="Revoke an API key of a tenant")
-def revoke_key(platform: OperatorPlatform, tenant: parameters.TenantId, key_id: parameters.KeyId) -> keys_schemas.ApiKey:
+def revoke_key(platform: OperatorPlatform, tenant: parameters.TenantId, key_id: parameters.KeyId) -> schemas.ApiKey:
     """Revoke an API key of a tenant at once."""
     return responses.api_key(tenants.revoke_key(platform, tenant, key_id))
 
@@ -95,6 +93,6 @@ def audit_log(
     tenant: parameters.TenantFilter = None,
     after: parameters.After = None,
     limit: parameters.Limit = 20,
-) -> http_schemas.ListOf[audit_schemas.AuditLine]:
+) -> http_schemas.ListOf[schemas.AuditLine]:
     """List changes in all tenants, or in one, and of the platform itself, newest first."""
     return listed(audit.read(platform, tenant, asked, after=after, limit=limit))

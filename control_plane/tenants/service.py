@@ -16,9 +16,9 @@ from sqlalchemy.exc import IntegrityError as DuplicateRow
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
-from control_plane.tenants.keys import key_permissions
-from control_plane.tenants.people import person_of
-from control_plane.tenants.rules import Principal, Role, Scope, Tenant, tier_named, within
+from control_plane.tenant_data.tables import deletion_requests
+from control_plane.tenants import key_permissions
+from control_plane.tenants.rules import Principal, Role, Scope, Tenant, person_of, tier_named, within
 from control_plane.tenants.tables import api_keys, members, tenants
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
 from ft_assets.storable_text import check_storable
@@ -360,3 +360,16 @@ def _scopes(names: Collection[str]) -> tuple[Scope, ...]:
     if unknown or not names:
         raise InvalidRequest(f"scopes {unknown or '[]'} are not valid; choose from {', '.join(known)}", param="scopes")
     return tuple(s for s in Scope if s.value in names)
+
+
+def refuse_while_deleted(conn: Connection, tenant: str) -> None:
+    """``Conflict`` (``data_being_deleted``) where a deletion of all that the tenant stored is open."""
+    is_open = (
+        (deletion_requests.c.subject_kind == "tenant") & (deletion_requests.c.subject_id == tenant) & deletion_requests.c.done_at.is_(None)
+    )
+    if (id_ := conn.execute(sa.select(deletion_requests.c.id).where(is_open)).scalar()) is not None:
+        raise Conflict(
+            f"all data of the tenant is being deleted ({id_}), and nothing new is taken until that is done; "
+            f"GET /v1/deletions/{id_} says what it waits for",
+            code="data_being_deleted",
+        )

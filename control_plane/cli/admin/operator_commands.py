@@ -26,7 +26,7 @@ def create(
 ) -> None:
     """Make an operator's key: ft-op-... Its secret is on stdout, now and never again; it ends after 90 days, a year at most."""
     from control_plane.cli.admin.local_platform import open_local
-    from control_plane.tenants.keys import operators
+    from control_plane.tenants import operators
 
     with open_local() as platform:
         made = operators.create(platform, name, expires_in_s=span_s(expires_in) or 0)
@@ -40,7 +40,7 @@ def create(
 def list_keys(as_json: Json = False) -> None:
     """List operators' keys, newest first, revoked ones too."""
     from control_plane.cli.admin.local_platform import open_local
-    from control_plane.tenants.keys import operators
+    from control_plane.tenants import operators
 
     with open_local() as platform:
         found, now = operators.list_all(platform), platform.clock()
@@ -61,7 +61,7 @@ def list_keys(as_json: Json = False) -> None:
 def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As the list has it: opk_...")], as_json: Json = False) -> None:
     """End an operator's key at once."""
     from control_plane.cli.admin.local_platform import open_local
-    from control_plane.tenants.keys import operators
+    from control_plane.tenants import operators
 
     with open_local() as platform:
         done = operators.revoke(platform, key_id)
@@ -87,7 +87,7 @@ def audit_of_all(
     """List what was changed, in all tenants and of the platform itself, newest first."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.cli.paged_lists import unix_seconds
-    from control_plane.tenants.audit.service import Wanted, document, every
+    from control_plane.tenants.audit_log import Wanted, document, every
 
     wanted = Wanted(
         object_id=of, object_type=kind, action=action, actor=actor, since_s=unix_seconds(since, "since"),

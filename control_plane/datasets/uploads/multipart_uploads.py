@@ -26,9 +26,9 @@ from control_plane.datasets.uploads.part_join import Part, join
 from control_plane.datasets.uploads.receiver import receive_up_to, too_large
 from control_plane.platform.build_lock import lock_number
 from control_plane.platform.context import Platform
-from control_plane.tenants.deletion_guard import refuse_while_deleted
 from control_plane.tenants.rules import GIB, Tier, tier_named
 from control_plane.tenants.service import get as get_tenant
+from control_plane.tenants.service import refuse_while_deleted
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 from ft_assets.layout import file_key, part_key, safe_filename

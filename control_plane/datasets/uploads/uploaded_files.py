@@ -23,9 +23,9 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.pagination import Order, Page, page
-from control_plane.tenants.deletion_guard import refuse_while_deleted
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
+from control_plane.tenants.service import refuse_while_deleted
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
 from ft_assets.errors import Conflict, InvalidRequest, NotFound

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from control_plane.composition import open_platform
 from control_plane.platform import installation_secrets
 from control_plane.platform.settings import Settings, load
-from control_plane.tenants.keys import operators
+from control_plane.tenants import operators
 from deploy.local.dagster_web.access_control import DagsterFront, allowed_hosts
 from ft_assets.telemetry import logs
 from resources import http_server

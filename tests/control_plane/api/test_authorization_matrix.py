@@ -25,9 +25,8 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.notifications.endpoint_secrets import sealed_secrets, sealed_url
 from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Platform
-from control_plane.tenants import members
+from control_plane.tenants import members, operators
 from control_plane.tenants import service as tenants
-from control_plane.tenants.keys import operators
 from control_plane.tenants.rules import Role
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.database_roles import as_operator, as_owner

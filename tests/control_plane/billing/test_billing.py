@@ -19,8 +19,8 @@ from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.invoices import service as invoices
 from control_plane.cli import command_tree as cli
 from control_plane.platform.context import Platform
+from control_plane.tenants import operators
 from control_plane.tenants import service as tenants
-from control_plane.tenants.keys import operators
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Fault
 from tests.support.jobs.metered_job import AT, MeteredJob, at_time, metered_job

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from control_plane.platform.context import Platform
-from control_plane.tenants.keys import operators
+from control_plane.tenants import operators
 from tests.support.platform.database_roles import as_operator
 
 

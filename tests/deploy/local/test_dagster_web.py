@@ -20,8 +20,8 @@ from websockets.sync.client import connect
 
 from control_plane.platform.context import Platform
 from control_plane.platform.installation_secrets import cipher, dagster_token
+from control_plane.tenants import operators
 from control_plane.tenants import service as tenants
-from control_plane.tenants.keys import operators
 from deploy.local.dagster_web.access_control import COOKIE, SESSION_S
 from tests.support.platform.database_roles import as_operator
 from tests.support.servers.inference_server import free_port

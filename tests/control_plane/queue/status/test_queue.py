@@ -13,7 +13,7 @@ import pytest
 
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform, utc_now
-from control_plane.tenants.keys import operators
+from control_plane.tenants import operators
 from tests.support.jobs.queued_jobs import Queued, queued
 from tests.support.platform.database_roles import as_operator
 

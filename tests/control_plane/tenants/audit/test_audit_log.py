@@ -18,9 +18,9 @@ from control_plane.notifications.endpoint_secrets import sealed_secrets, sealed_
 from control_plane.notifications.tables import deliveries as deliveries_table
 from control_plane.notifications.tables import outbox, webhook_endpoints
 from control_plane.platform.context import Actor, Platform
+from control_plane.tenants import audit_log as audit
 from control_plane.tenants import service as tenants
 from control_plane.tenants import suspension
-from control_plane.tenants.audit import service as audit
 from control_plane.tenants.rules import Tenant
 
 Call = Callable[..., httpx.Response]

@@ -9,9 +9,8 @@ from fastapi import APIRouter, Depends, Query
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep
-from control_plane.tenants import responses
-from control_plane.tenants.audit import schemas
-from control_plane.tenants.audit import service as audit
+from control_plane.tenants import audit_log as audit
+from control_plane.tenants import responses, schemas
 
 router = APIRouter(prefix="/v1/audit_log", tags=["audit_log"])
 

@@ -7,9 +7,8 @@ from fastapi import APIRouter
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, ReaderPrincipal
-from control_plane.tenants import members, responses
+from control_plane.tenants import members, responses, schemas
 from control_plane.tenants import service as tenants
-from control_plane.tenants.keys import schemas
 
 router = APIRouter(prefix="/v1", tags=["api_keys"])
 

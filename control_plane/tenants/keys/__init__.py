@@ -1,1 +1,0 @@
-"""API keys of tenants and operators."""
