@@ -10,7 +10,7 @@ from control_plane.billing import prices
 from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of
 from control_plane.platform.context import Platform, utc_now
-from control_plane.platform.installation_secrets import inference_token
+from control_plane.platform.secrets import inference_token
 from control_plane.platform.settings import Settings
 from control_plane.platform.webhook_targets import parse_networks
 from resources import object_store

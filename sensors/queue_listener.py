@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.composition import open_platform
 from control_plane.platform.context import Platform
-from control_plane.platform.installation_secrets import dagster_token
+from control_plane.platform.secrets import dagster_token
 from control_plane.platform.settings import load
 from control_plane.queue import launches
 from control_plane.queue.cycle import place

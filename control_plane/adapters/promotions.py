@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from control_plane.adapters import service as registry
 from control_plane.adapters.service import Adapter, find_record, get_adapter, locked_row, select_adapters, set_stage, unservable, view
 from control_plane.adapters.tables import adapters
 from control_plane.notifications import outbox
@@ -23,6 +24,7 @@ from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from ft_assets.storable_text import printable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,3 +346,46 @@ def _previous(conn: Connection, current: AdapterRecord) -> AdapterRecord | None:
     query = _production(current.tenant_id, current.base_model, prefix).where(adapters.c.promoted_at < current.promoted_at).limit(1)
     row = conn.execute(query).mappings().one_or_none()
     return AdapterRecord.from_row(row) if row else None
+
+
+NONE, PENDING, APPROVED, REJECTED = "none", "pending", "approved", "rejected"
+MAX_NOTE_CHARS = 2000
+
+
+def approve(platform: Platform, tenant: str, reference: str, *, key_id: str, note: str | None = None, and_promote: bool = False) -> Adapter:
+    """Let an adapter be promoted, and promote it if asked to. Approving again changes nothing; what was rejected can be approved."""
+    decided = _decide(platform, tenant, reference, APPROVED, key_id=key_id, note=note)
+    return promote(platform, tenant, decided["id"]) if and_promote else decided
+
+
+def reject(platform: Platform, tenant: str, reference: str, *, key_id: str, note: str | None = None) -> Adapter:
+    """Keep an adapter from being promoted; one that is in production has to be rolled back or deprecated first."""
+    return _decide(platform, tenant, reference, REJECTED, key_id=key_id, note=note)
+
+
+def _decide(platform: Platform, tenant: str, reference: str, decision: str, *, key_id: str, note: str | None) -> Adapter:
+    if note is not None and len(note) > MAX_NOTE_CHARS:
+        raise InvalidRequest(f"note has {len(note)} characters, at most {MAX_NOTE_CHARS} are kept", code="invalid_note", param="note")
+    with platform.engine.begin() as conn:
+        row = registry.locked_row(conn, tenant, registry.find_record(platform, tenant, reference).id)
+        _check(row["id"], Stage(row["stage"]), row["approval"], decision)
+        if row["approval"] != decision:
+            signed = {"approved_by": key_id, "approved_at": platform.clock(), "approval_note": None if note is None else printable(note)}
+            with registry.kept(f"adapter {row['id']}"):
+                conn.execute(sa.update(adapters).where(adapters.c.id == row["id"]).values(approval=decision, **signed))
+    return registry.get_adapter(platform, tenant, row["id"])
+
+
+def _check(id_: str, stage: Stage, approval: str, decision: str) -> None:
+    if approval == NONE:
+        raise Conflict(
+            f"adapter {id_} needs no approval: its job did not ask for one; promote it, or deprecate it", code="approval_not_asked_for"
+        )
+    if decision == REJECTED and stage is Stage.PRODUCTION:
+        raise Conflict(
+            f"adapter {id_} is in production; roll it back or deprecate it before you reject it", code="invalid_state", param="stage"
+        )
+    if decision == APPROVED and stage in (Stage.QUARANTINED, Stage.ARCHIVED):
+        raise Conflict(
+            f"adapter {id_} is {stage} and can never be served; there is nothing to approve", code="invalid_state", param="stage"
+        )

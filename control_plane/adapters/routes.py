@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from control_plane.adapters import approvals, lineage, promotions, responses, schemas
+from control_plane.adapters import lineage, promotions, responses, schemas
 from control_plane.adapters import service as adapters
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
@@ -61,7 +61,7 @@ def approve(
 ) -> schemas.Adapter:  # fmt: skip
     """Approve an adapter whose job requires approval, so that it can be promoted. Needs a key with scope `write`."""
     asked, tenant = body or schemas.Approve(note=None, promote=False), principal.tenant.id
-    done = approvals.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=asked.note, promote=asked.promote)
+    done = promotions.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=asked.note, and_promote=asked.promote)
     return responses.adapter(done)
 
 
@@ -71,7 +71,7 @@ def reject(
 ) -> schemas.Adapter:  # fmt: skip
     """Reject an adapter, so that it cannot be promoted. One that is in production has to be rolled back or deprecated instead."""
     note = None if body is None else body.note
-    return responses.adapter(approvals.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note))
+    return responses.adapter(promotions.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note))
 
 
 @router.get("/{adapter_id:path}/lineage", summary="Trace the lineage of an adapter")

@@ -6,7 +6,9 @@ What is served is :mod:`control_plane.adapters.promotions`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +17,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import IntegrityError as Violation
 
-from control_plane.adapters import lineage_errors
 from control_plane.adapters.tables import adapters
 from control_plane.jobs.tables import jobs
 from control_plane.notifications import outbox
@@ -30,7 +32,7 @@ from ft_assets.adapters import package, tensors, whole_model
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import NotFound, Unavailable
+from ft_assets.errors import Conflict, FtError, LineageIncomplete, NotFound, Unavailable
 from ft_assets.evals.gate.gates import Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.layout import adapter_prefix
@@ -81,7 +83,7 @@ def register(
         )
         for path in sorted(made.iterdir()):
             platform.objects.put_file(f"{record.object_prefix}/{path.name}", path)
-    with lineage_errors.kept(f"adapter {id_} of job {job_id}"), platform.engine.begin() as conn:
+    with kept(f"adapter {id_} of job {job_id}"), platform.engine.begin() as conn:
         entered = insert(adapters).values(**record.to_row()).on_conflict_do_nothing(index_elements=["job_id"]).returning(adapters)
         _tell(conn, conn.execute(entered).mappings().one_or_none(), platform.clock())
     return {**get_adapter(platform, tenant, id_), "refusals": [f"{r.code}: {r.detail}" for r in refused]}
@@ -197,7 +199,7 @@ def set_stage(conn: Connection, id_: str, stage: Stage, **columns: Any) -> None:
         columns.setdefault("deprecated_at", utc_now())
     elif stage is not Stage.ARCHIVED:
         columns["deprecated_at"] = None
-    with lineage_errors.kept(f"adapter {id_}"):
+    with kept(f"adapter {id_}"):
         moved = sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **columns).returning(adapters)
         _tell(conn, conn.execute(moved).mappings().one(), utc_now())
 
@@ -214,3 +216,61 @@ def _tell(conn: Connection, row: RowMapping | None, now: datetime) -> None:
 def tell(conn: Connection, row: RowMapping | Mapping[str, Any], kind: str, now: datetime) -> None:
     """Have the tenant told of `kind` about an adapter: ids and its stage, nothing else."""
     outbox.publish(conn, row["tenant_id"], kind, row["id"], {"stage": row["stage"], "job_id": row["job_id"]}, now=now)
+
+
+GAPS: Mapping[str, str] = {
+    "fk_adapters_tenant_id_dataset_id": "dataset_id",
+    "fk_adapters_job_id": "job_id",
+    "fk_adapters_parent_adapter_id": "parent_adapter_id",
+    "fk_adapters_parent_checkpoint_id": "parent_checkpoint_id",
+    "ck_adapters_rank_and_alpha_present": "rank, alpha",
+    "ck_adapters_type_known": "type",
+}
+OF_FIELD = re.compile(r"ck_adapters_(?P<field>[a-z0-9_]+?)(_present|_sha256_format|_format)")
+REFUSALS: Mapping[str, tuple[str, str]] = {
+    "ck_adapters_served_passed_gate": ("gate_failed", "its evaluation did not pass the gate"),
+    "ck_adapters_production_approved": ("needs_approval", "a person has to approve it first: POST /v1/adapters/{id}/approve"),
+    "adapters_record_frozen": ("record_is_final", "its record never changes; register another adapter"),
+    "adapters_stage_moves": ("invalid_state", "its stage does not lead there"),
+    "adapters_kept": ("record_is_final", "its record is kept for good; only its files can be deleted"),
+    "jobs_recorded_frozen": ("record_is_final", "what a registered adapter was trained from never changes"),
+}
+
+
+@contextmanager
+def kept(subject: str) -> Iterator[None]:
+    """Say ``LineageIncomplete`` or ``Conflict`` where the wrapped statements break a rule of the registry."""
+    try:
+        yield
+    except Violation as violation:
+        told = explained(violation, subject)
+        if told is None:
+            raise
+        raise told from violation
+
+
+def explained(violation: Violation, subject: str) -> FtError | None:
+    """The error that a refusal of the database stands for; None where it is none of the registry's."""
+    diagnosis = getattr(violation.orig, "diag", None)
+    constraint = getattr(diagnosis, "constraint_name", None) or ""
+    column = getattr(diagnosis, "column_name", None)
+    if constraint in REFUSALS:
+        code, why = REFUSALS[constraint]
+        said = getattr(diagnosis, "message_primary", "") or ""
+        detail = f" ({said})" if constraint.startswith("adapters_") else ""
+        return Conflict(f"{subject}: {why}{detail}", code=code, param="adapter_id")
+    gap = _gap(constraint, column)
+    if gap is None:
+        return None
+    return LineageIncomplete(f"{subject} cannot be registered without: {gap}; run the step that makes what is missing again")
+
+
+def _gap(constraint: str, column: str | None) -> str | None:
+    if constraint == "adapters_enter" or not constraint:  # of a column that must not be null there is no constraint's name
+        return column
+    found = OF_FIELD.fullmatch(constraint)
+    return GAPS.get(constraint) or (None if found is None else _column(found["field"]))
+
+
+def _column(field: str) -> str:
+    return f"{field}_sha256" if field in ("spec", "lock", "manifest") else field

@@ -40,7 +40,7 @@ from control_plane.jobs.sweeps import routes as sweeps
 from control_plane.models import routes as models
 from control_plane.notifications import routes as webhook_endpoints
 from control_plane.platform.context import Platform
-from control_plane.platform.installation_secrets import inference_token
+from control_plane.platform.secrets import inference_token
 from control_plane.queue.status import routes as queue
 from control_plane.quotas import routes as quota
 from control_plane.serving import gateway

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from control_plane.http.error_body import Error
+from control_plane.http.error_responses import Error
 
 ERROR = {"$ref": "#/components/schemas/Error"}
 REFUSALS: Mapping[str, str] = {

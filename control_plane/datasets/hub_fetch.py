@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.engine import RowMapping
 
-from control_plane.datasets.uploads.receiver import receive
+from control_plane.datasets.receiver import receive
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, carry_out_apart

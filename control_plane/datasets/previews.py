@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from control_plane.datasets import service as datasets
-from control_plane.datasets.local_rows import rows_file
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
+from ft_assets import layout
 from ft_assets.datasets.preview import preview
 from ft_assets.datasets.stored_rows import load_rows
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
@@ -49,3 +50,11 @@ def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:
     if file["dataset_id"] is None:
         raise Conflict(f"file {subject} is {file['status']} and has no dataset to show; see its report", code="file_not_validated")
     return str(file["dataset_id"])
+
+
+def rows_file(platform: Platform, tenant: str, dataset_id: str) -> Path:
+    """``rows.parquet`` of the dataset in this machine's cache; it never changes, so it is fetched once."""
+    target = platform.settings.work_dir / "datasets" / layout.checked_id(tenant) / layout.checked_id(dataset_id) / "rows.parquet"
+    if not target.exists():
+        platform.objects.get_file(f"{layout.dataset_prefix(tenant, dataset_id)}/rows.parquet", target)
+    return target

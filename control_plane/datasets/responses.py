@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.engine import RowMapping
 
 from control_plane.datasets import schemas, suites
-from control_plane.datasets.file_progress import progress_of
+from control_plane.datasets.validation_state import progress_of
 from control_plane.jobs import results
 from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.datasets.report.validation_report import contamination

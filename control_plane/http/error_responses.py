@@ -9,10 +9,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ConfigDict
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
+from control_plane.http.schemas import ApiModel
 from ft_assets.errors import Fault, FtError, InvalidRequest, RateLimited, Unavailable
 from ft_assets.storable_text import printable
 from ft_assets.telemetry import correlation
@@ -90,3 +92,28 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_database(_: Request, __: Exception) -> JSONResponse:
     return response(Unavailable("the database did not answer; the same call may succeed in a moment", code="database_unavailable"))
+
+
+class ErrorDetail(ApiModel):
+    """What went wrong and what to do about it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message: str
+    """Explanation for people, with the offending value, the limit and the next step."""
+    type: str
+    """Kind of error: `invalid_request_error`, `authentication_error`, `permission_error`, `insufficient_quota`, `rate_limit_error` or
+    `server_error`."""
+    param: str | None
+    """Name of the parameter or field that caused the error; null if no single one did."""
+    code: str | None
+    """Stable, machine-readable error code, documented in docs/errors.md."""
+
+
+class Error(ApiModel):
+    """Body of every error response."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error: ErrorDetail
+    """What went wrong."""

@@ -7,12 +7,14 @@ attempt, and counts: nothing is tried for ever, and nothing behind it waits for 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,16 +24,19 @@ from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from control_plane.notifications import delivery_traces, emails, signatures
+from control_plane.jobs.tables import jobs
+from control_plane.notifications import emails, signatures
 from control_plane.notifications import outbox as box
-from control_plane.notifications.endpoint_secrets import opened
 from control_plane.notifications.rules import AT_ONCE_TO_ONE_TARGET, DELAYS_S, DISABLED_AFTER, EVENT_TYPES, Due, Slots, choose, next_attempt
+from control_plane.notifications.signatures import opened
 from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WebhookAnswer
 from control_plane.tenants.tables import members
 from ft_assets.errors import Conflict, FtError, Unavailable
 from ft_assets.storable_text import printable
+from ft_assets.telemetry import correlation, spans
+from ft_assets.telemetry.spans import Span
 
 LEASE = timedelta(seconds=60)
 """Of a claim: several times what a delivery may take. After a kill it is sent again that much later."""
@@ -158,7 +163,7 @@ def deliver(platform: Platform, claimed: Claim) -> None:
 def _sent(platform: Platform, claimed: Claim, row: RowMapping, target: RowMapping) -> Outcome:
     if not row["data"]:
         return Outcome(delivered=False, error="the tenant had its data deleted, this event's too", final=True)
-    with delivery_traces.delivery(platform, row) as span:
+    with delivery(platform, row) as span:
         outcome = _mail(platform, row, target) if claimed.is_mail else _post(platform, row, target)
         if not outcome.delivered:
             span.fail(str(outcome.status or "undelivered"))
@@ -335,3 +340,28 @@ class Dispatcher:
                 self._running.remove(claimed)
                 self._changed.notify_all()
             self._ended.set()
+
+
+JOB_PREFIX = "ftjob-"
+
+
+@contextlib.contextmanager
+def delivery(platform: Platform, row: RowMapping) -> Iterator[Span]:
+    """Log and trace one attempt at a delivery: `row` is its own, with the event's ``event_id`` and ``type``."""
+    subject = str(row["subject"])
+    job_id = subject if subject.startswith(JOB_PREFIX) else None
+    about = {"ft__event": row["event_id"], "ft__event_type": row["type"], "ft__delivery_attempt": row["attempts"]}
+    parent = of_job(platform, job_id) if job_id and spans.is_on() else None
+    with (
+        correlation.scope(tenant=row["tenant_id"], job=job_id),
+        spans.span(f"deliver {row['channel']}", parent=parent, kind="client") as span,
+    ):
+        span.set(**about)
+        yield span
+
+
+def of_job(platform: Platform, job_id: str) -> str | None:
+    """``traceparent`` of the request that made the job."""
+    with platform.whole.engine.connect() as conn:
+        found: str | None = conn.execute(sa.select(jobs.c.trace_parent).where(jobs.c.id == job_id)).scalar_one_or_none()
+    return found

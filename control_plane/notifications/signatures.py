@@ -11,6 +11,11 @@ import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from control_plane.platform.secrets import seal, unseal
+from control_plane.platform.settings import Settings
 
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES = 32
@@ -43,3 +48,21 @@ def headers(*, event_id: str, body: bytes, live: Sequence[str], now: datetime) -
 def _mac(secret: str, signed: bytes) -> str:
     key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
     return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+def sealed_url(settings: Settings, url: str) -> dict[str, Any]:
+    """`url` as columns."""
+    parts = urlsplit(url)
+    return {"url": f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", "sealed_url": seal(settings, url)}
+
+
+def sealed_secrets(settings: Settings, secrets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`secrets` as a column."""
+    return {"secrets": [{**s, "secret": seal(settings, s["secret"])} for s in secrets]}
+
+
+def opened(settings: Settings, row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A row of ``webhook_endpoints`` with its URL and secrets in clear."""
+    secrets = [{**s, "secret": unseal(settings, s["secret"])} for s in row["secrets"]]
+    url = unseal(settings, row["sealed_url"]) if row["sealed_url"] else row["url"]  # a deleted one has none
+    return {**row, "url": url, "secrets": secrets}

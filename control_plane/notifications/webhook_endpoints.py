@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.notifications import dispatch, signatures
-from control_plane.notifications.endpoint_secrets import opened, sealed_secrets, sealed_url
 from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE
+from control_plane.notifications.signatures import opened, sealed_secrets, sealed_url
 from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import page

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
+import stat
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from control_plane.platform.settings import Settings
+from ft_assets.datasets.fsync import sync_directory
+from ft_assets.errors import IntegrityError
 
 TENANT_PREFIX = "ft-sk-"
 OPERATOR_PREFIX = "ft-op-"
@@ -25,3 +36,69 @@ def hint_of(secret: str) -> str:
     if prefix is None:
         return f"(not of the form {TENANT_PREFIX}...)"
     return f"{prefix}...{secret[-4:]}" if len(secret) > 20 else f"{prefix}... (too short)"
+
+
+TOKEN_BYTES = 32
+
+
+def inference_token(settings: Settings) -> str:
+    """Bearer token of the inference servers: ``FT_INFERENCE_TOKEN``, else the one of this installation."""
+    return settings.inference_token or _kept(settings.home / "inference.token", _new_token)
+
+
+def dagster_token(settings: Settings) -> str:
+    """Bearer token of the platform's own calls of Dagster's webserver: ``FT_DAGSTER_TOKEN``, else the one of this installation."""
+    return settings.dagster_token or _kept(settings.home / "dagster.token", _new_token)
+
+
+def cipher(settings: Settings) -> MultiFernet:
+    """Encrypts with the newest key of the installation and decrypts with each."""
+    return _cipher(settings.secrets_key_file)
+
+
+def seal(settings: Settings, text: str) -> str:
+    """`text`, encrypted for the database."""
+    return cipher(settings).encrypt(text.encode()).decode()
+
+
+def unseal(settings: Settings, sealed: str) -> str:
+    """The text of :func:`seal`; ``IntegrityError`` where no key of this installation opens it."""
+    try:
+        return cipher(settings).decrypt(sealed).decode()
+    except InvalidToken as e:
+        raise IntegrityError(
+            f"no key in {settings.secrets_key_file} decrypts a secret of the database; restore the key file that belongs to it",
+            code="secrets_key_mismatch",
+        ) from e
+
+
+@cache
+def _cipher(key_file: Path) -> MultiFernet:
+    """One key per line, newest first; old ones stay for as long as the database holds what they encrypted."""
+    return MultiFernet([Fernet(key) for key in _kept(key_file, lambda: Fernet.generate_key().decode()).split()])
+
+
+def _new_token() -> str:
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def _kept(path: Path, new: Callable[[], str]) -> str:
+    """The content of `path`; a missing file is written first. Of several processes that write it at once, one wins."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(f"{new()}\n")
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(beside, path)  # refuses where the file exists, unlike a rename
+        except FileExistsError:
+            pass
+        finally:
+            beside.unlink()
+        sync_directory(path.parent)  # what is sealed with a key outlives a power cut only if the key does
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise IntegrityError(f"{path} has mode {mode:04o}: others can read it; run chmod 600 {path}", code="secret_file_readable")
+    return path.read_text().strip()

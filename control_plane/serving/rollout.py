@@ -27,7 +27,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
-from control_plane.serving import accepted_bases, observations, served_index
+from control_plane.serving import accepted_bases, node_files, observations
 from control_plane.serving.node_files import directory, materialise
 from control_plane.serving.observations import Key
 from control_plane.serving.tables import deployments, replica_adapters
@@ -133,7 +133,7 @@ def _alone(platform: Platform) -> Iterator[bool]:
 
 def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list[Reconciled]:
     """Plan and carry out, on all servers side by side; with `only`, what one adapter lacks."""
-    served_index.write(platform, asked.replicas)  # before the loads, for a server that restarts; before the unloads, so that it stays gone
+    node_files.write(platform, asked.replicas)  # before the loads, for a server that restarts; before the unloads, so that it stays gone
     snapshot = _snapshot(platform, asked, only)
     plans = [(r, _plan(platform, asked, r, snapshot, only)) for r in asked.replicas]
     for replica in asked.replicas:

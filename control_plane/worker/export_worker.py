@@ -10,7 +10,7 @@ import threading
 
 from control_plane.adapters import exports
 from control_plane.platform.context import Platform
-from control_plane.worker.fair_queue import Lane
+from control_plane.worker.validation_worker import Lane
 
 LOOK_EVERY_S = 30.0
 """Seconds between looks for orders that a process which died left unmade."""

@@ -239,7 +239,7 @@ def _code_location_server(settings: Settings, needs: tuple[str, ...]) -> Service
 
 
 def _dagster_token(settings: Settings) -> Callable[[], str]:
-    from control_plane.platform.installation_secrets import dagster_token  # cryptography, which `ft --help` need not pay for
+    from control_plane.platform.secrets import dagster_token  # cryptography, which `ft --help` need not pay for
 
     return lambda: dagster_token(settings)
 
@@ -310,7 +310,7 @@ def demo_model_dir(settings: Settings) -> Path:
 
 
 def _inference(settings: Settings) -> Service:
-    from control_plane.platform.installation_secrets import inference_token  # cryptography, which `ft --help` need not pay for
+    from control_plane.platform.secrets import inference_token  # cryptography, which `ft --help` need not pay for
 
     url = f"http://127.0.0.1:{settings.inference_port}"
     model = demo_model_dir(settings)

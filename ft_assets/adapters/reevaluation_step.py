@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.adapters import approvals, promotions
+from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
@@ -207,7 +207,7 @@ def _go_on(platform: Platform, ended: RowMapping) -> None:
     present = platform.models.card(record.base_model).digest
     if ended["base_digest"] != present:
         evaluations.request(platform, record.tenant_id, record.id, kind=evaluations.BASE_UPDATE, base_digest=present)
-    elif ended["outcome"] == gates.PASSED and record.approval != approvals.REJECTED:
+    elif ended["outcome"] == gates.PASSED and record.approval != promotions.REJECTED:
         level, message = _promoted(platform, record)
         data = {"adapter_id": record.id, "evaluation_id": ended["id"], "base_digest": present}
         event = Event(code=PASSED_EVENT, level=level, message=message, data=data)
@@ -220,7 +220,7 @@ def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
     with platform.engine.connect() as conn:
         job = job_row(conn, record.tenant_id, record.job_id)
     said = f"Adapter {record.name} holds on the bytes that its base was updated to"
-    if record.approval == approvals.PENDING:
+    if record.approval == promotions.PENDING:
         return "info", f"{said}; it waits for a person: `ft adapters approve {record.id} --promote`."
     if not (job.request or {}).get("auto_promote", True) or job.state == JobState.CANCELLED:
         return "info", f"{said}, and its job does not ask for promotion: `ft promote {record.id}`."

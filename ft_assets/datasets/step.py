@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.attempts.follow import fetch_pack
-from control_plane.datasets.local_rows import rows_file
+from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets, files
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.datasets.validation_outcome import PLATFORM_FAILURES
+from control_plane.datasets.validation_state import PLATFORM_FAILURES
 from control_plane.jobs import warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.queue_entry import mark_packed

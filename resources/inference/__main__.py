@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from control_plane.platform import settings
-from control_plane.platform.installation_secrets import inference_token
+from control_plane.platform.secrets import inference_token
 from ft_assets.adapters import package, tensors
 from ft_assets.base_models import model_digest
 from ft_assets.telemetry import logs

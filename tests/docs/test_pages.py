@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from control_plane.billing import prices
 from control_plane.capacity import configured_pools
 from control_plane.cli.command_tree import build
-from control_plane.http.error_body import Error
+from control_plane.http.error_responses import Error
 from ft_assets.evals.suites import task_files
 from ft_assets.training.memory.gpus import GPUS
 from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, blocks, commands, of_language

@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from control_plane.datasets.receiver import receive_up_to, too_large
 from control_plane.datasets.tables import files as file_rows
 from control_plane.datasets.tables import upload_parts, uploads
 from control_plane.datasets.uploads import orphaned_objects, uploaded_files
 from control_plane.datasets.uploads.part_join import Part, join
-from control_plane.datasets.uploads.receiver import receive_up_to, too_large
 from control_plane.platform.build_lock import lock_number
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import GIB, Tier, tier_named

@@ -13,12 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.datasets import suites, validation
-from control_plane.datasets.file_progress import claimed, progress_of
 from control_plane.datasets.hub_fetch import is_fetched, waits_for_token
+from control_plane.datasets.receiver import receive
 from control_plane.datasets.tables import files
 from control_plane.datasets.uploads import orphaned_objects
-from control_plane.datasets.uploads.receiver import receive
-from control_plane.datasets.validation_outcome import PLATFORM_FAILURES, bring_in, settle
+from control_plane.datasets.validation_state import PLATFORM_FAILURES, bring_in, claimed, progress_of, settle
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL

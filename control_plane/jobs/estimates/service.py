@@ -18,7 +18,7 @@ from sqlalchemy.engine import RowMapping
 from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import PriceList
 from control_plane.capacity.pools import Pool, job_class
-from control_plane.datasets.local_rows import rows_file
+from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_enough_to_train, check_format
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.uploads import uploaded_files

@@ -12,7 +12,7 @@ from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.types import ASGIApp
 
 from control_plane.composition import open_platform
-from control_plane.platform import installation_secrets
+from control_plane.platform import secrets
 from control_plane.platform.settings import Settings, load
 from control_plane.tenants import operators
 from deploy.local.dagster_web.access_control import DagsterFront, allowed_hosts
@@ -43,8 +43,8 @@ def behind_front(app: ASGIApp, settings: Settings) -> DagsterFront:
     return DagsterFront(
         app,
         authenticate=lambda key: operators.authenticate(platform, key),
-        token=installation_secrets.dagster_token(settings),
-        cipher=installation_secrets.cipher(settings),
+        token=secrets.dagster_token(settings),
+        cipher=secrets.cipher(settings),
         hosts=allowed_hosts(settings.dagster_port, settings.dagster_hosts),
     )
 

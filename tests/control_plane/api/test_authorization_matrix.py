@@ -22,7 +22,7 @@ from control_plane.api.app import JOB_PATHS, create_app
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.notifications.endpoint_secrets import sealed_secrets, sealed_url
+from control_plane.notifications.signatures import sealed_secrets, sealed_url
 from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.tenants import members, operators

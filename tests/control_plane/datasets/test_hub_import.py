@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.client import FtClient
-from control_plane.datasets import file_progress, hub, hub_fetch
+from control_plane.datasets import hub, hub_fetch, validation_state
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
@@ -59,7 +59,7 @@ def test_an_import_is_a_validated_file_that_says_where_it_is_from(near: Platform
     file = uploaded_files.validate(near, made["id"], progress=lambda p: seen.append(p.stage))
     assert (file["status"], file["filename"]) == ("processed", "train.jsonl")
     assert file["bytes"] == len(server.repos["acme/sums"]["train.jsonl"])
-    assert seen[0] == file_progress.FETCHING
+    assert seen[0] == validation_state.FETCHING
     assert file["report"]["examples"] > 100
     assert file["report"]["stats"]["personal_data"]["rows"] == 120
     with uploaded_files.content(near, tenant.id, made["id"])[1] as stream:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.adapters import approvals, promotions
+from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations import answer_cache, evaluated
@@ -229,7 +229,7 @@ def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant:
     assert f"ft adapters approve {made['id']}" in told["message"]
     with pytest.raises(Conflict, match="needs_approval"):
         promotions.promote(operated, tenant.id, made["id"])
-    assert approvals.approve(operated, tenant.id, made["id"], key_id="key-1", promote=True)["stage"] == "production"
+    assert promotions.approve(operated, tenant.id, made["id"], key_id="key-1", and_promote=True)["stage"] == "production"
     assert published(operated, made["id"]) == ["adapter.approval_pending", "adapter.promoted"]
 
 

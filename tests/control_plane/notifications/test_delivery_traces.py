@@ -12,7 +12,7 @@ from pathlib import Path
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.notifications import delivery_traces
+from control_plane.notifications import dispatch
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.telemetry import spans
@@ -45,8 +45,8 @@ def test_it_is_found_by_the_id_of_the_job(fresh_platform: Platform, write_chat_r
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     with spans.span("request", parent=CALLER):
         job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
-    assert delivery_traces.of_job(fresh_platform, job["id"]) == CALLER
-    assert delivery_traces.of_job(fresh_platform, "ftjob-none") is None
+    assert dispatch.of_job(fresh_platform, job["id"]) == CALLER
+    assert dispatch.of_job(fresh_platform, "ftjob-none") is None
     url = fresh_platform.engine.url.render_as_string(hide_password=False)
     with collecting() as collector:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "OTEL_", "TRACEPARENT"))}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.platform.installation_secrets import dagster_token, seal, unseal
+from control_plane.platform.secrets import dagster_token, seal, unseal
 from control_plane.platform.settings import load
 from tests.support.processes.fsync_calls import Synced
 

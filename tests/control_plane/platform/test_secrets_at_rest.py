@@ -17,7 +17,7 @@ from cryptography.fernet import Fernet
 from control_plane.notifications import webhook_endpoints as webhooks
 from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Platform
-from control_plane.platform.installation_secrets import _cipher, dagster_token, inference_token, seal, unseal
+from control_plane.platform.secrets import _cipher, dagster_token, inference_token, seal, unseal
 from control_plane.platform.settings import Settings, load
 from ft_assets.errors import IntegrityError
 from resources.database import migrate

@@ -21,11 +21,11 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets import file_progress, validation, validation_outcome
+from control_plane.datasets import validation, validation_state
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
-from control_plane.sandbox.group_memory import used_bytes
+from control_plane.sandbox.memory_limits import used_bytes
 from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, carry_out_apart, validate_apart, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
@@ -236,7 +236,7 @@ def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(
 def test_two_who_want_the_same_large_file_read_it_once(platform: Platform, tenant: Tenant, large: Path) -> None:
     file_id = uploaded(platform, tenant, large)
     heard: list[Progress] = []
-    with file_progress.claimed(platform, file_id) as sink:
+    with validation_state.claimed(platform, file_id) as sink:
         assert sink is not None
         sink(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
         assert uploaded_files.validate(platform, file_id, wait=False)["status"] == "uploaded", "it is somebody's work"
@@ -253,29 +253,29 @@ def test_two_who_want_the_same_large_file_read_it_once(platform: Platform, tenan
 def test_a_claim_that_nobody_renews_is_lost(platform: Platform, tenant: Tenant, large: Path) -> None:
     file_id = uploaded(platform, tenant, large)
     long_ago = (platform.clock() - timedelta(minutes=5)).timestamp()
-    assert file_progress.CLAIM_LOST_AFTER_S < 300
+    assert validation_state.CLAIM_LOST_AFTER_S < 300
     stale = {"stage": "reading", "rows": 1, "bytes": 1, "total_bytes": 2, "at": long_ago}
     with platform.engine.begin() as conn:
         conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(progress=stale))
-    with file_progress.claimed(platform, file_id) as sink, file_progress.claimed(platform, file_id) as second:
+    with validation_state.claimed(platform, file_id) as sink, validation_state.claimed(platform, file_id) as second:
         assert sink is not None
         assert second is None
 
 
 def test_who_lost_a_claim_neither_writes_over_the_new_one_nor_clears_it(platform: Platform, tenant: Tenant, large: Path) -> None:
     file_id = uploaded(platform, tenant, large)
-    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * file_progress.CLAIM_LOST_AFTER_S))
-    stalled, new = file_progress.Claim(None), file_progress.Claim(None)
-    assert file_progress.take(platform, file_id, stalled)
-    assert not file_progress.take(platform, file_id, new), "it is held"
-    assert file_progress.take(later, file_id, new), "nobody renewed it"
+    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * validation_state.CLAIM_LOST_AFTER_S))
+    stalled, new = validation_state.Claim(None), validation_state.Claim(None)
+    assert validation_state.take(platform, file_id, stalled)
+    assert not validation_state.take(platform, file_id, new), "it is held"
+    assert validation_state.take(later, file_id, new), "nobody renewed it"
     held = uploaded_files.find(platform, file_id)["progress"]
     assert held["token"] == new.token
-    assert not file_progress.renew(platform, file_id, stalled)
-    assert not file_progress.clear(platform, file_id, stalled)
+    assert not validation_state.renew(platform, file_id, stalled)
+    assert not validation_state.clear(platform, file_id, stalled)
     assert uploaded_files.find(platform, file_id)["progress"] == held
-    assert file_progress.renew(later, file_id, new)
-    assert file_progress.clear(later, file_id, new)
+    assert validation_state.renew(later, file_id, new)
+    assert validation_state.clear(later, file_id, new)
     assert uploaded_files.find(platform, file_id)["progress"] is None
 
 
@@ -283,13 +283,13 @@ def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_one
     platform: Platform, tenant: Tenant, large: Path
 ) -> None:
     file_id = uploaded(platform, tenant, large)
-    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * file_progress.CLAIM_LOST_AFTER_S))
-    stalled, new = file_progress.Claim(None), file_progress.Claim(None)
-    assert file_progress.take(platform, file_id, stalled)
-    assert file_progress.take(later, file_id, new)
+    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * validation_state.CLAIM_LOST_AFTER_S))
+    stalled, new = validation_state.Claim(None), validation_state.Claim(None)
+    assert validation_state.take(platform, file_id, stalled)
+    assert validation_state.take(later, file_id, new)
     short = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1))
-    assert validation_outcome.settle(short, uploaded_files.find(platform, file_id), stalled)["status"] == "uploaded", "its child was ended"
-    assert validation_outcome.settle(platform, uploaded_files.find(platform, file_id), new)["status"] == "processed"
+    assert validation_state.settle(short, uploaded_files.find(platform, file_id), stalled)["status"] == "uploaded", "its child was ended"
+    assert validation_state.settle(platform, uploaded_files.find(platform, file_id), new)["status"] == "processed"
 
 
 def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:

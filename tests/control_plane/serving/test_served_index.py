@@ -19,7 +19,7 @@ from control_plane.adapters.service import find_record
 from control_plane.evaluations.tables import evaluations
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
-from control_plane.serving import served_index
+from control_plane.serving import node_files
 from control_plane.serving.node_files import materialise
 from control_plane.tenants import service as tenants
 from ft_assets.adapters import package, serving_index
@@ -60,32 +60,32 @@ def test_what_is_desired_is_in_the_index_and_what_is_withdrawn_is_not(customer: 
     one, two, draft = (customer.register(customer.trained(seed=seed)) for seed in (1, 2, 3))
     for made in (one, two):
         promotions.promote(customer.platform, customer.id, made["id"])
-    served_index.write(customer.platform, [serving(customer)])
+    node_files.write(customer.platform, [serving(customer)])
     assert read(customer)[one["name"]] == {
         "directory": one["id"], "manifest_sha256": one["manifest_sha256"], "base_digest": one["base_digest"],
     }  # fmt: skip
     assert set(read(customer)) == {one["name"], two["name"]} and draft["name"] not in read(customer)
     promotions.deprecate(customer.platform, customer.id, one["id"])
-    served_index.write(customer.platform, [])
+    node_files.write(customer.platform, [])
     assert set(read(customer)) == {two["name"]}
     promotions.deprecate(customer.platform, customer.id, two["id"])
-    served_index.write(customer.platform, [])
+    node_files.write(customer.platform, [])
     assert read(customer) == {}
 
 
 def test_servers_of_other_bytes_read_another_index_with_what_was_made_for_them(customer: Customer) -> None:
     made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained())["id"])
     where = materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)
-    served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
+    node_files.write(customer.platform, [serving(customer), serving(customer, OTHER)])
     assert read(customer, OTHER) == {}, "it is not accepted there"
     give_verdict(customer, made, "passed")
-    served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
+    node_files.write(customer.platform, [serving(customer), serving(customer, OTHER)])
     sha256 = hashlib.sha256((where / package.MANIFEST).read_bytes()).hexdigest()
     assert read(customer, OTHER) == {made["name"]: {"directory": where.name, "manifest_sha256": sha256, "base_digest": OTHER}}
     assert sha256 != made["manifest_sha256"]
     assert set(read(customer)) == {made["name"]}
     give_verdict(customer, made, "quarantined")
-    served_index.write(customer.platform, [serving(customer), serving(customer, OTHER)])
+    node_files.write(customer.platform, [serving(customer), serving(customer, OTHER)])
     assert (read(customer, OTHER), set(read(customer))) == ({}, {made["name"]}), "its own base needs no verdict"
 
 
@@ -94,16 +94,16 @@ def test_while_nothing_changes_the_database_is_all_that_is_read(customer: Custom
     materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)
     give_verdict(customer, made, "passed")
     replicas = [serving(customer), serving(customer, OTHER)]
-    served_index.write(customer.platform, replicas)
+    node_files.write(customer.platform, replicas)
     opened: list[str] = []
     root = str(customer.platform.settings.work_dir / "adapters")
     watching = True
     sys.addaudithook(lambda event, args: opened.append(args[0]) if watching and event == "open" and root in str(args[0]) else None)
-    served_index.write(customer.platform, replicas)
+    node_files.write(customer.platform, replicas)
     assert opened == []
     index = customer.platform.settings.work_dir / "adapters" / serving_index.filename(OTHER)
     index.write_text("{}")
-    served_index.write(customer.platform, replicas)
+    node_files.write(customer.platform, replicas)
     watching = False
     assert set(read(customer, OTHER)) == {made["name"]}, "an index that was changed is mended"
     assert str(index) in map(str, opened)
@@ -112,5 +112,5 @@ def test_while_nothing_changes_the_database_is_all_that_is_read(customer: Custom
 def test_a_disk_that_takes_no_index_stops_no_rollout(customer: Customer, caplog: pytest.LogCaptureFixture) -> None:
     (customer.platform.settings.work_dir).mkdir(parents=True, exist_ok=True)
     (customer.platform.settings.work_dir / "adapters").write_text("not a directory")
-    served_index.write(customer.platform, [serving(customer)])
+    node_files.write(customer.platform, [serving(customer)])
     assert "the index of served adapters was not written" in caplog.text

@@ -18,7 +18,7 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as table
 from control_plane.attempts.tables import checkpoints
 from control_plane.billing.tables import ledger_entries
-from control_plane.datasets import file_progress
+from control_plane.datasets import validation_state
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
@@ -432,7 +432,7 @@ def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None
     id_ = world.delete_data(tenant)
     job_id, now = world.row(adapter_id).job_id, world.clock.now
     file_id = world_file(world, tenant)
-    claim = file_progress.Claim(None).value(now.timestamp())
+    claim = validation_state.Claim(None).value(now.timestamp())
     links = {"id": "ev-1", "tenant_id": tenant, "job_id": job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": "d"}
     with world.platform.engine.begin() as conn:
         conn.execute(sa.insert(evaluations).values(**links, kind="manual", state="running", created_at=now, beat_at=now))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from control_plane.worker.fair_queue import Lane
+from control_plane.worker.validation_worker import Lane
 from ft_assets.errors import Unavailable
 
 SOON_S = 20

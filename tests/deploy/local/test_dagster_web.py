@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from control_plane.platform.context import Platform
-from control_plane.platform.installation_secrets import cipher, dagster_token
+from control_plane.platform.secrets import cipher, dagster_token
 from control_plane.tenants import operators
 from control_plane.tenants import service as tenants
 from deploy.local.dagster_web.access_control import COOKIE, SESSION_S

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError as Violation
 
-from control_plane.adapters import lineage_errors
+from control_plane.adapters import service
 from control_plane.adapters.tables import adapter_stage_moves, adapters
 from control_plane.datasets.tables import datasets, files
 from control_plane.evaluations.tables import evaluations
@@ -39,7 +39,7 @@ def registered(platform: Platform, tenant: Tenant) -> Callable[[str], str]:
 
 
 def error_of(engine: Engine, statement: sa.Executable) -> FtError:
-    with pytest.raises(FtError) as refused, lineage_errors.kept("adapter adp-1"), engine.begin() as conn:
+    with pytest.raises(FtError) as refused, service.kept("adapter adp-1"), engine.begin() as conn:
         conn.execute(statement)
     return refused.value
 

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from control_plane.notifications.endpoint_secrets import opened, sealed_secrets, sealed_url
+from control_plane.notifications.signatures import opened, sealed_secrets, sealed_url
 from control_plane.platform import settings
 
 revision = "0017"

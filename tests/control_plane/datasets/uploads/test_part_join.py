@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 from fastapi import Request
 
+from control_plane.datasets.receiver import receive_up_to
 from control_plane.datasets.uploads.part_join import Part, join
-from control_plane.datasets.uploads.receiver import receive_up_to
 from control_plane.http.multipart_body import Form
 from control_plane.platform.protocols import ObjectStore
 from ft_assets.errors import IntegrityError, InvalidRequest

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from control_plane.billing import refunds
 from control_plane.notifications import deliveries
 from control_plane.notifications import webhook_endpoints as webhooks
-from control_plane.notifications.endpoint_secrets import sealed_secrets, sealed_url
+from control_plane.notifications.signatures import sealed_secrets, sealed_url
 from control_plane.notifications.tables import deliveries as deliveries_table
 from control_plane.notifications.tables import outbox, webhook_endpoints
 from control_plane.platform.context import Actor, Platform
