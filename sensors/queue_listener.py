@@ -31,7 +31,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.secrets import dagster_token
 from control_plane.platform.settings import load
 from control_plane.queue import launches
-from control_plane.queue.cycle import place
+from control_plane.queue.cycle import run_cycle
 from control_plane.queue.launches import DueRun, due_runs
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.partitions import JOBS, partition_key
@@ -57,13 +57,13 @@ KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_c
 """Of the connection that listens: it sends nothing, so a server that went away without a word is noticed only by these, in a minute."""
 LOOK_EVERY_S = 1.0
 """How soon SIGTERM is heard."""
-NUDGE = "nudge"
+LISTENER = "nudge"
 """Who asks, in claims and in the tag ``dagster/ft_asked_by``."""
 
 log = logging.getLogger("sensors.queue_listener")
 
 
-class Nudge:
+class QueueListener:
     """One round at a time over a platform and its Dagster instance."""
 
     def __init__(
@@ -83,11 +83,11 @@ class Nudge:
         A claim from which no run came is given back, so what is left is due again. A run that Dagster refuses is not asked for again
         for :data:`REFUSED_S`, and keeps no other back; where Dagster does not answer at all, this lap is the last.
         """
-        place(self._platform)
+        run_cycle(self._platform)
         asked: list[str] = []
         self._away.clear()
         while not self._ending.is_set():
-            due = missing(self._platform, self._instance, self._wanted(), by=NUDGE)
+            due = missing(self._platform, self._instance, self._wanted(), by=LISTENER)
             self._instance.add_dynamic_partitions(str(JOBS.name), [partition_key(d.tenant, d.job_id) for d in due if d.stage == "prepare"])
             with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as threads:
                 asked += [key for key in threads.map(self._ask, due) if key]
@@ -109,7 +109,7 @@ class Nudge:
         why = "this process ends" if self._ending.is_set() else "Dagster did not answer before" if self._away.is_set() else ""
         if not why:
             try:
-                self._launches.launch(run_request(due, by=NUDGE))
+                self._launches.launch(run_request(due, by=LISTENER))
                 return due.run_key
             except FtError as error:
                 why = error.message
@@ -118,7 +118,7 @@ class Nudge:
                 else:
                     self._refused[due.run_key] = time.monotonic() + REFUSED_S
         log.warning("%s is left to the sensors: %s", due.run_key, why)
-        launches.give_up(self._platform, [due.run_key], by=NUDGE)
+        launches.give_up(self._platform, [due.run_key], by=LISTENER)
         return None
 
 
@@ -157,7 +157,7 @@ def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Eve
     launches = DagsterLaunches(dagster_url, token=dagster_token(platform.settings))
     try:
         with dg.DagsterInstance.get() as instance:
-            nudge = Nudge(platform, instance, launches, ending)
+            nudge = QueueListener(platform, instance, launches, ending)
 
             def heard() -> float:
                 alive.touch()

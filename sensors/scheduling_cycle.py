@@ -5,7 +5,7 @@
 
 import dagster as dg
 
-from control_plane.queue.cycle import place
+from control_plane.queue.cycle import run_cycle
 from control_plane.queue.launches import due_runs
 from ft_assets.asset_jobs import EVALUATE, TRAIN
 from ft_assets.platform_resource import PlatformResource
@@ -16,7 +16,7 @@ from sensors.run_requests import missing, run_request
 def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult:
     """One scheduling round, then the runs of every reservation and every evaluation that is due."""
     opened = platform.get()
-    for decision in place(opened):
+    for decision in run_cycle(opened):
         context.log.info(str(decision))
     due = missing(opened, context.instance, due_runs(opened, ("train", "evaluate")), by="sensor")
     return dg.SensorResult(run_requests=[run_request(d, by="sensor") for d in due])

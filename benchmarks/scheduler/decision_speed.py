@@ -154,13 +154,13 @@ def rounds(num_jobs: int, num_nodes: int, *, times: int) -> dict[str, Any]:
             add_jobs(conn, [_queued(w) for w in given.waiting])
         with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
             conn.exec_driver_sql("VACUUM (ANALYZE) jobs")
-        first, decided = timed(lambda: cycle.place(platform, available=given.pools), 1)
-        later, _ = timed(lambda: cycle.place(platform, available=given.pools), times)
+        first, decided = timed(lambda: cycle.run_cycle(platform, available=given.pools), 1)
+        later, _ = timed(lambda: cycle.run_cycle(platform, available=given.pools), times)
         fresh = Taken(wall_s=[], cpu_s=[])
         for number in range(times):
             with platform.engine.begin() as conn:
                 add_jobs(conn, [replace(_queued(given.waiting[number]), id=f"new-{number}", queued_at=NOW)])
-            timed(lambda: cycle.place(platform, available=given.pools), 1, into=fresh)
+            timed(lambda: cycle.run_cycle(platform, available=given.pools), 1, into=fresh)
         platform.logins.dispose()
     return {
         "jobs": num_jobs, "nodes": num_nodes, "started_by_the_first": sum(isinstance(d, Start) for d in decided),

@@ -81,7 +81,7 @@ class Emulation:
             created, ended = created + len(new), ended + len(over)
             self._costs(lambda new=new, over=over: self._write(new, over))  # type: ignore[misc]
             self.most_queued = max(self.most_queued, created - len(self.admitted_s))
-            took, decisions = self._costs(lambda: cycle.place(platform, available=available))
+            took, decisions = self._costs(lambda: cycle.run_cycle(platform, available=available))
             self.rounds_s.append(took)
             for decision in decisions:
                 if isinstance(decision, Start):

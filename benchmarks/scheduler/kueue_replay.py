@@ -233,7 +233,7 @@ def replay(*, share: float, priorities: bool) -> dict[str, Any]:
         cpu, rounds_s = time.process_time(), []
         while _woken(ours):
             began = time.perf_counter()
-            starts = [d.job_id for d in cycle.place(platform, available=available) if isinstance(d, Start)]
+            starts = [d.job_id for d in cycle.run_cycle(platform, available=available) if isinstance(d, Start)]
             rounds_s.append(time.perf_counter() - began)
             if starts:
                 ours.send([(job_id, time.time()) for job_id in starts])

@@ -212,7 +212,7 @@ class KilledJob:
         with self.platform.engine.connect() as conn:
             self._row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == self.id)).one()
         if self._row.state == JobState.QUEUED:
-            cycle.place(self.platform)
+            cycle.run_cycle(self.platform)
         for run in launches.due_runs(self.platform, ("train",)):
             if run.job_id != self.id or (self._step is not None and self._step.poll() is None):
                 continue

@@ -107,7 +107,7 @@ def _data(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Itera
     deleted = told["deletion"] is not None and told["deletion"]["subject_kind"] == "tenant"
     dataset = told["dataset"]
     if dataset is None:
-        yield Link(link="dataset", recorded=row["dataset_id"], found=None, holds=False, detail="there is no such dataset")
+        yield Link(link="dataset", recorded=row["dataset_id"], found=None, holds=False, detail="the dataset does not exist")
     else:
         yield _content(platform, row, dataset, gone=deleted)
     for upload in told["uploads"]:

@@ -94,7 +94,7 @@ def _settings(platform: Platform) -> ClusterSettings:
     try:
         asked = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(asked, dict) or (unknown := sorted(map(str, asked.keys() - FIELDS))):
-            raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(asked, dict) else "it is no mapping")
+            raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(asked, dict) else "it is not a mapping")
         given = {"object_store": platform.settings.object_store, **asked}
         return ClusterSettings(**given | ({"callers": tuple(given["callers"])} if "callers" in given else {}))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as e:

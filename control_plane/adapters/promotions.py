@@ -201,7 +201,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
     if served:
         why = f"base_digest_mismatch: the catalogue's {previous.base_model} is not one that it was accepted on; evaluate it there"
     raise Conflict(
-        f"adapter {current.id} goes on being served: no server can answer with {previous.id}, the one before it ({why}); "
+        f"adapter {current.id} stays in production: no server can serve {previous.id}, its predecessor ({why}); "
         "try again, mend that, promote another one, or deprecate this one to stop serving it",
         code="previous_not_served",
         param="adapter_id",
@@ -264,7 +264,7 @@ def delete(platform: Platform, tenant: str, model: str) -> None:
     """
     if model in platform.models.ids():
         raise Forbidden(
-            f"{model} is a base model of the platform and not yours to delete; name a fine-tuned model of yours (GET /v1/models)",
+            f"{model} is a base model of the platform and cannot be deleted; name one of your fine-tuned models (GET /v1/models)",
             code="not_your_model",
             param="model",
         )
@@ -303,7 +303,7 @@ def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str =
         row = conn.execute(query).mappings().one_or_none()
     if row is None:
         raise NotFound(
-            f"the model {name[:160]!r} does not exist; use a base model ({', '.join(platform.models.ids())}) or an adapter of yours",
+            f"the model {name[:160]!r} does not exist; use a base model ({', '.join(platform.models.ids())}) or one of your adapters",
             code="model_not_found",
             param="model",
         )

@@ -232,7 +232,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     "ck_adapters_production_approved": ("needs_approval", "a person has to approve it first: POST /v1/adapters/{id}/approve"),
     "adapters_record_frozen": ("record_is_final", "its record never changes; register another adapter"),
     "adapters_stage_moves": ("invalid_state", "its stage does not lead there"),
-    "adapters_kept": ("record_is_final", "its record is kept for good; only its files can be deleted"),
+    "adapters_kept": ("record_is_final", "its record is permanent; only its files can be deleted"),
     "jobs_recorded_frozen": ("record_is_final", "what a registered adapter was trained from never changes"),
 }
 

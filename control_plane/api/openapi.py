@@ -15,7 +15,7 @@ REFUSALS: Mapping[str, str] = {
     "400": "The request is invalid; `param` names the field.",
     "401": "The API key is missing, unknown, expired or revoked.",
     "403": "The key lacks the required scope, or the tenant may not do this.",
-    "404": "There is no such object, or it belongs to another tenant.",
+    "404": "The object does not exist, or it belongs to another tenant.",
     "409": "The object is in a state that does not allow this. Retrying does not help (`x-should-retry: false`).",
     "413": "The request body is too large.",
     "429": "The key sent too many requests (retry after `retry-after` seconds), or a limit of the tenant is reached (`exceeded_quota`).",

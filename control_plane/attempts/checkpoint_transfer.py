@@ -295,7 +295,7 @@ def upload_failed(what: str, step: int, error: Exception) -> Event:
     """Its tenant is told that and what follows; why is in the log, for operators."""
     reason = error.message if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
     log.warning("the object store does not take %s: %s", what, without_credentials(reason))
-    message = f"The object store does not take {what} at the moment. Training goes on, and it is tried again."
+    message = f"The object store is not accepting {what}. Training continues; the upload is retried."
     return Event(code="checkpoint_upload_failed", level="warn", message=message, data={"step": step})
 
 
@@ -383,7 +383,7 @@ def _say(platform: Platform, held: Claim, skipped: Sequence[tuple[int, str]], st
     reasons: dict[int, str] = {}
     for at, why in skipped:
         reasons[at] = why  # of two copies, what was found in the store
-    onward = f"Training goes on from step {step}." if step else "Training starts from the beginning."
+    onward = f"Training continues from step {step}." if step else "Training starts from the beginning."
     for at, why in reasons.items():
         message = f"The checkpoint of step {at} was not used: {why}. {onward}"
         attempts.tell(platform, held, Event(code="checkpoint_skipped", level="warn", message=message, data={"step": at, "used": step}))

@@ -146,7 +146,7 @@ def _saved(conn: Connection, job_id: str) -> int:
 
 def _onward(held: Claim, again: TrainingSpec | None, *, saved: int) -> str:
     """Where the next attempt begins, and with what that this one did not have."""
-    where = "goes on from the last verified checkpoint" if saved else "starts from the first step"
+    where = "resumes from the last verified checkpoint" if saved else "starts from the first step"
     if again is None or again.sha256 == held.spec.sha256:
         return where
     return f"{where} with micro-batches of {again.optimization.per_device_batch_size} rows"
@@ -209,12 +209,12 @@ def tell_when(platform: Platform, held: Claim) -> None:
             if job["state"] == JobState.QUEUED and job["attempt"] == held.attempt:
                 record(conn, held.job_id, _forecast(start, now), now=platform.clock())
     except Exception:
-        log.exception("when %s goes on could not be told", held.job_id)
+        log.exception("could not forecast when %s resumes", held.job_id)
 
 
 def _forecast(start: float, now: float) -> Event:
     wait_s = max(0.0, start - now)
     soon = "at once" if wait_s < 60 else f"in about {wait_s / 60:.0f} min" if wait_s < 7200 else f"in about {wait_s / 3600:.0f} h"
     at = datetime.fromtimestamp(start, tz=UTC)
-    message = f"It is expected to go on {soon} ({at:%Y-%m-%d %H:%M} UTC), at its old place in the queue."
+    message = f"It is expected to resume {soon} ({at:%Y-%m-%d %H:%M} UTC) and keeps its place in the queue."
     return Event(code="preemption_forecast", message=message, data={"expected_start": int(start)})

@@ -120,8 +120,10 @@ class Watch:
         if problem is None:
             return
         self.told_of_tracking = True
-        log.warning("%s is not, or not wholly, in the tracker: %s", self.held.workload, without_credentials(problem))
-        message = "The run is not, or not wholly, in MLflow; the follower's log says why. Training goes on; its metrics are in the API."
+        log.warning("%s is missing or incomplete in the tracker: %s", self.held.workload, without_credentials(problem))
+        message = (
+            "The run is missing or incomplete in MLflow; the follower's log has the reason. Training continues; its metrics are in the API."
+        )
         with self.platform.engine.begin() as conn:
             if JobState(locked(conn, self.held.job_id)["state"]) not in FINAL:
                 event = Event(code="tracking_failed", level="warn", message=message, data={"audience": FOR_OPERATORS})
@@ -192,7 +194,7 @@ def _unharmed(what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("%s over an attempt failed; the attempt goes on", what)
+        log.exception("%s of an attempt failed; the attempt continues", what)
 
 
 def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> Signs:
@@ -345,7 +347,9 @@ class Liveness:
         if phase not in PATIENCE_S or beat.get("attempt") != self.attempt or not isinstance(moved, int | float):
             return None
         still, limit = time.time() - moved, max(PATIENCE_S[phase], STUCK_AFTER_STEPS * self._step_s())
-        return f"no progress for {still:.0f} s (at most {limit:.0f}) in phase {phase}, though it beats" if still > limit else None
+        return (
+            f"no progress for {still:.0f} s (at most {limit:.0f}) in phase {phase}, although heartbeats arrive" if still > limit else None
+        )
 
     def _step_s(self) -> float:
         took = [b - a for a, b in zip(self._times, self._times[1:], strict=False)]

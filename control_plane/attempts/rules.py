@@ -148,7 +148,7 @@ def _silent(signs: Signs, raised: bool) -> Verdict | None:
     return _verdict(
         "heartbeat_missed", "operator", value=signs.silence_s, limit=HEARTBEAT_LIMIT_S,
         said=f"No heartbeat of the training process for {signs.silence_s:.0f} s, over {HEARTBEAT_LIMIT_S:.0f} s",
-        next_step="look at the node's load and the attempt's log; a process that stays silent is ended and resumed by itself",
+        next_step="look at the node's load and the attempt's log; a process that stays silent is stopped and resumed automatically",
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def _slow(signs: Signs, raised: bool) -> Verdict | None:
         "throughput_low", "operator", value=now, limit=limit,
         said=f"{now:,.0f} tokens/s over the last {len(judged)} steps, {now / pace.tokens_per_s:.0%} of the {pace.tokens_per_s:,.0f} "
         f"expected ({pace.source})",
-        next_step="look for other load on the node, a throttled device, or data that comes late",
+        next_step="look for other load on the node, a throttled device, or slow data loading",
     )  # fmt: skip
 
 

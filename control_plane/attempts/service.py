@@ -48,7 +48,7 @@ def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))).first()
         if held is None or job.spec is None:
             raise NotAdmitted(
-                f"job {job_id} is {job.state} and holds no reservation, so it may not train; submit it through the API, `ft submit` or "
+                f"job {job_id} is {job.state} and holds no reservation, so it may not train; submit jobs through the API, `ft submit` or "
                 "the `submit` job, and the scheduler starts it when it fits"
             )
         return Claim(

@@ -1,12 +1,12 @@
-"""The pools of an installation as an operator writes them down: the YAML that ``FT_POOLS`` names, read into :mod:`.pools`.
+"""The pools of an installation, read from the YAML file that ``FT_POOLS`` names into :mod:`.pools`.
 
-What is wrong is told with its place in the file, its value, what it may be, and what to do. Beyond single fields it is checked that
+Errors name the place in the file, the value, the allowed values and the next step. Beyond single fields, these rules are checked:
 
-1. names of pools and of nodes are unique: a reservation says its nodes by name alone;
-2. a pool's widest gang fits its nodes: on one, or on equal ones of one fabric;
-3. pools that take the same class have GPUs of one type: a job's memory, batch and duration are planned for a type, and for a job
-   that waits in two pools both have to be right;
-4. a class that a spot pool takes has another pool too: spot GPUs are taken away, and the job goes on elsewhere.
+1. Names of pools and of nodes are unique, because a reservation refers to nodes by name alone.
+2. A pool's widest gang fits its nodes: one node, or equal nodes of one fabric.
+3. Pools that take the same class have one type of GPU: a job's memory, batch and duration are planned for one type, and must hold in each
+   pool that it waits for.
+4. A class that a spot pool takes also has another pool: spot GPUs are reclaimed, and the job must be able to resume elsewhere.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.training.memory import COUNTS, GPUS
 
 POOL_NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", re.ASCII)
-"""A label of DNS, and short enough to be part of the names of a cluster's queues (63 characters, tier and tenant included)."""
+"""A DNS label, short enough to be part of the names of a cluster's queues (63 characters, tier and tenant included)."""
 NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", re.ASCII)
-"""Kubernetes knows a node by its host name, and a label's value ends at 63 characters."""
+"""Kubernetes names a node by its host name, and label values have at most 63 characters."""
 FABRIC_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,48}[a-z0-9])?", re.ASCII)
 MAX_NODE_GPUS = 16
-"""The most that one machine has been built with (16 V100 behind one switch); more is a slip of the keyboard."""
+"""The most built into one machine so far (16 V100 behind one switch); more is probably a typo."""
 MAX_NODES = 10_000
-"""Ten times the 1,000 nodes that a decision is measured with."""
+"""Ten times the 1,000 nodes at which decisions are measured."""
 WIDEST = COUNTS[-1]
-"""Jobs ask for no more, so no default is wider."""
+"""Jobs request at most this many, so no default is wider."""
 W = TypeVar("W", bound=str)
 POOL_FIELDS = ("name", "gpu_type", "nodes", "takes", "packing", "pricing", "reserved_gpus", "max_gpus_per_job")
 NODE_FIELDS = ("name", "count", "gpus", "prefix", "fabric", "nodes_per_fabric")
 
 
 def load(path: Path, *, gpu_types: Collection[str]) -> tuple[Pool, ...]:
-    """The pools in `path`; ``ValueError`` names the entry that is wrong."""
+    """Return the pools in `path`; ``ValueError`` names the wrong entry."""
     try:
         body = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as e:
@@ -59,7 +59,7 @@ def load(path: Path, *, gpu_types: Collection[str]) -> tuple[Pool, ...]:
 
 
 def parse(body: Any, *, gpu_types: Collection[str], origin: str = "pools") -> tuple[Pool, ...]:
-    """The pools that `body` describes. `gpu_types` are those that the memory estimate and the price list know."""
+    """Return the pools that `body` describes. `gpu_types`: those that the memory estimate and the price list know."""
     fields = _fields(body, origin, ("pools",))
     entries = _list(fields.get("pools"), f"{origin}: pools", "describe at least one pool")
     pools = tuple(_pool(entry, f"{origin}: pools[{i}]", gpu_types) for i, entry in enumerate(entries))
@@ -94,7 +94,8 @@ def _pool(body: Any, where: str, gpu_types: Collection[str]) -> Pool:
 
 
 def _nodes(groups: list[Any], where: str, *, pool: str) -> tuple[Node, ...]:
-    """Named ones as they are; counted ones as PREFIX-0, PREFIX-1, ..., the count going on where groups share a prefix."""
+    """Return named nodes as they are, and counted ones as PREFIX-0, PREFIX-1, ...; numbering continues across groups with the same
+    prefix."""
     made: list[Node] = []
     given: Counter[str] = Counter()
     for i, group in enumerate(groups):
@@ -130,7 +131,7 @@ def _group(body: Any, where: str, pool: str, given: Counter[str]) -> list[Node]:
 
 def _check_unique(names: list[str], what: str) -> None:
     if twice := [name for name, n in Counter(names).items() if n > 1]:
-        raise ValueError(f"{what} {twice[0]} is there {names.count(twice[0])} times; give each a name of its own")
+        raise ValueError(f"{what} {twice[0]} appears {names.count(twice[0])} times; give each a unique name")
 
 
 def _check_classes(pools: tuple[Pool, ...], origin: str) -> None:
@@ -144,7 +145,7 @@ def _check_classes(pools: tuple[Pool, ...], origin: str) -> None:
                 )
         if found and all(p.pricing == "spot" for p in found):
             raise ValueError(
-                f"{origin}: class {kind} is taken by spot pool {found[0].name} alone, and what loses its GPUs there has nowhere to go on; "
+                f"{origin}: class {kind} is taken by spot pool {found[0].name} alone, and jobs preempted there could not resume elsewhere; "
                 f"add {kind} to the `takes` of a pool that is on demand or reserved, or take it out here"
             )
 
@@ -191,9 +192,9 @@ def _name(value: Any, form: re.Pattern[str], where: str, told: str) -> str:
 
 
 def configured(settings: Settings, at: datetime) -> list[Pool]:
-    """The pools as they are written down; ``InvalidRequest`` (``invalid_pools``) says which entry of the file is wrong.
+    """Return the configured pools; raises ``InvalidRequest`` (``invalid_pools``) with the wrong entry of the file.
 
-    `at` is when their GPUs need a price: the file is read once a process, and price lists are only ever added to.
+    `at`: when their GPUs need a price. The file is read once per process, and prices are only ever added to the list.
     """
     try:
         if settings.pools_file is None:
@@ -206,7 +207,7 @@ def configured(settings: Settings, at: datetime) -> list[Pool]:
 
 
 def _as_wide_as_this_machine(pool: Pool) -> Pool:
-    """`pool` for jobs of at most as many ranks as this machine has GPUs: more slots than GPUs share them, the ranks of one job cannot."""
+    """Return `pool` with jobs limited to as many ranks as this machine has GPUs: jobs can share a GPU, the ranks of one job cannot."""
     num_gpus = len(gpu_devices.visible())
     return replace(pool, max_gpus_per_job=min(num_gpus, pool.max_gpus_per_job)) if num_gpus else pool
 
@@ -218,12 +219,12 @@ def _read(path: Path, priced: tuple[str, ...]) -> tuple[Pool, ...]:
 
 
 def planned(platform: Platform) -> list[Pool]:
-    """The pools with all their nodes: what submissions, plans and prices are about, whatever is drained today."""
+    """Return the pools with all their nodes, drained ones included: for submissions, plans and prices."""
     return configured(platform.settings, platform.clock())
 
 
 def pools(platform: Platform, conn: sa.Connection | None = None) -> list[Pool]:
-    """The pools as they are now: nothing is placed on a drained node. `conn`: the transaction to read in, if there is one."""
+    """Return the pools without drained nodes. `conn`: the transaction to read in, if there is one."""
     if conn is None:
         with platform.whole.engine.connect() as own:
             return pools(platform, own)
@@ -232,12 +233,12 @@ def pools(platform: Platform, conn: sa.Connection | None = None) -> list[Pool]:
 
 
 def named(platform: Platform, name: str) -> Pool:
-    """The pool that a reservation names."""
+    """Return the pool that a reservation names."""
     for pool in planned(platform):
         if pool.name == name:
             return pool
     raise Unavailable(
-        f"a job holds GPUs of pool {name}, which the file of FT_POOLS ({platform.settings.pools_file}) does not have any more; put it back "
+        f"a job holds GPUs of pool {name}, which the file of FT_POOLS ({platform.settings.pools_file}) no longer lists; put it back "
         "and drain its nodes (ft admin nodes drain) until its jobs have ended",
         code="unknown_pool",
     )

@@ -1,4 +1,4 @@
-"""GPU device numbers: which of a node's GPUs a reservation names, and what CUDA calls them on this machine."""
+"""GPU device numbers: which of a node's GPUs a reservation holds, and their CUDA names on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE = "-1"
 
 
 def assign(placement: Iterable[tuple[str, int]], held: MutableMapping[str, set[int]]) -> list[list[int]]:
-    """The lowest free device numbers of each node of `placement`, in its order; they are added to `held`, the numbers in use by node."""
+    """Return the lowest free device numbers of each node of `placement`, in order, and add them to `held`, the numbers in use by node."""
     found = []
     for node, num_gpus in placement:
         in_use = held.setdefault(node, set())
@@ -31,8 +31,8 @@ def assign(placement: Iterable[tuple[str, int]], held: MutableMapping[str, set[i
 
 
 def visible(env: Mapping[str, str] = os.environ, *, dev: Path = Path("/dev")) -> tuple[str, ...]:
-    """This machine's GPUs as CUDA names them: the entries of ``CUDA_VISIBLE_DEVICES`` where it is set (numbers, UUIDs of GPUs or of MIG
-    instances), else a number for each device file of NVIDIA's driver. Empty: the machine has none."""
+    """Return this machine's GPUs by CUDA name: the entries of ``CUDA_VISIBLE_DEVICES`` if it is set (numbers, UUIDs of GPUs or of MIG
+    instances), else one number per NVIDIA device file. Empty if the machine has none."""
     if VISIBLE in env:
         names = (name.strip() for name in env[VISIBLE].split(","))
         return tuple(takewhile(lambda name: name not in ("", NONE), names))
@@ -40,10 +40,10 @@ def visible(env: Mapping[str, str] = os.environ, *, dev: Path = Path("/dev")) ->
 
 
 def reserved(numbers: Collection[int], names: Sequence[str]) -> list[str]:
-    """Names of the GPUs that a reservation numbers, one for each number; none on a machine without GPUs.
+    """Return the CUDA name of each reserved device number; empty on a machine without GPUs.
 
-    Several jobs may share a GPU where there are more slots than GPUs, but the ranks of one job never do: NCCL refuses two ranks on one
-    GPU. Where two numbers fall on the same GPU, the later one takes the next GPU that the job does not have yet.
+    Several jobs may share a GPU if there are more slots than GPUs, but ranks of one job never do, because NCCL refuses two ranks on one
+    GPU. If two numbers fall on the same GPU, the later one takes the next GPU that the job does not have yet.
 
     Raises ``Unavailable`` if there are fewer GPUs than numbers.
     """
@@ -61,7 +61,7 @@ def reserved(numbers: Collection[int], names: Sequence[str]) -> list[str]:
 
 
 def least_used(used: Iterable[int], names: Sequence[str]) -> int | None:
-    """Number of the GPU that occurs least often in `used`, which has a number for each user of a GPU. Of equals the last: reservations
+    """Return the number of the GPU that occurs least often in `used` (one entry per user). Ties go to the last, because reservations
     take the first. None on a machine without GPUs."""
     if not names:
         return None
@@ -71,24 +71,24 @@ def least_used(used: Iterable[int], names: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """A GPU that a process without a reservation uses."""
+    """A GPU used by a process without a reservation."""
 
     number: int
     descriptor: int
-    """Of the file that counts this use: the GPU counts as used until every process that inherited it has closed it or ended."""
+    """Descriptor of the file that counts this use: the GPU counts as used until every process that inherited it has closed it or ended."""
 
     @property
     def name(self) -> str:
-        """What CUDA calls the GPU on this machine."""
+        """CUDA name of the GPU on this machine."""
         return visible()[self.number]
 
 
 @contextlib.contextmanager
 def shared(work_dir: Path, held: Iterable[int]) -> Iterator[Shared | None]:
-    """The least used GPU of this machine, for a process without a reservation; None on a machine without GPUs.
+    """Choose the least used GPU of this machine for a process without a reservation; None on a machine without GPUs.
 
-    `held` are the numbers that reservations hold. One caller chooses at a time, and each counts those before it: their uses are locked
-    files under `work_dir`, which the kernel unlocks however their processes end.
+    `held`: device numbers that reservations hold. Callers choose one at a time and count earlier uses: locked files under `work_dir`, which
+    the kernel unlocks however their processes end.
     """
     if not visible():
         yield None
@@ -107,7 +107,7 @@ def shared(work_dir: Path, held: Iterable[int]) -> Iterator[Shared | None]:
 
 
 def _in_use(uses: Path) -> list[int]:
-    """Numbers of the GPUs in use, one for each use; files of uses that have ended are removed."""
+    """Return the numbers of the GPUs in use, one per use; deletes the files of ended uses."""
     found = []
     for path in sorted(uses.iterdir()):
         with path.open("a") as file:

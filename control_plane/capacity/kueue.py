@@ -1,14 +1,14 @@
-"""The cluster's side of the pools: objects of Kueue, which enforces on the nodes what the policy has decided.
+"""Kueue objects for the pools; Kueue enforces on the nodes what the policy decides.
 
-1. A pool is a cohort: what one tier leaves another may borrow, and nothing is borrowed from another pool.
-2. A queue for each tier and pool. The nominal quotas of a pool's queues add up to the GPUs that are ready in it and those that jobs still
-   hold on drained nodes, whose pods count against the quota until they end: Kueue can then admit whatever the policy releases. What is
-   reserved is premium's nominal quota and is lent to nobody; the rest is standard's, and free borrows it.
-3. Kueue preempts nothing: the policy chooses victims by work lost, and gives them time to save. Quotas of Kueue alone would choose by
+1. A pool is a cohort: a tier may borrow what another leaves unused, but not from another pool.
+2. Each tier and pool has a queue. The nominal quotas of a pool's queues add up to its ready GPUs plus those that jobs still hold on drained
+   nodes, whose pods count against the quota until they end; so Kueue can admit whatever the policy releases. Reserved GPUs are premium's
+   nominal quota and are not lent; the rest is standard's, and free borrows it.
+3. Kueue preempts nothing: the policy chooses victims by lost work and gives them time to save. Kueue's quotas alone would choose by
    priority and kill.
-4. Kueue's queues are not strict: the order is the policy's, and a workload is released only when it fits, so that the first of a queue
-   waits for its pods to be placed and for nothing else.
-5. A tenant has a namespace, with a queue for each tier up to its own and each pool that gives that tier anything.
+4. Kueue's queues are not strict, because the policy sets the order and releases a workload only when it fits; the first workload of a queue
+   waits only for its pods to be placed.
+5. A tenant has a namespace, with a queue for each tier up to its own and each pool that takes that tier.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from ft_assets.training.memory import GPUS
 
 Manifest = dict[str, Any]
 Held = Mapping[str, int]
-"""By node, GPUs that jobs hold there."""
+"""GPUs that jobs hold, by node."""
 NOTHING_HELD: Held = {}
 API = "kueue.x-k8s.io/v1beta2"
 POOL_LABEL, GPU_LABEL, FABRIC_LABEL = "ft-platform/pool", "ft-platform/gpu", "ft-platform/fabric"
-"""Of nodes."""
+"""Label of nodes."""
 TENANT_LABEL, TIER_LABEL = "ft-platform/tenant", "ft-platform/tier"
-"""Of namespaces."""
+"""Label of namespaces."""
 HOST_LABEL = "kubernetes.io/hostname"
 GPU_RESOURCE = "nvidia.com/gpu"
 CPU_PER_GPU = 12
-"""What a training pod asks for beside a GPU: an eighth of the 96 cores that nodes of 8 H100 have at least."""
+"""CPU request of a training pod per GPU: an eighth of 96 cores, the least that nodes with 8 H100 have."""
 MEMORY_GIB_PER_GPU = 112
-"""An eighth of 900 GiB: the smallest such nodes have 1 TiB, less what the system and its daemons keep."""
+"""Memory request per GPU: an eighth of 900 GiB; the smallest such nodes have 1 TiB, less what the system and its daemons keep."""
 PRIORITIES = {"premium": 3000, "standard": 2000, "free": 1000}
-"""Only the order in which Kueue looks at workloads that are released already; room between them for an operator's own."""
+"""Sets only the order in which Kueue considers released workloads; the gaps leave room for an operator's own."""
 NEVER: Manifest = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never", "borrowWithinCohort": {"policy": "Never"}}
 POD_SECURITY = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
 
 
 def queue_name(tier: str, pool: str) -> str:
-    """Of a ClusterQueue, and of the LocalQueues that feed it."""
+    """Annotation of a ClusterQueue, and of the LocalQueues that feed it."""
     return f"{tier}-{pool}"
 
 
@@ -64,22 +64,22 @@ def priority_class(tier: str) -> str:
 
 
 def namespace(tenant: str) -> str:
-    """Of a tenant's workloads. No tenant's is the platform's own, ``ft-platform``."""
+    """Namespace of a tenant's workloads. ``ft-platform`` is the platform's own and never a tenant's."""
     return f"t-{tenant}"
 
 
 def on_cluster(pools: Iterable[Pool]) -> list[Pool]:
-    """The pools of GPUs; slots of this machine are no cluster's."""
+    """Return the pools with GPUs of a cluster; slots of this machine are not part of one."""
     return [p for p in pools if not GPUS[p.gpu_type].is_cpu]
 
 
 def leaving(pool: Pool, held: Held) -> int:
-    """GPUs of nodes that are not ready which jobs still hold."""
+    """Return the GPUs of nodes that are not ready which jobs still hold."""
     return sum(min(n.num_gpus, held.get(n.name, 0)) for n in pool.nodes if not n.ready)
 
 
 def nominal(pool: Pool, held: Held = NOTHING_HELD) -> dict[str, int]:
-    """GPUs that each tier's queue owns of the pool; they add up to the ready ones and those that are held on nodes that are not."""
+    """Return the nominal quota of each tier's queue; they add up to the ready GPUs plus those held on nodes that are not ready."""
     tiers = [tier for tier in TIERS if pool.widest(tier) > 0]
     owned, in_all = dict.fromkeys(tiers, 0), pool.num_gpus + leaving(pool, held)
     if RESERVED_FOR in owned:
@@ -90,7 +90,7 @@ def nominal(pool: Pool, held: Held = NOTHING_HELD) -> dict[str, int]:
 
 
 def render(pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[Manifest]:
-    """What all tenants share; ``ValueError`` where no pool has GPUs."""
+    """Return the objects that all tenants share; ``ValueError`` if no pool has GPUs."""
     found = on_cluster(pools)
     if not found:
         raise ValueError("no pool has GPUs of a cluster: all are slots of this machine; describe the cluster's in the file of FT_POOLS")
@@ -101,7 +101,7 @@ def render(pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[Manifest]:
 
 
 def render_tenant(tenant: str, tier: str, pools: Sequence[Pool]) -> list[Manifest]:
-    """A tenant's namespace and its ways into the queues."""
+    """Return a tenant's namespace and its LocalQueues."""
     space = namespace(tenant)
     labels = {TENANT_LABEL: tenant, TIER_LABEL: tier, **POD_SECURITY}
     names = list(TIERS)
@@ -115,7 +115,7 @@ def render_tenant(tenant: str, tier: str, pools: Sequence[Pool]) -> list[Manifes
 
 
 def node_labels(pools: Sequence[Pool]) -> list[tuple[str, dict[str, str]]]:
-    """Nodes with the labels that flavors and topologies look for."""
+    """Return the nodes with the labels that flavors and topologies select."""
     return [
         (n.name, {POOL_LABEL: p.name, GPU_LABEL: p.gpu_type} | ({FABRIC_LABEL: _fabric(p, n.fabric)} if _has_fabrics(p) else {}))
         for p in on_cluster(pools)
@@ -124,7 +124,7 @@ def node_labels(pools: Sequence[Pool]) -> list[tuple[str, dict[str, str]]]:
 
 
 def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[str]:
-    """What the ClusterQueues of a cluster have that the pools have not, each with what to do; empty: both say the same."""
+    """Return the differences between a cluster's ClusterQueues and the pools, each with what to do; empty if they agree."""
     mine = [q for q in cluster if q.get("kind") == "ClusterQueue"]
     quotas: Counter[str] = Counter()
     told: list[str] = []
@@ -134,7 +134,7 @@ def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held =
             found = preempts.get(field, "Never")
             if (found.get("policy", "Never") if isinstance(found, dict) else found) != "Never":
                 name = queue["metadata"]["name"]
-                told.append(f"ClusterQueue {name}: preemption.{field} is {found}: Kueue would kill by itself; write {value}")
+                told.append(f"ClusterQueue {name}: preemption.{field} is {found}: Kueue would kill workloads on its own; write {value}")
         quotas.update(_gpus_of(queue))
     for pool in on_cluster(pools):
         name = flavor_name(pool)
@@ -224,7 +224,8 @@ def _cluster_queue(pool: Pool, tier: str, gpus: int) -> Manifest:
 
 
 def files(platform: Platform) -> dict[str, str]:
-    """By file name: what all share, what each tenant has, and the labels of the nodes. Of drained nodes quotas count what is still held."""
+    """Return the files by name: shared objects, each tenant's objects, and the node labels. Quotas count GPUs still held on drained
+    nodes."""
     pools, held = _now(platform)
     try:
         shared = render(pools, held)
@@ -235,19 +236,19 @@ def files(platform: Platform) -> dict[str, str]:
 
 
 def check(platform: Platform, text: str) -> list[str]:
-    """What ClusterQueues, as ``kubectl get clusterqueues -o yaml`` writes them or as they are rendered, have otherwise."""
+    """Return the differences to ClusterQueues as written by ``kubectl get clusterqueues -o yaml`` or as rendered here."""
     try:
         documents = [d for d in yaml.safe_load_all(text) if d]
         queues = [item for d in documents for item in d.get("items", [d])]
         return differences(queues, *_now(platform))
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as e:
         raise InvalidRequest(
-            f"these are no ClusterQueues: {str(e)[:200]}; give what `kubectl get clusterqueues -o yaml` writes", code="invalid_cluster"
+            f"these are not ClusterQueues: {str(e)[:200]}; pass the output of `kubectl get clusterqueues -o yaml`", code="invalid_cluster"
         ) from e
 
 
 def _now(platform: Platform) -> tuple[list[Pool], Held]:
-    """The pools, and what jobs hold of each node."""
+    """Return the pools, and the GPUs that jobs hold by node."""
     with platform.whole.engine.connect() as conn:
         return configured_pools.pools(platform, conn), nodes.held_gpus(conn)
 

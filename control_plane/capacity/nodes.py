@@ -1,4 +1,4 @@
-"""Nodes of the pools, and draining one: nothing new is placed on it, what runs there goes on to its end."""
+"""Nodes of the pools. Draining a node places nothing new on it; what runs there continues to its end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.storable_text import check_storable
 
 MAX_REASON_CHARS = 1000
-"""As of the reason why a tenant is suspended."""
+"""As long as the reason for suspending a tenant may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeView:
-    """A node with what it gives now."""
+    """A node with its present use."""
 
     name: str
     pool: str
@@ -33,7 +33,7 @@ class NodeView:
     fabric: str
     num_gpus: int
     used_gpus: int
-    """Of jobs whose nodes are known."""
+    """GPUs of jobs whose nodes are known."""
     num_jobs: int
     drained_at: datetime | None
     drained_by: str | None
@@ -41,14 +41,14 @@ class NodeView:
 
     @property
     def state(self) -> str:
-        """``ready``; ``draining`` while jobs go on there; ``drained``: it can be taken away."""
+        """``ready``; ``draining`` while jobs still run there; ``drained``: it can be removed."""
         if self.drained_at is None:
             return "ready"
         return "draining" if self.num_jobs else "drained"
 
 
 def list_nodes(platform: Platform) -> list[NodeView]:
-    """Every node, pool by pool as they are written down."""
+    """Return every node, by pool, in the order of the configuration."""
     with platform.engine.connect() as conn:
         drains = _drains(conn)
         held = _held(conn)
@@ -57,7 +57,7 @@ def list_nodes(platform: Platform) -> list[NodeView]:
 
 
 def drain(platform: Platform, name: str, *, reason: str, by: str) -> NodeView:
-    """Place nothing new on node `name` from the next round on; draining it again changes the reason."""
+    """Place nothing new on node `name` from the next cycle on; draining it again changes the reason."""
     _existing(platform, name)
     check_storable(reason, "reason")
     if not 1 <= len(reason) <= MAX_REASON_CHARS:
@@ -70,7 +70,7 @@ def drain(platform: Platform, name: str, *, reason: str, by: str) -> NodeView:
 
 
 def undrain(platform: Platform, name: str) -> NodeView:
-    """Place jobs on node `name` again; undraining one that is not drained changes nothing."""
+    """Place jobs on node `name` again; does nothing if it is not drained."""
     with platform.engine.begin() as conn:
         gone = conn.execute(sa.delete(node_drains).where(node_drains.c.node == name)).rowcount
     if not gone:
@@ -79,14 +79,14 @@ def undrain(platform: Platform, name: str) -> NodeView:
 
 
 def get(platform: Platform, name: str) -> NodeView:
-    """One node; ``NotFound`` where no pool has it."""
+    """Return one node; ``NotFound`` if no pool has it."""
     pool, node = _existing(platform, name)
     with platform.engine.connect() as conn:
         return _view(pool, node, _drains(conn).get(name), _held(conn).get(name, []))
 
 
 def held_gpus(conn: sa.Connection) -> dict[str, int]:
-    """By node, GPUs that jobs hold there."""
+    """Return GPUs that jobs hold, by node."""
     return {node: sum(gpus) for node, gpus in _held(conn).items()}
 
 
@@ -103,7 +103,7 @@ def _drains(conn: sa.Connection) -> Mapping[str, sa.RowMapping]:
 
 
 def _held(conn: sa.Connection) -> Mapping[str, list[int]]:
-    """By node, the GPUs of each job that holds some there."""
+    """Return each job's GPUs, by node."""
     query = sa.select(reservations.c.placement).where(reservations.c.released_at.is_(None))
     found: defaultdict[str, list[int]] = defaultdict(list)
     for placement in conn.execute(query).scalars():

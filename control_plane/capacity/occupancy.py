@@ -1,4 +1,4 @@
-"""Nodes of a pool with what runs on each: how much is free, how much of it lies together, and what lies too far apart for a gang."""
+"""Use of a pool's nodes: what runs on each, how much is free, and how much of that is too fragmented for a gang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from control_plane.capacity.pools import Node, Pool
 
 Placed = Sequence[tuple[str, int]]
-"""Nodes with the GPUs of each, as a reservation names them."""
+"""Nodes with the GPUs of each, as in a reservation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class Held:
     pool: str
     num_gpus: int
     placement: Placed = ()
-    """Empty: its nodes are not known, and it is counted on the fullest ones."""
+    """Empty: its nodes are unknown, and it is counted on the fullest ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,5 +36,5 @@ def unix_seconds(text: str | None, param: str) -> int | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidRequest(f"{text!r} is no time; write 2026-11-21, 2026-11-21T15:04 or seconds since 1970", param=param) from None
+        raise InvalidRequest(f"{text!r} is not a time; write 2026-11-21, 2026-11-21T15:04 or seconds since 1970", param=param) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())

@@ -54,7 +54,7 @@ def verify(
     signed = b".".join((sent["webhook-id"].encode(), sent["webhook-timestamp"].encode(), raw))
     expected = hmac.new(_key(secret), signed, hashlib.sha256).digest()
     if not any(hmac.compare_digest(expected, given) for given in _signatures(sent["webhook-signature"])):
-        raise _refusal("no signature fits; check the secret, and that the body is passed as it was received", param="webhook-signature")
+        raise _refusal("no signature matches; check the secret, and pass the body exactly as received", param="webhook-signature")
     event: WebhookEvent = json.loads(raw)
     return event
 
@@ -63,7 +63,7 @@ def _check_time(timestamp: str, *, tolerance_s: float, now: float) -> None:
     try:
         age_s = now - int(timestamp)
     except (ValueError, OverflowError):
-        raise _refusal(f"webhook-timestamp {timestamp[:40]!r} is no time in seconds", param="webhook-timestamp") from None
+        raise _refusal(f"webhook-timestamp {timestamp[:40]!r} is not a time in seconds", param="webhook-timestamp") from None
     if abs(age_s) > tolerance_s:
         raise _refusal(
             f"the webhook was signed {age_s:.0f} s ago, more than {tolerance_s:g} s; check the clock here, or pass tolerance_s",
@@ -75,7 +75,7 @@ def _key(secret: str) -> bytes:
     try:
         return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except ValueError:
-        raise InvalidRequest("the secret is no base64; pass the endpoint's signing secret, whsec_...", param="secret") from None
+        raise InvalidRequest("the secret is not base64; pass the endpoint's signing secret, whsec_...", param="secret") from None
 
 
 def _signatures(header: str) -> list[bytes]:

@@ -28,7 +28,9 @@ def preview_dataset(
     length = base.context_length if max_seq_len is None else max_seq_len
     if not 1 <= length <= base.context_length:
         raise InvalidRequest(
-            f"max_seq_len {length} is outside 1..{base.context_length}, which {base.id} can take", code="invalid_limit", param="max_seq_len"
+            f"max_seq_len {length} is outside 1..{base.context_length}, the context length of {base.id}",
+            code="invalid_limit",
+            param="max_seq_len",
         )
     if base.directory is None:
         raise Unavailable(f"base model {base.id} is not on this machine", code="base_model_unavailable")

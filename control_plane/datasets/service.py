@@ -49,8 +49,8 @@ def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
     """Refuse to train on a dataset that nobody has approved yet."""
     if review == "pending":
         raise InvalidDataset(
-            f"{param}: dataset {dataset_id} waits for your review, as its policies ask; read GET /v1/datasets/{dataset_id}/report, then "
-            f"approve it with POST /v1/datasets/{dataset_id}/approve, and submit again",
+            f"{param}: dataset {dataset_id} waits for your review, as its policies require; read GET /v1/datasets/{dataset_id}/report, "
+            f"then approve it with POST /v1/datasets/{dataset_id}/approve, and submit again",
             code="dataset_needs_review",
             param=param,
         )

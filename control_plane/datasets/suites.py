@@ -78,7 +78,7 @@ def add(
         raise
     except DuplicateRow:
         platform.objects.delete(key)
-        raise Conflict(f"a suite {name!r} is there already; remove it first, or choose another name", code="suite_exists") from None
+        raise Conflict(f"a suite {name!r} already exists; remove it first, or choose another name", code="suite_exists") from None
 
 
 def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: str) -> RowMapping:
@@ -127,7 +127,7 @@ def remove(platform: Platform, tenant: str | None, name: str) -> None:
         query = sa.delete(eval_suites).where(owner, eval_suites.c.name == name).returning(eval_suites.c.object_key)
         key: str | None = conn.execute(query).scalar_one_or_none()
     if key is None:
-        raise NotFound(f"no suite {name[:80]!r} of yours; list them with `ft suites list`", code="suite_not_found", param="name")
+        raise NotFound(f"no suite {name[:80]!r}; list yours with `ft suites list`", code="suite_not_found", param="name")
     platform.objects.delete(key)
 
 
@@ -234,7 +234,7 @@ def _check_number(conn: Connection, tenant: str | None) -> None:
     conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # two at once are counted one by one
     num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
     if num >= MAX_SUITES:
-        raise QuotaExceeded(f"there are {num} suites of yours, and {MAX_SUITES} may be; remove one first", code="too_many_suites")
+        raise QuotaExceeded(f"suite limit reached ({num}, limit {MAX_SUITES}); remove one first", code="too_many_suites")
 
 
 def _fields(field: str) -> list[str]:

@@ -35,7 +35,7 @@ def bring_in(platform: Platform, file: RowMapping, claim: Claim, *, hub_token: s
     """Fetch the bytes of an import and enter them in its row, or the reason why there are none."""
     file_id = file["id"]
     if file["hub_token_given"] and not hub_token:
-        details = f"the token for {file['source']} is never stored, and the platform began anew before it was used; import it again with it"
+        details = f"the token for {file['source']} is never stored, and the platform restarted before using it; import again with the token"
         return _written(platform, file_id, validation.Refused(details=details, report=None, code="hub_token_needed"), claim)
     claim(Progress(stage=FETCHING, rows=0, bytes=0, total_bytes=0))
     try:

@@ -122,7 +122,7 @@ def follow(
             _tell(run, watch)
             return found
         if not wanted:
-            raise Conflict(f"evaluation {workload.name} was stopped: nobody wants its result any more", code="evaluation_stopped")
+            raise Conflict(f"evaluation {workload.name} was stopped: its result is no longer needed", code="evaluation_stopped")
         if clock.is_over:
             raise clock.over(workload.name)
         again = status.phase is WorkloadPhase.LOST or status.exit_code in AGAIN or (status.exit_code or 0) < 0

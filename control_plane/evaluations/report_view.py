@@ -99,7 +99,7 @@ class _Asked:
         if not 1 <= self.limit <= MAX_PAGE:
             raise InvalidRequest(f"limit {self.limit} is outside 1..{MAX_PAGE}", code="invalid_limit", param="limit")
         if self.only is not None and self.only not in get_args(Only):
-            raise InvalidRequest(f"only {self.only[:40]!r} is none of {', '.join(get_args(Only))}", param="only")
+            raise InvalidRequest(f"only {self.only[:40]!r} is not one of {', '.join(get_args(Only))}", param="only")
 
 
 def _page(platform: Platform, key: str, asked: _Asked) -> SamplePage:

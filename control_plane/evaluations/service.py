@@ -85,7 +85,7 @@ def request(
     """
     found = adapters.find_record(platform, tenant, reference)
     if found.type != LORA:
-        raise Conflict(f"{found.id} is a whole model, which is judged with its job alone", code="not_reevaluated", param="adapter_id")
+        raise Conflict(f"{found.id} is a whole model, which is evaluated only by its job", code="not_reevaluated", param="adapter_id")
     digest = base_digest or platform.models.card(found.base_model).digest
     platform.models.get_pinned(found.base_model, digest)
     with platform.engine.begin() as conn:
@@ -117,7 +117,7 @@ def _check_room(conn: Connection, tenant: str) -> None:
     query = sa.select(sa.func.count()).where(evaluations.c.tenant_id == tenant, evaluations.c.kind == MANUAL, evaluations.c.state.in_(OPEN))
     if (waiting := conn.execute(query).scalar_one()) >= MAX_OPEN:
         raise QuotaExceeded(
-            f"{waiting} evaluations that you asked for have not ended, and {MAX_OPEN} is the limit; ask again when one has",
+            f"{waiting} requested evaluations are open, limit {MAX_OPEN}; retry when one has ended",
             code="too_many_evaluations",
         )
 

@@ -28,7 +28,7 @@ def parse(text: str, names: Collection[str]) -> ast.expr:
     try:
         tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
-        raise FormulaError("it is no formula") from e
+        raise FormulaError("not a valid formula") from e
     try:
         _check(tree, names)
     except RecursionError as e:
@@ -62,7 +62,7 @@ def _check(node: ast.expr, names: Collection[str]) -> None:
             for arg in args:
                 _check(arg, names)
         case _:
-            raise FormulaError(f"it may hold numbers, names, + - * / ^, and {', '.join(FUNCTIONS)}; nothing else")
+            raise FormulaError(f"allowed are numbers, names, + - * / ^, and {', '.join(FUNCTIONS)}")
 
 
 def _value(node: ast.expr, names: Mapping[str, float]) -> float:

@@ -76,7 +76,7 @@ class Joins:
             raise Unavailable(f"upload {upload_id} is being completed by other calls; send this one again", code="upload_completing")
         if (upload_id not in mine and len(mine) >= self._each) or sum(c.total() for c in self._calls.values()) >= self._total:
             raise Unavailable(
-                f"{len(mine)} uploads of yours are being completed, {self._each} may be at once, and {self._total} calls of all tenants; "
+                f"{len(mine)} of your uploads are being completed (limit {self._each} per tenant, {self._total} in all); "
                 f"send this one for {upload_id} again",
                 code="upload_completing",
             )

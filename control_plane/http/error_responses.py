@@ -82,7 +82,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     path = f"{request.method} {request.url.path}"
     said = {
-        404: f"there is no {path}; see GET /openapi.json for what there is",
+        404: f"no route {path}; GET /openapi.json lists all routes",
         405: f"{path} is not allowed; see GET /openapi.json for the methods of this path",
     }
     message = said.get(error.status_code, str(error.detail) or HTTPStatus(error.status_code).phrase)

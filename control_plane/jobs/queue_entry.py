@@ -44,7 +44,7 @@ def mark_packed(
     """
     found = _finished(platform, tenant, job_id, spec)
     with platform.engine.begin() as conn:
-        owner = quotas.lock(conn, tenant)
+        owner = quotas.lock_tenant(conn, tenant)
         job = locked(conn, job_id, tenant_id=tenant)
         waits = job["state"] == JobState.VALIDATING
         if waits and found is not None:
@@ -123,7 +123,7 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
         "trained_tokens": 0, "adapter_id": done["adapter_id"], "reused_job_id": done["reused_job_id"] or done["id"],
     }  # fmt: skip
     if found.unserved:
-        message = f"Job {done['id']} has trained this very spec, but no server takes its adapter {done['adapter_id']}: {found.unserved}"
+        message = f"Job {done['id']} trained this exact spec, but no server can load its adapter {done['adapter_id']}: {found.unserved}"
         error = {"code": "not_servable", "message": message, "param": None}
         transition(conn, job_id, JobState.FAILED, message=message, now=now, error=error, **frozen)
         return
@@ -132,8 +132,8 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
         job_id,
         JobState.SUCCEEDED,
         code="job_reused",
-        message=f"Job {done['id']} has trained this very spec: its adapter {done['fine_tuned_model']} is the result. Nothing was trained "
-        "or billed; submit with force to train all the same.",
+        message=f"Job {done['id']} trained this exact spec: its adapter {done['fine_tuned_model']} is the result. Nothing was trained "
+        "or billed; submit with force to train anyway.",
         data={"job_id": done["id"], "spec_sha256": spec.sha256},
         now=now,
         fine_tuned_model=done["fine_tuned_model"],

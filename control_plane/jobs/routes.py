@@ -263,5 +263,5 @@ def _one_key(header: str | None, field: str | None) -> str | None:
 
 def _metadata_filter(request: Request, bare: str | None) -> Mapping[str, str]:
     if bare not in (None, "null"):
-        raise InvalidRequest(f"metadata {bare[:80]!r} is no filter; write metadata[KEY]=VALUE, or metadata=null", param="metadata")
+        raise InvalidRequest(f"metadata {bare[:80]!r} is not a filter; write metadata[KEY]=VALUE, or metadata=null", param="metadata")
     return {m[1]: value for name, value in request.query_params.multi_items() if (m := METADATA.fullmatch(name))}

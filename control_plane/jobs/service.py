@@ -96,7 +96,7 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
     asked = _resolved(platform, tenant, request)
     expected = _expected(platform, tenant, asked)
     with platform.engine.begin() as conn:
-        owner = quotas.lock(conn, tenant)
+        owner = quotas.lock_tenant(conn, tenant)
         replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
@@ -234,10 +234,10 @@ def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
             message = f"A pause was requested; the workload {saves}."
             transition(conn, job_id, JobState.PAUSING, message=message, now=now, stop_requested="pause")
         elif state not in (JobState.PAUSING, JobState.PAUSED):
-            transition(conn, job_id, JobState.PAUSED, message="The job was paused while it waited.", now=now)
+            transition(conn, job_id, JobState.PAUSED, message="The job was paused in the queue.", now=now)
         elif row["reason"] == HARD_CAP_REACHED:  # from now on it is the tenant's own pause, which no month ends
             conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(reason=None, reason_detail=None))
-            kept = events.Event(code="job_paused", message="The job stays paused until you resume it, also when the hard cap has room.")
+            kept = events.Event(code="job_paused", message="The job stays paused until you resume it, even when the hard cap has room.")
             record(conn, job_id, kept, now=now)
         return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
 
@@ -245,7 +245,7 @@ def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
 def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
     """Queue a paused job again; it goes on from its last checkpoint. One that the hard cap paused needs room for the rest of it."""
     with platform.engine.begin() as conn:
-        owner = quotas.lock(conn, tenant)
+        owner = quotas.lock_tenant(conn, tenant)
         refuse_suspended(platform, tenant_of(owner))
         row = locked(conn, job_id, tenant_id=tenant)
         if row["state"] == JobState.PAUSING:

@@ -204,7 +204,7 @@ def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> 
             )
     if len(set(asked.values())) > 1:
         said = " and ".join(f"{kind} ({where})" for where, kind in asked.items())
-        raise InvalidRequest(f"the adapter was given as {said}; keep one of them", code="unsupported_adapter", param=list(asked)[-1])
+        raise InvalidRequest(f"the adapter was given as {said}; keep only one", code="unsupported_adapter", param=list(asked)[-1])
     return next(iter(asked.values()), "lora")
 
 
@@ -256,7 +256,7 @@ def _metadata(value: Mapping[str, Any] | None) -> Mapping[str, str] | None:
         return None
     if len(value) > MAX_METADATA_PAIRS:
         raise InvalidRequest(
-            f"metadata has {len(value)} pairs, at most {MAX_METADATA_PAIRS} fit", code="invalid_metadata", param="metadata"
+            f"metadata has {len(value)} pairs; at most {MAX_METADATA_PAIRS} are allowed", code="invalid_metadata", param="metadata"
         )
     for key, text in value.items():
         if not isinstance(text, str) or len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE:

@@ -97,7 +97,7 @@ def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -
     rows = {row["id"]: dict(row) for row in conn.execute(query).mappings()}
     missing = sorted(set(by_id) - set(rows))
     if missing:
-        raise NotFound(f"no fine-tuning job {missing[0]!r}, nor {len(missing) - 1} more", code="fine_tune_not_found", param="job_id")
+        raise NotFound(f"no fine-tuning job {missing[0]!r} (and {len(missing) - 1} more)", code="fine_tune_not_found", param="job_id")
     changes = {m.job_id: _change(rows[m.job_id], m.target, m.columns, now) for m in moves}
     release_all(conn, [m.job_id for m in moves if m.target in GPU_TIME_OVER], now)
     update_each(conn, jobs, [{"id": job_id, **values} for job_id, values in changes.items()])

@@ -133,7 +133,7 @@ def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> Ba
     with platform.engine.begin() as conn, edited(catalogue_file(platform.settings.models_dir)) as entries:
         entry = entries.get(model_id) or {}
         if (entry.get("next") or {}).get("digest") != digest:
-            raise Conflict(f"the update of {model_id} was changed by somebody else meanwhile; look at it again", code="nothing_staged")
+            raise Conflict(f"the update of {model_id} was changed in the meantime; review it again", code="nothing_staged")
         conn.execute(sa.select(adapters.c.id).where(adapters.c.base_model == model_id).order_by(adapters.c.id).with_for_update())
         found = _status(conn, entry, entry["digest"])
         if found.blocking:
@@ -243,7 +243,7 @@ def _check_fits(current: BaseModel, new: BaseModel, *, in_production: int) -> No
             differs.append(f"context {new.context_length} instead of {current.context_length}")
     if differs:
         raise InvalidRequest(
-            f"these bytes are no update of {current.id}: {'; '.join(differs)} differ, which adapters ({in_production} in production) "
+            f"these files are not an update of {current.id}: {'; '.join(differs)} differ, which adapters ({in_production} in production) "
             "cannot be used with; add them as a base model of another id",
             code="base_update_incompatible",
             param="path",

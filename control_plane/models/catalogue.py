@@ -91,7 +91,7 @@ def remove(platform: Platform, model_id: str) -> Path | None:
         entry = entries.get(model_id)
         if entry is None:
             catalogue_of(settings).entry(model_id)
-            raise Conflict(f"base model {model_id} is not in the operator's catalogue but in a file beside it; take it out there")
+            raise Conflict(f"base model {model_id} is listed in a separate file, not in the operator's catalogue; remove it there")
         _check_unused(platform, model_id)
         del entries[model_id]
         versions = [entry, *([entry["next"]] if entry.get("next") else []), *entry.get("previous", ())]
@@ -186,6 +186,6 @@ def _check_unused(platform: Platform, model_id: str) -> None:
     if users:
         raise Conflict(
             f"base model {model_id} is needed by {len(users)} jobs and adapters, {users[0]} among them; deprecate it instead: "
-            "no new job takes it, and what is there goes on",
+            "new jobs cannot use it; existing jobs and adapters continue",
             code="model_in_use",
         )

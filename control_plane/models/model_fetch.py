@@ -88,12 +88,12 @@ def _check_request(repo: str, revision: str, endpoint: str) -> None:
     if not endpoint:
         raise InvalidRequest(f"{repo} cannot be fetched: no Hub is set up; set FT_HUB_ENDPOINT, or use --path DIR", code="hub_disabled")
     if not REPO.fullmatch(repo):
-        raise InvalidRequest(f"{repo[:120]!r} is no repository of the form ORG/NAME", code="invalid_hub_id", param="repo")
+        raise InvalidRequest(f"{repo[:120]!r} is not a repository name of the form ORG/NAME", code="invalid_hub_id", param="repo")
     if ".." in repo or "--" in repo:
-        raise InvalidRequest(f"{repo[:120]!r} is no repository: its name has '..' or '--'", code="invalid_hub_id", param="repo")
+        raise InvalidRequest(f"{repo[:120]!r} is not a repository name: it contains '..' or '--'", code="invalid_hub_id", param="repo")
     if not COMMIT.fullmatch(revision):
         raise InvalidRequest(
-            f"{revision[:60]!r} of {repo} is no commit: a branch moves, and the model under it; give the 40 digits of a commit",
+            f"{revision[:60]!r} of {repo} is not a commit: a branch can move, and the model with it; give the 40 hex digits of a commit",
             code="hub_revision_not_pinned",
             param="revision",
         )
@@ -119,7 +119,7 @@ def _refusal(kind: str, detail: str, repo: str, revision: str, endpoint: str) ->
         )
     if kind == "revision":
         return NotFound(f"{repo} has no commit {revision}; see its history for one that it has", code="hub_revision_not_found")
-    return Unavailable(f"{endpoint} did not give {repo} ({detail}); run the command again, it goes on where it was", code="hub_unavailable")
+    return Unavailable(f"{endpoint} did not return {repo} ({detail}); run the command again to resume", code="hub_unavailable")
 
 
 def _names(files: Mapping[str, Mapping[str, Any]], hub: _Hub) -> Sequence[str]:
@@ -132,7 +132,9 @@ def _names(files: Mapping[str, Mapping[str, Any]], hub: _Hub) -> Sequence[str]:
     else:
         weights = [name for name in files if re.fullmatch(r"model[\w.-]*\.safetensors", name)]
     if absent := [name for name in weights if name not in files or "/" in name or not name.endswith(".safetensors")]:
-        raise InvalidRequest(f"the index of {hub.repo} names {absent[0]!r}, which is no file of weights in it", code="hub_model_unusable")
+        raise InvalidRequest(
+            f"the index of {hub.repo} names {absent[0]!r}, which is not one of its weight files", code="hub_model_unusable"
+        )
     if not weights:
         pickled = [name for name in files if name.endswith(PICKLE_SUFFIXES)]
         raise InvalidRequest(
@@ -160,7 +162,7 @@ class _Hub:
             return 0
         start = part.stat().st_size if part.is_file() else 0
         if start:
-            self.say(f"{name} goes on at {start} of {size} bytes")
+            self.say(f"{name} resumes at {start} of {size} bytes")
         elif size > CHUNK:
             self.say(f"fetching {name}, {size / 1e9:.2f} GB")
         url = f"{self.endpoint}/{self.repo}/resolve/{self.revision}/{quote(name)}"
@@ -201,7 +203,9 @@ class _Hub:
         if status in (401, 403):
             raise _refusal("gated", "", self.repo, self.revision, self.endpoint)
         if status in (404, 410):
-            message = f"{self.endpoint} lists {name} in {self.repo}, and has it no more; see whether the repository was changed or deleted"
+            message = (
+                f"{self.endpoint} lists {name} in {self.repo}, but no longer has it; check whether the repository was changed or deleted"
+            )
             raise NotFound(message, code="hub_model_not_found")
         if status < 500 and status not in BUSY:
             raise InvalidRequest(f"{self.endpoint} refuses {name} of {self.repo} with status {status}", code="hub_model_unusable")

@@ -38,7 +38,7 @@ def list_deliveries(
 ) -> Page:
     """Newest first; those of the last 30 days."""
     if state is not None and state not in STATES:
-        raise InvalidRequest(f"state {state[:80]!r} is none of {', '.join(STATES)}", code="invalid_delivery_state", param="state")
+        raise InvalidRequest(f"state {state[:80]!r} is not one of {', '.join(STATES)}", code="invalid_delivery_state", param="state")
     webhook_endpoints.get(platform, tenant, endpoint_id)
     query = _select(tenant, endpoint_id)
     if state is not None:

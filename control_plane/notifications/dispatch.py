@@ -187,7 +187,7 @@ def judged(answer: WebhookAnswer) -> Outcome:
         return Outcome(delivered=False, error=answer.error)
     if 200 <= answer.status < 300:
         return Outcome(delivered=True, status=answer.status)
-    hint = " (a redirect, which is not followed: give the URL that answers itself)" if 300 <= answer.status < 400 else ""
+    hint = " (redirects are not followed: give the final URL)" if 300 <= answer.status < 400 else ""
     error = f"HTTP {answer.status}{hint}" + (f": {answer.text}" if answer.text else "")
     return Outcome(
         delivered=False, status=answer.status, error=error, retry_after_s=answer.retry_after_s, final=answer.status == GONE

@@ -51,7 +51,7 @@ def publish_many(conn: Connection, told: Sequence[Told], *, now: datetime) -> li
     """:func:`publish` for several subjects at once; returns the ids of the events."""
     rows: list[dict[str, Any]] = []
     for one in told:
-        assert one.kind in EVENT_TYPES, f"{one.kind} is no event type"
+        assert one.kind in EVENT_TYPES, f"{one.kind} is not an event type"
         data = {"id": one.subject, **one.data}
         rows.append({"id": f"evt_{uuid.uuid4().hex}", "tenant_id": one.tenant, "type": one.kind, "subject": one.subject, "data": data})
     if rows:

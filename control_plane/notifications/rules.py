@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 
 EVENT_TYPES: Mapping[str, str] = {
     "fine_tuning.job.queued": "the job was admitted and waits for GPUs, also after a preemption",
-    "fine_tuning.job.running": "training began, or went on",
+    "fine_tuning.job.running": "training started or resumed",
     "fine_tuning.job.evaluating": "training is done; the adapter is being evaluated",
     "fine_tuning.job.paused": "the job was paused, by its tenant or because a cap was reached",
-    "fine_tuning.job.preempted": "the job gave its GPUs to another; it goes on from its checkpoint",
+    "fine_tuning.job.preempted": "the job gave its GPUs to another job; it resumes from its checkpoint",
     "fine_tuning.job.succeeded": "the job has ended well",
     "fine_tuning.job.failed": "the job has failed; its error says why",
     "fine_tuning.job.cancelled": "the job was cancelled",
@@ -25,7 +25,7 @@ EVENT_TYPES: Mapping[str, str] = {
     "adapter.quarantined": "an adapter did not pass its gates; it is kept, and not served",
     "adapter.approval_pending": "an adapter waits for a person's approval",
     "adapter.rolled_back": "an adapter was withdrawn from production in favour of the one before it",
-    "adapter.deprecated": "an adapter is no longer served, and will be deleted after its days of grace",
+    "adapter.deprecated": "an adapter is no longer served, and is deleted after its grace period",
     "quota.threshold_reached": "GPU time of this month has reached a share of a cap",
     "quota.hard_cap_reached": "the hard cap is reached: running jobs are paused at their next checkpoint",
     "budget.threshold_reached": "what was spent this month has reached a threshold of a budget",

@@ -59,7 +59,7 @@ def parse(url: str) -> Target:
         parsed = httpx.URL(url)
         host, port = parsed.raw_host.decode("ascii"), parsed.port
     except (httpx.InvalidURL, ValueError, UnicodeError) as e:
-        raise _refused("it is no URL") from e
+        raise _refused("it is not a URL") from e
     if parsed.scheme not in ("https", "http"):
         raise _refused("its scheme is not https")
     if not host:

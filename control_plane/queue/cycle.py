@@ -1,4 +1,4 @@
-"""The queue's hands: one round reads the snapshot, asks the policy, and makes its decisions so, in one transaction."""
+"""Runs one scheduling cycle: load a snapshot, compute decisions, apply them in one transaction."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from control_plane.queue.tables import reservations, scheduler_state
 SCHEDULER_LOCK = 0x66745F73
 """Advisory lock ("ft_s"): one scheduling decision at a time, however many schedulers run."""
 RERUNS = 2
-"""Times that a round decides again because somebody who was to make room cannot be asked. In the last one only those make room who are
-locked by then, so it comes about."""
+"""How often a cycle decides again because a job that should make room is locked by another transaction. The last attempt considers only
+jobs that are already locked, so it always succeeds."""
 
 
-def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> list[scheduler.Decision]:
-    """One scheduling round; returns what was decided and came about.
+def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) -> list[scheduler.Decision]:
+    """Run one scheduling cycle; returns the decisions that took effect.
 
-    1. Jobs that start get a reservation with a new fencing token, and their event says why it is now.
-    2. Jobs that are to make room are asked for a checkpoint and their GPUs.
-    3. Jobs that wait are told why, where they stand, and what was promised to them.
+    1. Jobs that start get a reservation with a new fencing token; their event says why they start now.
+    2. Jobs that must make room are asked for a checkpoint and their GPUs.
+    3. Waiting jobs get their reason, position and expected start.
 
-    Those who are to make room are locked before anything is done: starts beside them may rest on what they release.
+    Jobs that must make room are locked first, because starts in the same cycle may depend on the GPUs they release.
 
-    Rounds come one after the other, and one that dies leaves nothing. `available`: pools in place of the installation's.
+    Cycles run one at a time; one that dies changes nothing. `available` replaces the installation's pools.
     """
     whole, began = platform.whole, time.monotonic()
     with whole.engine.begin() as conn:
@@ -64,7 +64,7 @@ def place(platform: Platform, *, available: Sequence[Pool] | None = None) -> lis
 
 
 def _decide(conn: Connection, snapshot: scheduler.Snapshot, now: datetime) -> tuple[list[scheduler.Decision], dict[str, int]]:
-    """Decisions of which every stop can be asked for, and the attempts of the jobs that are locked for that."""
+    """Return decisions whose stops can all be requested, and the attempts of the jobs locked for that."""
     locked: dict[str, int] = {}
     refused: set[str] = set()
     for left in range(RERUNS, -1, -1):
@@ -113,9 +113,9 @@ def _count(conn: Connection, of: _Round, now: datetime) -> None:
 
 
 def release(platform: Platform, job_id: str, attempt: int) -> None:
-    """Give back a reservation whose attempt nobody could follow to its end; what ran is billed and given back.
+    """Release a reservation whose attempt could not be followed to its end; what ran is billed and refunded.
 
-    Nothing happens where it was given back before: whoever did that has told how the attempt ended.
+    Does nothing if the reservation was already released: whoever released it recorded how the attempt ended.
     """
     now = platform.clock()
     with platform.engine.begin() as conn:
@@ -133,33 +133,32 @@ def release(platform: Platform, job_id: str, attempt: int) -> None:
 
 
 EXACT = 100
-"""Places at the head of the queue that each round keeps exact: what a tenant follows, and a page of the operators' list."""
+"""Positions at the head of the queue that every cycle keeps exact: what tenants follow, and one page of the operators' list."""
 LONG = 500
-"""Waiting jobs up to which every round tells all of them: about 30 ms."""
+"""Queue length up to which every cycle updates all waiting jobs (about 30 ms)."""
 EXPLAINED_EVERY = timedelta(seconds=5)
-"""Of a longer queue: one start moves thousands of places, and to write them takes a tenth of this."""
+"""Interval for longer queues: one start moves thousands of positions, and writing them takes a tenth of this."""
 GRAIN_S, GRAIN = 5.0, 0.02
-"""An expected start is written again when it moved by more than five seconds and a fiftieth of the wait: it is an estimate."""
+"""An expected start is rewritten when it moved by more than five seconds plus 2 % of the wait."""
 BARRED_GRAIN = timedelta(seconds=5)
 BARRED = frozenset({scheduler.Reason.TENANT_SUSPENDED, scheduler.Reason.EXCEEDS_MAX_QUOTA})
-"""Waits that no GPU ends: they are no waiting, and what a tier promises counts from their end, as it does for a cap."""
+"""Waits that no free GPU ends. They do not count as waiting time, and a tier's promised start counts from their end, as after a cap."""
 KEPT_S = 10.0
-"""A promise is kept if the job starts so soon after it: rounds come every second or two, and GPUs are given back a few seconds
-after their trainings end."""
+"""Tolerance for a kept reservation: cycles run every second or two, and GPUs are released a few seconds after training ends."""
 
 Told = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explained:
-    """What a round told, in numbers."""
+    """What a cycle wrote about waiting jobs, as counts."""
 
     promises: int = 0
-    """That were not there before."""
+    """New reservations."""
     dropped: int = 0
-    """Promises of jobs that wait on without one."""
+    """Reservations dropped although their job still waits."""
     whole: bool = True
-    """Every place in the queue is as it is told."""
+    """Whether every position in the queue is now up to date."""
 
 
 def explain(
@@ -172,7 +171,8 @@ def explain(
     last: datetime | None,
     now: datetime,
 ) -> Explained:
-    """Write what changed; `left_s`: what each job would take, `capped`: tenants at their cap, `last`: when all places were told."""
+    """Write what changed. `left_s`: expected seconds of each job; `capped`: tenants at their cap; `last`: when all positions were last
+    written."""
     whole = len(waits) <= LONG or last is None or not timedelta(0) <= now - last < EXPLAINED_EVERY
     changed: dict[str, Told] = {}
     for wait in waits:
@@ -191,7 +191,7 @@ def explain(
 
 
 def missed(row: sa.Row[Any], now: datetime) -> bool:
-    """Whether a job that starts now was promised an earlier start."""
+    """Whether a job that starts now had been promised an earlier start."""
     return row.promise is not None and now.timestamp() > float(row.promise.get("earliest", row.promise["start"])) + KEPT_S
 
 
@@ -212,8 +212,8 @@ def _told(row: sa.Row[Any], wait: scheduler.Wait, left_s: float, *, barred_now: 
     }
 
 
-def _promise(row: sa.Row[Any], promise: scheduler.Promise | None) -> dict[str, Any] | None:
-    """As it is stored, with the earliest start that was ever promised: that is what has to be kept."""
+def _promise(row: sa.Row[Any], promise: scheduler.Reservation | None) -> dict[str, Any] | None:
+    """Return the reservation as stored, with the earliest start ever promised, which is the one to keep."""
     if promise is None:
         return None
     stored = {**asdict(promise), "placement": [list(part) for part in promise.placement]}
@@ -222,19 +222,19 @@ def _promise(row: sa.Row[Any], promise: scheduler.Promise | None) -> dict[str, A
 
 
 def _barred_anew(row: sa.Row[Any], now: datetime) -> bool:
-    """Whether it has to be written that the cap of its tenant, or what else no GPU ends, still keeps the job from GPUs."""
+    """Whether to record again that a cap or suspension still bars the job."""
     return row.barred_until is None or abs(now - row.barred_until) >= BARRED_GRAIN
 
 
 def _is_decided_anew(row: sa.Row[Any], wait: scheduler.Wait) -> bool:
-    """Whether the round decided about the job what is not in its row: that is written at once, the next round is given it."""
+    """Whether the decision differs from the job's row; if so it is written at once, because the next cycle reads it."""
     if row.reason != wait.reason or (wait.due_at is not None and (row.due_at is None or abs(row.due_at.timestamp() - wait.due_at) > 1e-3)):
         return True
     return (row.promise is not None or wait.promise is not None) and row.promise != _promise(row, wait.promise)
 
 
 def _stands_elsewhere(row: sa.Row[Any], told: Told, now: datetime) -> bool:
-    """Whether its place, or when it is expected to start, is another one than it was told."""
+    """Whether its position or expected start changed."""
     if (row.queue_position, row.reason_detail, row.ahead) != (told["queue_position"], told["reason_detail"], told["ahead"]):
         return True
     start = told["expected_start_at"]

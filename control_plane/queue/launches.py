@@ -1,4 +1,4 @@
-"""Which Dagster runs the present states of jobs ask for: read by the sensors, and by whoever nudges them."""
+"""The Dagster runs that jobs need in their present state; read by the sensors and the queue listener."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class DueRun:
     tenant: str
     job_id: str
     run_key: str
-    """``<job>#<stage><n>``: asking again with the same key starts nothing."""
+    """``<job>#<stage><n>``: requesting a run with the same key again starts nothing."""
     priority: int
     tier: str = ""
     reason: str = ""
-    """Why it runs now, in a word that operators filter by: ``submitted``, ``in_order``, ``backfill``, ``trained``, ``replaced``."""
+    """Why it runs now, in one word that operators filter by: ``submitted``, ``in_order``, ``backfill``, ``trained``, ``replaced``."""
     pool: str | None = None
     num_gpus: int = 0
     attempt: int = 0
-    """Of the reservation; 0 for other stages."""
+    """GPUs of the reservation; 0 for other stages."""
     runs: int = 0
-    """That were given up before it: with the attempt, what tells it from those that come after it."""
+    """Runs given up before this one; together with the attempt it makes the key unique."""
     trace_parent: str | None = None
-    """Of the request that made the job."""
+    """Request id of the submission."""
 
 
 def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
-    """Runs that the present states ask for, oldest job first; the caller may ask for one again, its key makes it once."""
+    """Return the runs that jobs need now, oldest job first. A run may be returned again until it exists; its key makes it unique."""
     with platform.engine.connect() as conn:
         return [run for stage in stages for run in (_due_training(conn) if stage == "train" else _due_by_state(conn, stage))]
 
@@ -75,12 +75,12 @@ def _due_by_state(conn: sa.Connection, stage: str) -> list[DueRun]:
 
 
 def training_key(job_id: str, attempt: int, runs: int) -> str:
-    """Key of the run that follows an attempt, after `runs` that were given up."""
+    """Return the key of the run that follows an attempt after `runs` were given up."""
     return f"{job_id}#a{attempt}.{runs}"
 
 
 def _due_training(conn: sa.Connection) -> list[DueRun]:
-    """Every reservation that was not given back needs a run that ends it, also that of a job cancelled meanwhile."""
+    """Every unreleased reservation needs a run that ends it, even if its job was cancelled meanwhile."""
     query = (
         sa.select(*OF_A_JOB, jobs.c.train_runs.label("runs"), reservations)
         .join(reservations, reservations.c.job_id == jobs.c.id)
@@ -107,9 +107,9 @@ def _due_training(conn: sa.Connection) -> list[DueRun]:
 
 
 def replace_run(platform: Platform, run: DueRun) -> bool:
-    """Give up on `run` (it ended, or its worker died, while the job did not move): the next round asks for another one.
+    """Give up on `run` because it ended, or its worker died, without moving the job; the next cycle requests a new one.
 
-    False, and nothing changes, where it is not due any more: somebody else has given up on it, or its job has moved on.
+    Returns False and changes nothing if the run is no longer due: another process gave up on it, or its job moved on.
     """
     again = sa.update(jobs).where(_still_due(run)).values({_runs(run): run.runs + 1, jobs.c.heartbeat_at: platform.clock()})
     with platform.engine.begin() as conn:
@@ -117,7 +117,7 @@ def replace_run(platform: Platform, run: DueRun) -> bool:
 
 
 def run_replacements(platform: Platform, run: DueRun) -> tuple[int, datetime | None] | None:
-    """How often `run`'s stage was replaced, and the job's last beat; None where it is not due any more."""
+    """Return how often the stage of `run` was replaced, and the job's last heartbeat; None if the run is no longer due."""
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(_runs(run), jobs.c.heartbeat_at).where(_still_due(run))).one_or_none()
     return None if row is None else (int(row[0]), row[1])
@@ -136,11 +136,11 @@ def _runs(run: DueRun) -> sa.Column[int]:
 
 
 CLAIM_S = 30.0
-"""Longer than a tick of 25 requests at 0.3 s each with its wait for the daemon; a claimant that died costs this much."""
+"""Longer than a sensor tick: 25 requests of 0.3 s each plus the wait for the daemon. If a claimant dies, its runs wait this long."""
 
 
 def claim(platform: Platform, due: Sequence[DueRun], *, by: str) -> list[DueRun]:
-    """Those of `due` whose run `by` may now ask for."""
+    """Return those of `due` that `by` may now launch."""
     if not due:
         return []
     now = platform.clock()
@@ -158,14 +158,14 @@ def claim(platform: Platform, due: Sequence[DueRun], *, by: str) -> list[DueRun]
 
 
 def give_up(platform: Platform, run_keys: Collection[str], *, by: str) -> None:
-    """Let go of claims of `by` from which no run came: the next who looks may ask for it at once."""
+    """Release claims of `by` that led to no run, so that the next process may launch them at once."""
     this = run_launches.c.run_key.in_(run_keys) & (run_launches.c.claimed_by == by) & run_launches.c.run_id.is_(None)
     with platform.engine.begin() as conn:
         conn.execute(sa.delete(run_launches).where(this))
 
 
 def unbound(platform: Platform, due: Sequence[DueRun]) -> list[DueRun]:
-    """Those of `due` that have no run yet."""
+    """Return those of `due` that have no run yet."""
     query = sa.select(run_launches.c.run_key).where(
         run_launches.c.run_key.in_([d.run_key for d in due]), run_launches.c.run_id.is_not(None)
     )
@@ -175,7 +175,7 @@ def unbound(platform: Platform, due: Sequence[DueRun]) -> list[DueRun]:
 
 
 def bind(conn: Connection, run_key: str, job_id: str, run_id: str, *, by: str) -> str | None:
-    """Make `run_id` the run of the key, whoever claimed it; the id of the run that has it already, if that is another."""
+    """Record `run_id` as the run of the key, whoever claimed it; returns the id of another run that already has the key."""
     statement = insert(run_launches).values(run_key=run_key, job_id=job_id, run_id=run_id, claimed_by=by, claimed_at=sa.func.now())
     bound = statement.on_conflict_do_update(
         index_elements=["run_key"],
@@ -188,27 +188,27 @@ def bind(conn: Connection, run_key: str, job_id: str, run_id: str, *, by: str) -
 
 
 def asked_by(platform: Platform) -> Mapping[str, int]:
-    """How many runs were asked for by whom."""
+    """Count runs by who launched them."""
     query = sa.select(run_launches.c.claimed_by, sa.func.count()).where(run_launches.c.run_id.is_not(None))
     with platform.engine.connect() as conn:
         return {str(who): int(count) for who, count in conn.execute(query.group_by(run_launches.c.claimed_by))}
 
 
 MAX_KEYS = 10_000
-"""Listing takes 0.3 s at so many, and ten times as long at ten times as many."""
+"""Partition keys kept: listing this many takes 0.3 s, ten times as many ten times as long."""
 SETTLED = timedelta(hours=1)
-"""After a job's end its last run may still write."""
+"""Grace period: a job's last run may still write after the job has ended."""
 
 
 class Keyed(NamedTuple):
-    """A job whose key is to go."""
+    """A job whose partition key is to be deleted."""
 
     tenant: str
     job_id: str
 
 
 def retirable(platform: Platform, *, limit: int, max_keys: int = MAX_KEYS) -> list[Keyed]:
-    """At most `limit` jobs whose keys are to go, the first that ended first."""
+    """Return at most `limit` jobs whose partition keys are to be deleted, those that ended first first."""
     now, after = platform.clock(), timedelta(days=platform.settings.partition_days)
     with platform.engine.connect() as conn:
         due = _ended(conn, now - max(after, SETTLED), limit)
@@ -219,20 +219,20 @@ def retirable(platform: Platform, *, limit: int, max_keys: int = MAX_KEYS) -> li
 
 
 def retired(platform: Platform, job_ids: Collection[str]) -> None:
-    """The keys of these jobs are gone."""
+    """Record that the partition keys of these jobs were deleted."""
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs).where(jobs.c.id.in_(job_ids)).values(partition_retired_at=platform.clock()))
 
 
 def returned(platform: Platform, job_ids: Collection[str]) -> None:
-    """The keys of these jobs are asked for again: a run needs them."""
+    """Record that the partition keys of these jobs are needed again by a run."""
     this = jobs.c.id.in_(job_ids) & jobs.c.partition_retired_at.is_not(None)
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs).where(this).values(partition_retired_at=None))
 
 
 def _keys(conn: Connection) -> int:
-    """Jobs whose key is there, or will be."""
+    """Return jobs whose partition key exists or will be created."""
     return int(conn.execute(sa.select(sa.func.count()).where(jobs.c.partition_retired_at.is_(None))).scalar_one())
 
 
@@ -254,26 +254,26 @@ def _ended(conn: Connection, before: datetime, limit: int) -> list[Keyed]:
 
 JOBS_PER_GPU_HOUR = 500 / 24 / 325
 PREPARE_H = 1 / 6
-"""1M examples at 2,300 tokenized rows per CPU second take 7 minutes; reading and storing them the rest."""
+"""Time limit of `prepare`: 1M examples at 2,300 tokenized rows per CPU second take 7 minutes; reading and storing them takes the rest."""
 EVALUATE_H = 1 / 2
-"""What the evaluation of a 7B model may take."""
+"""Time limit of `evaluate`: enough for a 7B model."""
 LEAST_PREPARE = 4
-"""0.5 GiB each on a small machine; two of one tenant: one computes while the other reads and writes."""
+"""Each run needs 0.5 GiB on a small machine; with two per tenant, one computes while the other reads and writes."""
 LEAST_EVALUATE = 2
-"""The fewest of which a tenant leaves one to others."""
+"""Smallest limit of which a tenant leaves one run to others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLimits:
-    """Runs at once, of all tenants."""
+    """Concurrent runs over all tenants."""
 
     prepare: int
     evaluate: int
-    """Evaluations of jobs and later ones of registered adapters together."""
+    """Evaluations of jobs, and later ones of registered adapters, together."""
 
 
 def limits(num_gpus: int, *, prepare: int = 0, evaluate: int = 0) -> RunLimits:
-    """Limits of an installation with `num_gpus`; `prepare` and `evaluate` replace what follows from it, 0 does not."""
+    """Return the limits of an installation with `num_gpus`; nonzero `prepare` and `evaluate` override the computed values."""
     return RunLimits(
         prepare=prepare or max(LEAST_PREPARE, _staffed(num_gpus * JOBS_PER_GPU_HOUR * PREPARE_H)),
         evaluate=evaluate or max(LEAST_EVALUATE, _staffed(num_gpus * JOBS_PER_GPU_HOUR * EVALUATE_H)),
@@ -281,7 +281,7 @@ def limits(num_gpus: int, *, prepare: int = 0, evaluate: int = 0) -> RunLimits:
 
 
 def per_tenant(limit: int) -> int:
-    """Runs of one tenant at once, of `limit` in all."""
+    """Return how many of the `limit` concurrent runs one tenant may use."""
     return max(1, limit // 2)
 
 

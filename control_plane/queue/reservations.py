@@ -29,19 +29,19 @@ from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import reservations
 
 PREEMPT = "preempt"
-"""Value of ``jobs.stop_requested``."""
+"""Value of ``jobs.stop_requested`` for preemption."""
 PREEMPTION_REQUESTED = "preemption_requested"
-"""Code of the event that tells a job that it is to make room."""
+"""Event code: the job is asked to make room."""
 LOCK_WAIT_MS = 500
-"""Followers write their rows twice a second, in some milliseconds; and half of the server's ``deadlock_timeout``, so that of two who wait
-for each other it is the round that gives way."""
+"""Followers write their rows twice a second, taking a few milliseconds. Half of the server's ``deadlock_timeout``, so that in a deadlock
+the scheduling cycle gives way."""
 LOCK_ERRORS = ("55P03", "40P01")
-"""What PostgreSQL answers who waited too long for a lock, or in a circle."""
+"""PostgreSQL error codes for a lock timeout and a deadlock."""
 TRAINING = (JobState.PROVISIONING, JobState.RUNNING)
 
 
 def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: datetime) -> list[scheduler.Start]:
-    """Give GPUs to the jobs that start, each under a new fencing token; returns those that were still waiting for them."""
+    """Grant GPUs to the jobs that start, each with a new fencing token; returns the starts whose jobs were still queued."""
     free = _still_waiting(conn, [s.job_id for s in starts])
     given = [s for s in starts if s.job_id in free]
     if not given:
@@ -91,14 +91,14 @@ def _move(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> Move:
 
 def _why_now(job: sa.Row[Any], start: scheduler.Start) -> str:
     if start.backfill:
-        return "they are free beside what a job before it has reserved, which it does not delay"
+        return "they are free, and using them delays no reservation"
     if job.promise:
         return "they were reserved for it"
-    return "it was the first in the order whom they suit"
+    return "it is the first job in the queue that they fit"
 
 
 def waited_s(job: sa.Row[Any], now: datetime) -> float:
-    """Seconds in the queue, all stays at its place together, less what it was barred for in this one."""
+    """Return seconds in the queue over all stays, excluding the time it was barred in this one."""
     since: datetime = job.waiting_since or job.queued_at or job.created_at
     return float(job.waited_s) + max(0.0, (now - max(since, job.barred_until or since)).total_seconds())
 
@@ -108,10 +108,10 @@ def _span(seconds: float) -> str:
 
 
 def lock_to_stop(conn: Connection, job_ids: Collection[str]) -> dict[str, int]:
-    """Of running jobs, the attempts of those that can be asked to make room, locked until the transaction ends.
+    """Lock those of `job_ids` that can be asked to make room; returns their attempts.
 
-    Left out is who has ended, was asked before, or is held by somebody else for longer than a moment. Locks are taken in the order in
-    which the end of an attempt takes them: the reservation, then the job.
+    Skips jobs that have ended, were already asked, or are locked by another transaction for longer than :data:`LOCK_WAIT_MS`. Locks are
+    taken in the same order as at the end of an attempt: the reservation, then the job.
     """
     if not job_ids:
         return {}
@@ -126,7 +126,7 @@ def lock_to_stop(conn: Connection, job_ids: Collection[str]) -> dict[str, int]:
 
 
 def _locked(conn: Connection, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-    """Rows of `query`, locked; those that somebody holds for longer than :data:`LOCK_WAIT_MS` are left out."""
+    """Lock the rows of `query`; skips rows that another transaction holds for longer than :data:`LOCK_WAIT_MS`."""
     try:
         with conn.begin_nested():
             conn.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}"))
@@ -144,7 +144,8 @@ def ask_to_stop(
 ) -> list[scheduler.Preempt]:
     """Ask running jobs, locked as `attempt_of`, for a checkpoint and their GPUs; returns those that were asked.
 
-    All who make room for one job are asked, or none of them: of a part of its GPUs it cannot start, and work would be lost for nothing.
+    Either all jobs that make room for one job are asked, or none: part of its GPUs would not let it start, and work would be lost for
+    nothing.
     """
     asked = _whole_sets(preempts, attempt_of)
     update_each(conn, jobs, [{"id": p.job_id, "stop_requested": PREEMPT} for p in asked])
@@ -158,7 +159,7 @@ def ask_to_stop(
 
 
 def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> list[scheduler.Preempt]:
-    """Of those who are to make room, the ones of the jobs for which every one of them is `able` to."""
+    """Keep preemptions only for jobs all of whose victims are `able` to stop."""
     refused = {p.for_job for p in preempts if p.job_id not in able}
     return [p for p in preempts if p.for_job not in refused]
 
@@ -175,7 +176,7 @@ HELD_DEVICES = sa.select(reservations.c.placement, reservations.c.devices).where
 
 
 def assign_devices(conn: Connection, starts: Sequence[scheduler.Start]) -> list[list[list[int]]]:
-    """Device numbers for each of `starts`, node by node as in its placement; never one that another reservation holds."""
+    """Assign device numbers to each of `starts`, node by node as in its placement, avoiding devices of other reservations."""
     held = defaultdict[str, set[int]](set)
     for placement, numbers in conn.execute(HELD_DEVICES):
         for (node, _), of_node in zip(placement, numbers, strict=False):
@@ -184,7 +185,8 @@ def assign_devices(conn: Connection, starts: Sequence[scheduler.Start]) -> list[
 
 
 def local_devices(platform: Platform, placement: Iterable[Sequence[object]], numbers: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """`numbers`, device numbers by node, as one row of numbers: a machine that stands for several nodes has the GPUs of all of them."""
+    """Flatten device `numbers` by node into numbers of this machine; a machine that stands for several nodes has the GPUs of all of
+    them."""
     first: dict[str, int] = {}
     total = 0
     for pool in configured_pools.planned(platform):
@@ -194,20 +196,20 @@ def local_devices(platform: Platform, placement: Iterable[Sequence[object]], num
 
 
 def held_devices(platform: Platform) -> tuple[int, ...]:
-    """Numbers of the GPUs that reservations hold on this machine."""
+    """Return the numbers of the GPUs on this machine that reservations hold."""
     with platform.whole.engine.connect() as conn:
         rows = conn.execute(HELD_DEVICES).all()
     return tuple(n for placement, numbers in rows for n in local_devices(platform, placement, numbers))
 
 
 ADMITTED_WITHIN = timedelta(seconds=60)
-"""From reservation to workload: what the whole way from submission to its start may take while GPUs are free."""
+"""Time allowed from reservation to workload: as long as the whole way from submission to start while GPUs are free."""
 RELEASE_OVERDUE = "release_overdue"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverdueRelease:
-    """A reservation without a workload."""
+    """A reservation whose workload has not started."""
 
     job_id: str
     tenant: str
@@ -219,12 +221,12 @@ class OverdueRelease:
 
 
 def overdue_releases(conn: Connection, now: datetime) -> list[OverdueRelease]:
-    """Reservations that were granted more than :data:`ADMITTED_WITHIN` ago and whose workload has not started, oldest first."""
+    """Return reservations granted more than :data:`ADMITTED_WITHIN` ago whose workload has not started, oldest first."""
     return [_overdue(r, now) for r in conn.execute(_late(now))]
 
 
 def report_late_releases(conn: Connection, now: datetime) -> int:
-    """Write an event for operators, once per attempt, of each of them; returns of how many."""
+    """Record one event per late attempt for operators; returns the number of events."""
     told = job_events.c.data["attempt"].as_integer() == reservations.c.attempt
     known = sa.exists().where(job_events.c.job_id == reservations.c.job_id, job_events.c.code == RELEASE_OVERDUE, told)
     late = {r.job_id: r for r in conn.execute(_late(now).where(~known))}

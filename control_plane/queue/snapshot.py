@@ -1,4 +1,4 @@
-"""The queue as the policy is given it: a frozen snapshot, read in a few narrow queries."""
+"""The policy's input: a frozen snapshot of the queue, read in a few narrow queries."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from control_plane.tenants.tables import tenants
 from ft_assets.training.cost_model import SETUP_S
 
 Rows = Mapping[str, sa.Row[Any]]
-"""What the queue's table says of each waiting job: what the policy is told, and what the job was told before."""
+"""Rows of the waiting jobs by id: the policy's input, and what was last written about them."""
 
 
 def queue_snapshot(platform: Platform) -> scheduler.Snapshot:
-    """The queue as it is now, of all tenants: for estimates."""
+    """Return the present queue of all tenants, for estimates."""
     whole = platform.whole
     with whole.engine.connect() as conn:
         return read(conn, pools(whole, conn), whole.clock())[0]
 
 
 def read(conn: Connection, available: Sequence[Pool], now: datetime) -> tuple[scheduler.Snapshot, Rows]:
-    """The snapshot, and the rows of the waiting jobs; nothing is locked, so who acts on it looks again."""
+    """Return the snapshot and the rows of the waiting jobs. Nothing is locked; callers check again before they act."""
     held = conn.execute(_held()).all()
     holding = {r.job_id for r in held}
-    queued = [r for r in conn.execute(_queued()).all() if r.id not in holding]  # the end of an attempt gives its GPUs back first
+    queued = [r for r in conn.execute(_queued()).all() if r.id not in holding]  # the end of an attempt releases its GPUs first
     owners = {r.tenant_id for r in queued}
     snapshot = scheduler.Snapshot(
         pools=available,
@@ -68,7 +68,7 @@ def _queued() -> sa.Select[Any]:
 
 
 def _held() -> sa.Select[Any]:
-    """Reservations that were not given back, also those of jobs that were cancelled meanwhile."""
+    """Unreleased reservations, including those of jobs cancelled meanwhile."""
     j, r, a = jobs.c, reservations.c, attempts.c
     mine = checkpoints.c.job_id == r.job_id
     saved = sa.select(sa.func.max(checkpoints.c.created_at)).where(mine, checkpoints.c.attempt == r.attempt)
@@ -109,7 +109,7 @@ def _waiting(r: sa.Row[Any]) -> scheduler.Waiting:
 
 
 def _left_s(r: sa.Row[Any]) -> float:
-    """Seconds that a waiting job would hold its GPUs; one that goes on from a checkpoint has less to do, and is set up again."""
+    """Return the seconds that a waiting job would hold its GPUs; one that resumes from a checkpoint has less to do, plus the set-up."""
     expected = float(r.expected_s or 0.0)
     if not r.saved_step or not r.total_steps:
         return expected
@@ -120,22 +120,23 @@ def _left_s(r: sa.Row[Any]) -> float:
 
 
 def _setup_s(r: sa.Row[Any]) -> float:
-    """Of an attempt, within what is expected of the whole job."""
+    """Start and end of an attempt, within the expected time of the whole job."""
     return min(SETUP_S if r.setup_s is None else r.setup_s, float(r.expected_s or 0.0))
 
 
 RELEASE_S = 60.0
-"""From the last step to free GPUs: a stop's handshake (``Rules.handshake_s``), for the same is done: a save, and the processes end."""
+"""From the last step to free GPUs: as long as a stop's handshake (``Rules.handshake_s``), because the same happens: a save, then the
+processes end."""
 
 
 def _expected_end(r: sa.Row[Any], now: datetime) -> float:
-    """By its pace once the attempt has made steps; until then as was estimated, also where that is past.
+    """Return the expected end: by the attempt's pace once it has made steps, until then as estimated, even if that is past.
 
-    After its last step it is to end at a fixed moment, however long it saves: past that it overruns.
+    After its last step the attempt should end at a fixed time however long it saves; past that it overruns.
     """
     started, expected = r.started_at or r.granted_at, float(r.expected_s or 0.0)
     begun_at = r.from_step if r.from_step is not None else r.saved_step or 0
-    step = r.step or 0 if r.state == JobState.RUNNING else begun_at  # until then the step is that of an earlier attempt
+    step = r.step or 0 if r.state == JobState.RUNNING else begun_at  # until then the step belongs to an earlier attempt
     if step > begun_at and step >= (r.total_steps or step + 1):
         return _unix(r.estimated_finish_at or r.saved_at or started) + RELEASE_S
     since = now if step > begun_at else started
@@ -174,19 +175,19 @@ def _running(r: sa.Row[Any], now: datetime) -> scheduler.Running:
 
 
 HOLDING = frozenset({JobState.PROVISIONING, JobState.RUNNING})
-"""States of a job that goes on training; in any other one its reservation is about to be given back."""
+"""States of a job that continues training; in any other state its reservation is about to be released."""
 
 
 def placement_of(stored: Sequence[Sequence[Any]]) -> scheduler.Placement:
-    """A placement as it is stored: ``[["node-3", 8], ...]``."""
+    """Read a stored placement: ``[["node-3", 8], ...]``."""
     return tuple((str(node), int(gpus)) for node, gpus in stored)
 
 
-def promise_of(stored: Mapping[str, Any] | None) -> scheduler.Promise | None:
-    """A promise as it is stored with a waiting job."""
+def promise_of(stored: Mapping[str, Any] | None) -> scheduler.Reservation | None:
+    """Read the reservation stored with a waiting job."""
     if not stored:
         return None
-    return scheduler.Promise(
+    return scheduler.Reservation(
         start=float(stored["start"]), pool=stored["pool"], placement=placement_of(stored["placement"]), made_at=float(stored["made_at"])
     )
 
@@ -196,20 +197,20 @@ def _unix(moment: datetime) -> float:
 
 
 def _suspended(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """Of these tenants, those who are suspended, with the reason in words."""
+    """Return those of these tenants that are suspended, with the reason in words."""
     if not tenant_ids:
         return {}
     query = sa.select(tenants).where(tenants.c.id.in_(tenant_ids), tenants.c.suspended_at.is_not(None))
-    told = "the tenant {} is suspended since {:%Y-%m-%d %H:%M} UTC: {}. The job starts once an operator lets the tenant in again"
+    told = "the tenant {} is suspended since {:%Y-%m-%d %H:%M} UTC: {}. The job can start once an operator lifts the suspension"
     return {r.id: told.format(r.id, r.suspended_at, r.suspended_reason) for r in conn.execute(query)}
 
 
 WINDOW = timedelta(hours=24)
-"""A day: who trains each evening is measured by the evening before."""
+"""One day: a tenant that trains every evening is measured by the evening before."""
 HALF_LIFE_S = 6 * 3600.0
-"""A quarter of the window: what left it counted for a sixteenth, so nobody's share jumps when a job leaves it."""
+"""A quarter of the window: use that leaves it counted for a sixteenth, so no share jumps when that happens."""
 SEEN_FOR = timedelta(seconds=10)
-"""It is asked each round, and in ten seconds a decayed day changes by less than a thousandth."""
+"""Called every cycle; in ten seconds a decayed day changes by less than a thousandth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,11 +220,11 @@ class _Seen:
 
 
 _SEEN: WeakKeyDictionary[ConnectionPool, _Seen] = WeakKeyDictionary()
-"""By database: its connections' pool."""
+"""By database: the connection pool."""
 
 
 def recent_use(conn: Connection, now: datetime) -> dict[str, float]:
-    """GPU-seconds held by each tenant within :data:`WINDOW`; those of :data:`HALF_LIFE_S` ago count half."""
+    """Return GPU-seconds held by each tenant within :data:`WINDOW`; those :data:`HALF_LIFE_S` ago count half."""
     seen = _SEEN.get(conn.engine.pool)
     if seen is None or not timedelta(0) <= now - seen.at < SEEN_FOR:
         seen = _SEEN[conn.engine.pool] = _Seen(at=now, used=_summed(conn, now))

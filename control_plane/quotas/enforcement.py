@@ -1,4 +1,4 @@
-"""What becomes of jobs when a tenant's GPU-hours come to an end, and when there are some again: one round over all tenants.
+"""Pauses jobs when a tenant reaches its hard cap of GPU-hours, and resumes them when there is room again: one pass over all tenants.
 
 Safe to repeat and to run twice at once: each job is moved under its lock, and each notice is written once.
 """
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """What one round has done."""
+    """What one pass did."""
 
     told: int
-    """Notices."""
+    """Notices written."""
     paused: list[str]
     resumed: list[str]
 
 
 def enforce(platform: Platform) -> Round:
-    """Tell tenants of the limits that they have reached, pause what runs beyond a hard cap, and let go on what has room again."""
+    """Notify tenants of limits they reached, pause jobs beyond a hard cap, and resume paused jobs that fit again."""
     now = platform.clock()
     with platform.engine.connect() as conn:
         watched = [tenant_of(r) for r in conn.execute(_watched(now)).mappings()]
@@ -58,13 +58,13 @@ def enforce(platform: Platform) -> Round:
                 paused += _pause_running(platform, tenant, at[tenant.id], now)
             elif tenant.suspended_at is None:
                 resumed += _resume_paused(platform, tenant.id, now)
-        except (FtError, SQLAlchemyError):  # the others go on, and the next round tries again
+        except (FtError, SQLAlchemyError):  # other tenants continue, and the next pass tries again
             log.exception("the quota of tenant %s could not be enforced", tenant.id)
     return Round(told=told, paused=paused, resumed=resumed)
 
 
 def _watched(now: datetime) -> sa.Select[tuple[str]]:
-    """Tenants whose use can have changed: a job of theirs holds time, did so a while ago, or waits for the cap."""
+    """Return tenants whose use may have changed: one of their jobs holds time, did recently, or waits for the cap."""
     held = sa.select(quota_holds.c.tenant_id).where(
         sa.or_(quota_holds.c.released_at.is_(None), quota_holds.c.released_at > now - quotas.METERING_LAG)
     )
@@ -73,7 +73,7 @@ def _watched(now: datetime) -> sa.Select[tuple[str]]:
 
 
 def _tell(platform: Platform, tenant: Tenant, at: Standing, now: datetime) -> int:
-    """Notices of the shares that are reached, each once a month; to the tenant, and in the events of its jobs that run."""
+    """Write notices for the reached shares, each once a month: to the tenant, and as events of its running jobs."""
     reached = list(policy.reached(tenant, at))
     if not reached:
         return 0
@@ -99,7 +99,7 @@ def _publish(conn: Connection, tenant: Tenant, one: Threshold, at: Standing, mon
         "held_gpu_hours": quotas.in_hours(at.held_s),
     }
     outbox.publish(conn, tenant.id, "quota.hard_cap_reached" if capped else "quota.threshold_reached", tenant.id, data, now=now)
-    if capped:  # each job says so itself, with its pause
+    if capped:  # each job records it with its own pause
         return
     onward = "what exceeds it is billed as overage" if one.limit == "soft" else policy.ON_HARD_CAP
     message = (
@@ -120,7 +120,7 @@ def _pause_running(platform: Platform, tenant: Tenant, at: Standing, now: dateti
 
 
 def _pause(platform: Platform, job_id: str, detail: str, now: datetime) -> bool:
-    """The ordinary pause, with its cause in the row; what the job held is free from now on."""
+    """Pause the job as usual, with the cause in its row; its hold is released."""
     with platform.engine.begin() as conn:
         state = JobState(locked(conn, job_id)["state"])
         if state not in PAUSABLE:
@@ -136,7 +136,7 @@ def _pause(platform: Platform, job_id: str, detail: str, now: datetime) -> bool:
 
 
 def _resume_paused(platform: Platform, tenant: str, now: datetime) -> list[str]:
-    """Queue again what the cap has paused and has room for now, the oldest first; what the tenant itself paused stays paused."""
+    """Requeue jobs paused for the cap that fit now, oldest first. Jobs that the tenant paused stay paused."""
     capped = sa.select(jobs.c.id).where(
         jobs.c.tenant_id == tenant, jobs.c.state == JobState.PAUSED.value, jobs.c.reason == HARD_CAP_REACHED
     )
@@ -145,22 +145,22 @@ def _resume_paused(platform: Platform, tenant: str, now: datetime) -> list[str]:
     resumed: list[str] = []
     for job_id in waiting:
         if not _resume(platform, tenant, job_id, now):
-            break  # the oldest waits for room, and none behind it takes it away
+            break  # the oldest waits for room; jobs behind it must not take it
         resumed.append(job_id)
     return resumed
 
 
 def _resume(platform: Platform, tenant: str, job_id: str, now: datetime) -> bool:
     with platform.engine.begin() as conn:
-        owner = quotas.lock(conn, tenant)
+        owner = quotas.lock_tenant(conn, tenant)
         job = locked(conn, job_id)
         if job["state"] != JobState.PAUSED or job["reason"] != HARD_CAP_REACHED:
-            return True  # somebody else has moved it
+            return True  # another process has moved it
         if owner["suspended_at"] is not None:
             return False
         if quotas.hold_again(conn, owner, job, now) is not None:
             return False
-        message = "The hard cap has room again: the job goes on from its checkpoint."
+        message = "The hard cap has room again: the job resumes from its checkpoint."
         until = now if job["started_at"] is None else job["capped_at"]
         transition(conn, job_id, JobState.QUEUED, code="job_resumed", message=message, now=now, stop_requested=None, capped_at=until)
     return True

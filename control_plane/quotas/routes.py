@@ -1,4 +1,4 @@
-"""``/v1/quota``: limits of the caller's tenant, and what is left of them."""
+"""``/v1/quota``: the limits of the caller's tenant, and what is left of them."""
 
 from __future__ import annotations
 

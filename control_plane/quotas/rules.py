@@ -1,16 +1,15 @@
-"""Quotas: whether a tenant's next job fits its limits, and what becomes of its jobs when a cap is reached.
+"""Quotas: whether a tenant's next job fits its limits, and what happens when a cap is reached.
 
 Pure: a snapshot in, a decision with its reason out. GPU time counts by calendar months in UTC, in GPU-seconds:
 
-1. *Used* is the time within the month of attempts that have ended and were not refunded, and of those that run now.
-   Waiting, preparation and evaluation use nothing.
-2. *Held* is what admitted jobs are still expected to take: from their admission until they are trained, or have
-   ended, or the cap pauses them.
-3. A job is admitted while used and held and its own expected time stay within the hard cap.
-4. What exceeds the soft limit runs, and is billed as overage.
-5. Once what is used reaches the hard cap, running jobs are paused at their next checkpoint and queued ones wait.
-6. A job paused by rule 5 goes on when the rest of it fits again; one whose rest is larger than the whole cap goes on when nothing
-   else is used or held in the month.
+1. *Used*: time within the month of ended attempts that were not refunded, and of running ones. Waiting, preparation and evaluation use
+   nothing.
+2. *Held*: what admitted jobs are still expected to use, from admission until they are trained, have ended, or are paused by the cap.
+3. A job is admitted if used plus held plus its own expected time stays within the hard cap.
+4. Use above the soft limit is billed as overage.
+5. Once used time reaches the hard cap, running jobs are paused at their next checkpoint and queued jobs wait.
+6. A job paused by rule 5 resumes when the rest of it fits again; one whose rest exceeds the whole cap resumes when nothing else is used or
+   held in the month.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS, Tenant, tier_nam
 
 HOUR_S = 3600.0
 THRESHOLDS = (80, 100)
-"""Percents of the soft limit and of the hard cap that a tenant is told of: at the first there is time to act."""
+"""Percentages of the soft limit and of the hard cap at which a tenant is notified; at the first there is still time to act."""
 HARD_CAP_REACHED = "hard_cap_reached"
-"""Reason of a job that rule 5 paused, and code of its event."""
+"""Reason of a job paused by rule 5, and code of its event."""
 ON_HARD_CAP = (
     "When the GPU time used this month reaches the hard cap, running jobs are paused at their next checkpoint and queued jobs wait; "
-    "nothing is lost. They go on by themselves when the cap is raised or the next month (UTC) begins."
+    "no work is lost. They resume automatically when the cap is raised or the next month (UTC) begins."
 )
-NO_HARD_CAP = "There is no hard cap: jobs run on, and what exceeds the soft limit is billed as overage."
+NO_HARD_CAP = "There is no hard cap: jobs keep running, and use above the soft limit is billed as overage."
 SLACK_S = 1e-6
-"""Of comparisons: sums of floating-point seconds."""
+"""Tolerance of comparisons: sums of floating-point seconds."""
 
 
 class Month(NamedTuple):
@@ -46,7 +45,7 @@ class Month(NamedTuple):
 
 
 def month_of(now: datetime) -> Month:
-    """The month that `now` is in."""
+    """Return the month of `now`."""
     at = now.astimezone(UTC)
     begins = datetime(at.year, at.month, 1, tzinfo=UTC)
     ends = datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC)
@@ -58,7 +57,7 @@ class Standing:
     """GPU-seconds of a tenant in a month."""
 
     settled_s: float = 0.0
-    """Of attempts that have ended."""
+    """GPU-seconds of ended attempts."""
     running_s: float = 0.0
     held_s: float = 0.0
 
@@ -68,13 +67,13 @@ class Standing:
 
     @property
     def committed_s(self) -> float:
-        """Used already, and promised to jobs that were admitted."""
+        """GPU-seconds used, or held by admitted jobs."""
         return self.used_s + self.held_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What a tenant holds now; taken under the lock of its row, or two submissions see the same room."""
+    """A tenant's current use. Read it under the lock of the tenant's row; otherwise two submissions could count the same room."""
 
     jobs_in_flight: int
     standing: Standing = Standing()
@@ -82,37 +81,37 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """What a submission asks for, as far as limits go."""
+    """What a submission requests, as far as limits are concerned."""
 
     tier: str
     full_parameters: bool = False
     num_parameters: int = 0
-    """Of the base model."""
+    """Parameters of the base model."""
     gpu_seconds: float = 0.0
-    """Expected."""
+    """Expected GPU-seconds."""
 
 
 class Refusal(NamedTuple):
     code: str
     detail: str
     left_s: float | None = None
-    """GPU-seconds that the hard cap leaves, where they are too few."""
+    """GPU-seconds left under the hard cap, if they are too few."""
 
 
 class Threshold(NamedTuple):
-    """A share of a limit that was reached."""
+    """A reached share of a limit."""
 
     limit: Literal["soft", "hard"]
     percent: int
     gpu_hours: float
-    """The whole limit."""
+    """The full limit."""
 
 
 def admit(tenant: Tenant, usage: Usage, ask: Ask) -> Refusal | None:
-    """None if the job may enter, else why not. The rules, in the order in which they are tried:
+    """Return None if the job may enter, else the reason. Rules in order:
 
-    1. A job runs in its tenant's tier or in a lower one.
-    2. Full-parameter training and 70B-class models are for tiers that include them.
+    1. A job runs in its tenant's tier or a lower one.
+    2. Full-parameter training and 70B-class models need a tier that includes them.
     3. Jobs in flight stay within the tenant's limit.
     4. Expected GPU time stays within the hard cap (:func:`fits`).
     """
@@ -139,7 +138,7 @@ def admit(tenant: Tenant, usage: Usage, ask: Ask) -> Refusal | None:
 
 
 def fits(tenant: Tenant, standing: Standing, gpu_seconds: float) -> Refusal | None:
-    """None if the hard cap leaves room for `gpu_seconds` beside what is used and held."""
+    """Return None if the hard cap has room for `gpu_seconds` on top of what is used and held."""
     cap = tenant.hard_gpu_hours
     if cap is None or standing.committed_s + gpu_seconds <= cap * HOUR_S + SLACK_S:
         return None
@@ -158,12 +157,12 @@ def fits(tenant: Tenant, standing: Standing, gpu_seconds: float) -> Refusal | No
 
 
 def left_s(tenant: Tenant, standing: Standing) -> float | None:
-    """What the hard cap leaves for further jobs; None without one."""
+    """Return what the hard cap leaves for further jobs; None if there is no cap."""
     return None if tenant.hard_gpu_hours is None else max(0.0, tenant.hard_gpu_hours * HOUR_S - standing.committed_s)
 
 
 def overage_s(tenant: Tenant, standing: Standing, gpu_seconds: float) -> float:
-    """How much of a job of `gpu_seconds` exceeds the soft limit, if all that is held is used."""
+    """Return how much of a job of `gpu_seconds` exceeds the soft limit, counting everything held as used."""
     if tenant.soft_gpu_hours is None:
         return 0.0
     within = max(0.0, tenant.soft_gpu_hours * HOUR_S - standing.committed_s)
@@ -171,12 +170,12 @@ def overage_s(tenant: Tenant, standing: Standing, gpu_seconds: float) -> float:
 
 
 def at_cap(tenant: Tenant, standing: Standing) -> bool:
-    """Rule 5: what is used has reached the hard cap; what is merely held has not."""
+    """Rule 5: whether used time has reached the hard cap; held time does not count."""
     return tenant.hard_gpu_hours is not None and standing.used_s >= tenant.hard_gpu_hours * HOUR_S - SLACK_S
 
 
 def may_go_on(tenant: Tenant, standing: Standing, rest_s: float) -> Refusal | None:
-    """Rule 6, for a job with `rest_s` to go."""
+    """Rule 6, for a job with `rest_s` GPU-seconds left."""
     refusal = fits(tenant, standing, rest_s)
     cap = tenant.hard_gpu_hours
     alone = cap is not None and cap > 0 and standing.committed_s <= SLACK_S and rest_s > cap * HOUR_S
@@ -184,7 +183,7 @@ def may_go_on(tenant: Tenant, standing: Standing, rest_s: float) -> Refusal | No
 
 
 def reached(tenant: Tenant, standing: Standing) -> Iterator[Threshold]:
-    """Shares of the limits that what is used has reached, the smaller first."""
+    """Return the shares of the limits that used time has reached, smallest first."""
     for limit, gpu_hours in (("soft", tenant.soft_gpu_hours), ("hard", tenant.hard_gpu_hours)):
         for percent in THRESHOLDS:
             if gpu_hours and standing.used_s >= gpu_hours * HOUR_S * percent / 100 - SLACK_S:
@@ -192,11 +191,11 @@ def reached(tenant: Tenant, standing: Standing) -> Iterator[Threshold]:
 
 
 def promised_start(tier: str, created_at: datetime) -> datetime | None:
-    """By when a job of this tier is promised to start; None: best effort, its wait has no bound."""
+    """Return when a job of this tier is promised to start; None: best effort."""
     within = tier_named(tier).starts_within_s
     return None if within is None else created_at + timedelta(seconds=within)
 
 
 def hours(gpu_seconds: float) -> str:
-    """GPU-hours as a person reads them: a short job is not 0."""
+    """Format GPU-hours for people; a short job does not show as 0."""
     return f"{gpu_seconds / HOUR_S:.4g}"

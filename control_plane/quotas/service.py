@@ -1,7 +1,7 @@
-"""GPU-hours of tenants: what is used, what runs, what is held, and the holds of admitted jobs.
+"""GPU-hours of tenants: used, running and held, and the holds of admitted jobs.
 
-A hold is the whole expected time of a job, written in the transaction that admits it, under the lock of the tenant's row; what the
-job has used already is taken off when it is counted. :func:`_time_used` alone knows where used time stands.
+A hold is the whole expected time of a job, written in the transaction that admits it, under the lock of the tenant's row; time that the job
+has already used is subtracted when it is counted. Only :func:`_time_used` knows where used time is stored.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from control_plane.tenants.service import tenant_of
 from control_plane.tenants.tables import tenants
 
 METERING_LAG = timedelta(hours=1)
-"""How long an attempt that has ended may be missing in the ledger and still counts; one that is never entered is not billed."""
+"""How long an ended attempt counts while it is missing in the ledger; one that is never entered is not billed."""
 SEEN_FOR = timedelta(minutes=1)
-"""How long a sum of used time may decide that a cap is far: entries that come late, or are given back, are seen by then."""
+"""How long a cached sum of used time may show that a cap is far away; late entries and refunds are visible by then."""
 CAPPED_FOR = timedelta(seconds=5)
-"""The same of a cap that is reached: a refund lets jobs start by then; a higher cap does at once."""
+"""The same for a reached cap: after a refund, jobs start within this time; after a higher cap, at once."""
 LEAST_REST_S = 60.0
-"""What a job that has used more than it held is taken to need still, on each GPU."""
+"""Remaining time, per GPU, assumed for a job that has used more than it held."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +47,11 @@ class JobQuota:
     tenant: Tenant
     month: Month
     standing: Standing
-    """Without the job."""
+    """Excluding the job."""
     gpu_seconds: float
-    """Expected of the job, what it has used included."""
+    """Expected GPU-seconds of the job, including what it has used."""
     counted: bool
-    """From counted tokens; else a first estimate."""
+    """True if based on counted tokens, False for a first estimate."""
 
     def to_dict(self) -> dict[str, Any]:
         left = quotas.left_s(self.tenant, self.standing)
@@ -74,7 +74,7 @@ class JobQuota:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TenantQuota:
-    """A tenant's limits and where it stands."""
+    """A tenant's limits and current use."""
 
     tenant: Tenant
     month: Month
@@ -88,26 +88,26 @@ def in_hours(gpu_seconds: float) -> float:
 
 
 def on_hard_cap(tenant: Tenant) -> str:
-    """What will happen, in words."""
+    """What happens at the hard cap, in words."""
     return quotas.NO_HARD_CAP if tenant.hard_gpu_hours is None else quotas.ON_HARD_CAP
 
 
-def lock(conn: Connection, tenant: str) -> RowMapping:
-    """The tenant's row, locked until the transaction ends: nobody else admits a job of this tenant meanwhile.
+def lock_tenant(conn: Connection, tenant: str) -> RowMapping:
+    """Lock the tenant's row until the transaction ends, so that no other process admits a job of this tenant.
 
-    Taken before the lock of any job. Rows that merely refer to the tenant are written by others all the same.
+    Take it before locking any job. Rows that merely reference the tenant can still be written.
     """
     query = sa.select(tenants).where(tenants.c.id == tenant).with_for_update(key_share=True)
     return conn.execute(query).mappings().one()
 
 
 def standing(conn: Connection, tenant: str, now: datetime, *, without: str | None = None) -> Standing:
-    """Where the tenant stands in the month of `now`; `without` what one job holds and has used."""
+    """Return the tenant's use in the month of `now`; `without`: a job whose hold and use are left out."""
     return standings(conn, [tenant], now, without=without)[tenant]
 
 
 def standings(conn: Connection, tenant_ids: Collection[str], now: datetime, *, without: str | None = None) -> dict[str, Standing]:
-    """The same of several tenants, with one query."""
+    """The same for several tenants, in one query."""
     parts = sa.union_all(*_time_used(tenant_ids, now, without), _time_held(tenant_ids, now, without))
     found: dict[str, dict[str, float]] = {tenant: {} for tenant in tenant_ids}
     for tenant, part, seconds in conn.execute(parts):
@@ -116,7 +116,7 @@ def standings(conn: Connection, tenant_ids: Collection[str], now: datetime, *, w
 
 
 def left(platform: Platform, tenant_ids: Collection[str]) -> dict[str, float | None]:
-    """GPU-seconds that the hard caps of these tenants leave for further jobs; None without a cap."""
+    """Return the GPU-seconds that the hard caps of these tenants leave for further jobs; None if there is no cap."""
     if not tenant_ids:
         return {}
     with platform.engine.connect() as conn:
@@ -126,7 +126,7 @@ def left(platform: Platform, tenant_ids: Collection[str]) -> dict[str, float | N
 
 
 def tenant_quota(platform: Platform, tenant: str) -> TenantQuota:
-    """Limits and standing of a tenant, for itself."""
+    """Return a tenant's limits and current use."""
     now = platform.clock()
     live = jobs.c.state.not_in([s.value for s in FINAL])
     capped = (jobs.c.state == JobState.PAUSED.value) & (jobs.c.reason == HARD_CAP_REACHED)
@@ -139,7 +139,7 @@ def tenant_quota(platform: Platform, tenant: str) -> TenantQuota:
 
 
 def of_job(platform: Platform, tenant: str, job_id: str) -> JobQuota:
-    """What an admitted job means for the month; one that is trained, or was paused for the cap, takes nothing more."""
+    """Return what an admitted job means for the month; nothing more if it is trained, or paused for the cap."""
     with platform.engine.connect() as conn:
         held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_(None))).first()
         return _job_quota(
@@ -149,7 +149,7 @@ def of_job(platform: Platform, tenant: str, job_id: str) -> JobQuota:
 
 
 def of_estimate(platform: Platform, tenant: str, gpu_seconds: float, *, counted: bool) -> JobQuota:
-    """What a job that takes `gpu_seconds` would mean for the month."""
+    """Return what a job of `gpu_seconds` would mean for the month."""
     with platform.engine.connect() as conn:
         return _job_quota(conn, tenant, platform.clock(), gpu_seconds=gpu_seconds, counted=counted)
 
@@ -163,14 +163,14 @@ def _job_quota(
 
 
 def hold(conn: Connection, tenant: str, job_id: str, gpu_seconds: float, *, counted: bool, now: datetime) -> None:
-    """Hold `gpu_seconds` for the whole of a job, instead of what was held for it before; under :func:`lock`."""
+    """Set the job's hold to `gpu_seconds`, replacing the previous one; call under :func:`lock_tenant`."""
     values = {"job_id": job_id, "tenant_id": tenant, "gpu_seconds": gpu_seconds, "counted": counted, "created_at": now}
     changed = {"gpu_seconds": gpu_seconds, "counted": counted, "released_at": None}
     conn.execute(insert(quota_holds).values(**values).on_conflict_do_update(index_elements=["job_id"], set_=changed))
 
 
 def hold_counted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: float, now: datetime) -> Refusal | None:
-    """Hold what was counted instead of the first estimate; a refusal, and nothing changes, where that is more and does not fit."""
+    """Replace the first estimate by the counted time; returns a refusal, and changes nothing, if that is more and does not fit."""
     before = conn.execute(sa.select(quota_holds.c.gpu_seconds).where(quota_holds.c.job_id == job_id)).scalar() or 0.0
     if gpu_seconds > before:
         refusal = quotas.fits(tenant_of(owner), standing(conn, owner["id"], now, without=job_id), gpu_seconds)
@@ -181,7 +181,7 @@ def hold_counted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: 
 
 
 def hold_again(conn: Connection, owner: RowMapping, job: RowMapping, now: datetime) -> Refusal | None:
-    """Hold the rest of a job whose hold was released when the cap paused it; a job that holds its time keeps it."""
+    """Hold the rest of a job whose hold was released when the cap paused it; a job that still has a hold keeps it."""
     held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job["id"])).mappings().one_or_none()
     if held is None or held["released_at"] is None:
         return None
@@ -194,7 +194,7 @@ def hold_again(conn: Connection, owner: RowMapping, job: RowMapping, now: dateti
 
 
 def _rest(job: RowMapping, expected_s: float, used_s: float) -> float:
-    """What a job still needs: by its steps, at the pace so far, where it has made some; else what it has not used of its hold."""
+    """Return what a job still needs: by its pace if it has made steps, else its hold less what it has used."""
     step, total = int(job["step"] or 0), int(job["total_steps"] or 0)
     if used_s > 0 and 0 < step <= total:
         return used_s * (total - step) / step
@@ -202,28 +202,28 @@ def _rest(job: RowMapping, expected_s: float, used_s: float) -> float:
 
 
 def release(conn: Connection, job_id: str, now: datetime) -> None:
-    """Give back what is held for a job."""
+    """Release a job's hold."""
     release_all(conn, [job_id], now)
 
 
 def release_all(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
-    """Give back what is held for these jobs."""
+    """Release the holds of these jobs."""
     this = quota_holds.c.job_id.in_(job_ids) & quota_holds.c.released_at.is_(None)
     conn.execute(sa.update(quota_holds).where(this).values(released_at=now))
 
 
 def capped(conn: Connection, tenant_ids: Collection[str], now: datetime, *, num_gpus: int) -> dict[str, str]:
-    """Of these tenants, those whose hard cap is reached, with the reason in words.
+    """Return those of these tenants that reached their hard cap, with the reason in words.
 
-    It is asked every second. What a tenant has used is summed up again only once it could have reached its cap since, on all
-    `num_gpus` that there are; of one that has reached it every few seconds, and of any other at least once a minute.
+    Called every second. A tenant's use is summed again only when it could have reached its cap since, on all `num_gpus`; for a tenant at
+    its cap every few seconds, for any other at least once a minute.
     """
     if not tenant_ids:
         return {}
     rows = [tenant_of(r) for r in conn.execute(sa.select(tenants).where(tenants.c.id.in_(tenant_ids))).mappings()]
     having = [t for t in rows if t.hard_gpu_hours is not None]
     known = _SEEN.setdefault(conn.engine.pool, {})
-    due = [t.id for t in having if t.id not in known or not known[t.id].still_tells(t, now, num_gpus)]
+    due = [t.id for t in having if t.id not in known or not known[t.id].is_current(t, now, num_gpus)]
     if due:
         known.update({tenant: _Seen(at=now, standing=at) for tenant, at in standings(conn, due, now).items()})
     return {t.id: cap_reached(t, known[t.id].standing, now) for t in having if quotas.at_cap(t, known[t.id].standing)}
@@ -231,13 +231,13 @@ def capped(conn: Connection, tenant_ids: Collection[str], now: datetime, *, num_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seen:
-    """A standing, and when it was summed up."""
+    """Current use, and when it was summed."""
 
     at: datetime
     standing: Standing
 
-    def still_tells(self, tenant: Tenant, now: datetime, num_gpus: int) -> bool:
-        """Whether the cap is reached, or is not yet, as it was then."""
+    def is_current(self, tenant: Tenant, now: datetime, num_gpus: int) -> bool:
+        """Whether this sum still shows correctly if the cap is reached."""
         age = now - self.at
         if age < timedelta(0) or month_of(self.at) != month_of(now):
             return False
@@ -248,19 +248,19 @@ class _Seen:
 
 
 _SEEN: WeakKeyDictionary[Pool, dict[str, _Seen]] = WeakKeyDictionary()
-"""By database (its connections' pool, which all scopes of an engine share) and tenant."""
+"""By database (the connection pool, which all scopes of an engine share) and tenant."""
 
 
 def cap_reached(tenant: Tenant, at: Standing, now: datetime) -> str:
-    """What a job that waits for its tenant's cap is told."""
+    """Return the message for a job that waits for its tenant's cap."""
     return (
         f"{quotas.hours(at.used_s)} of the {tenant.hard_gpu_hours:g} GPU-hours of tenant {tenant.id} are used this month: the hard cap is "
-        f"reached. The job goes on when the cap is raised, or from {month_of(now).ends:%Y-%m-%d} 00:00 UTC"
+        f"reached. The job resumes when the cap is raised, or from {month_of(now).ends:%Y-%m-%d} 00:00 UTC"
     )
 
 
 def _time_used(tenant_ids: Collection[str], now: datetime, without: str | None) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """GPU-seconds used in the month, by tenant: of attempts in the ledger, and of those that run or are not entered yet."""
+    """Return GPU-seconds used in the month by tenant: attempts in the ledger, running ones, and ended ones not entered yet."""
     month = month_of(now)
     entry = ledger_entries
     others = entry.c.job_id.is_distinct_from(without) if without else sa.true()
@@ -291,7 +291,7 @@ def _time_held(tenant_ids: Collection[str], now: datetime, without: str | None) 
 
 
 def _used_by(job_id: sa.ColumnElement[str], now: datetime) -> sa.ColumnElement[float]:
-    """GPU-seconds that a job has used, in whatever months."""
+    """Return the GPU-seconds that a job has used, over all months."""
     entry = ledger_entries.alias()
     settled = sa.select(sa.func.coalesce(sa.func.sum(_net_s(entry)), 0.0)).where(entry.c.job_id == job_id, entry.c.kind == "usage")
     running = (
@@ -303,7 +303,7 @@ def _used_by(job_id: sa.ColumnElement[str], now: datetime) -> sa.ColumnElement[f
 
 
 def _net_s(entry: sa.FromClause) -> sa.ColumnElement[float]:
-    """GPU-seconds of an entry of usage, less what was given back of its attempt, whenever that was."""
+    """GPU-seconds of a usage entry less refunds of its attempt, whenever they were made."""
     refund = ledger_entries.alias()
     same = (refund.c.job_id == entry.c.job_id) & (refund.c.attempt == entry.c.attempt) & (refund.c.kind == "refund")
     back = sa.select(sa.func.coalesce(sa.func.sum(refund.c.gpu_seconds), 0.0)).where(same)
@@ -311,10 +311,10 @@ def _net_s(entry: sa.FromClause) -> sa.ColumnElement[float]:
 
 
 def _share_since(entry: sa.FromClause, begins: datetime) -> sa.ColumnElement[float]:
-    """How much of an attempt that has ended ran after `begins`; all of what was entered without its times."""
+    """Return the share of an ended attempt that ran after `begins`; all of it if it was entered without times."""
     started, ended = (_time_ms(entry, name) for name in ("started", "ended"))
     after = (ended - begins.timestamp() * 1000.0) / sa.func.nullif(ended - started, 0.0)
-    return sa.case((after.is_(None), 1.0), else_=sa.func.least(1.0, sa.func.greatest(0.0, after)))  # both of which pass over nulls
+    return sa.case((after.is_(None), 1.0), else_=sa.func.least(1.0, sa.func.greatest(0.0, after)))  # both ignore nulls
 
 
 def _time_ms(entry: sa.FromClause, name: str) -> sa.ColumnElement[float]:
@@ -324,7 +324,7 @@ def _time_ms(entry: sa.FromClause, name: str) -> sa.ColumnElement[float]:
 
 
 def _open(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
-    """Attempts that run, or have ended just now and are not in the ledger yet."""
+    """Attempts that run, or have just ended and are not in the ledger yet."""
     entry = ledger_entries.alias()
     entered = sa.exists().where(entry.c.job_id == attempts.c.job_id, entry.c.attempt == attempts.c.attempt, entry.c.kind == "usage")
     late = sa.and_(reservations.c.released_at > now - METERING_LAG, ~entered)
@@ -336,7 +336,7 @@ def _same_attempt() -> sa.ColumnElement[bool]:
 
 
 def _elapsed(now: datetime, *, since: datetime | None = None) -> sa.ColumnElement[float]:
-    """GPU-seconds of an attempt up to `now`, of those after `since`."""
+    """GPU-seconds of an attempt between `since` and `now`."""
     began = attempts.c.started_at if since is None else sa.func.greatest(attempts.c.started_at, since)
     spent = sa.extract("epoch", sa.func.coalesce(attempts.c.ended_at, now) - began)
     return sa.cast(sa.func.greatest(0, spent) * reservations.c.num_gpus, sa.Float)

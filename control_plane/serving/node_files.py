@@ -111,7 +111,7 @@ def _check_unserved(platform: Platform, record: AdapterRecord, target: Path, wro
             return
     raise IntegrityError(
         f"the copy of adapter {record.id} in {target} was damaged ({'; '.join(r.detail for r in wrong)}), and a server answers with it: "
-        "deprecate it, and promote it again once it is unloaded; it is fetched anew then"
+        "deprecate it, and promote it again once it is unloaded; it is then fetched again"
     )
 
 

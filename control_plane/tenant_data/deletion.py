@@ -79,7 +79,7 @@ def request(
 ) -> RowMapping:  # fmt: skip
     """Ask for a deletion; one that is open already is the answer."""
     if not reason.strip():
-        raise Conflict("a deletion needs a reason, which its proof keeps; give one", code="reason_missing", param="reason")
+        raise Conflict("a deletion needs a reason, which is kept in its proof; give one", code="reason_missing", param="reason")
     values = {
         "id": f"del-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "subject_kind": kind, "subject_id": subject, "reason": printable(reason),
         "requested_by": requested_by, "requested_at": now,
@@ -135,21 +135,21 @@ def _go_on(platform: Platform, asked: RowMapping, until: float, servers: erasure
         raise NotYet(needed)
     for _ in range(3):  # what came while it was deleted is deleted, too
         if not _take_stock(platform, asked["id"], subject, until):
-            return "its objects are being read; the next round goes on"
+            return "reading its objects; the next round continues"
         if not _delete(platform, asked["id"], until):
-            return "its objects are being deleted; the next round goes on"
+            return "deleting its objects; the next round continues"
         _remove_directories(platform, asked["id"], subject.directories(platform))
         if next(iter(subject.keys(platform)), None) is None:
             searches, erased = _erase_records(platform, asked, subject)
             left = [f"{search.store}: {', '.join(search.found[:5])}" for search in searches if search.found]
             if left:
-                return f"records of the tenant are left in {'; '.join(left)}; the next round goes on"
+                return f"records of the tenant are left in {'; '.join(left)}; the next round continues"
             look_at = _absent_since(platform, asked["id"], erased_now=erased) + subject.SETTLES
             if platform.clock() < look_at:
                 return f"nothing of it was found; a second look follows after {look_at:%Y-%m-%d %H:%M:%S} UTC"
             _conclude(platform, asked, subject, searches)
             return None
-    return "objects appear while it is carried out; the next round goes on"
+    return "new objects appeared during the deletion; the next round continues"
 
 
 def _erase_records(platform: Platform, asked: RowMapping, subject: erasure.Subject) -> tuple[list[Search], bool]:
@@ -227,7 +227,7 @@ def _delete(platform: Platform, id_: str, until: float) -> bool:
         for key in some:
             platform.objects.delete(key)
             if platform.objects.exists(key):
-                raise NotYet(f"object {key} is there though it was deleted")
+                raise NotYet(f"object {key} still exists after its deletion")
         with platform.engine.begin() as conn:
             these = sa.update(deletion_objects).where(mine, deletion_objects.c.object_key.in_(some))
             conn.execute(these.values(deleted_at=platform.clock()))

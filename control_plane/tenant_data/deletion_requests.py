@@ -28,7 +28,7 @@ def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str
     tenants.get(platform, tenant)
     if confirm != tenant:
         raise InvalidRequest(
-            f"confirm {confirm[:60]!r} is not the tenant's id {tenant!r}; all of its data is deleted for good: write the id to confirm it",
+            f"confirm {confirm[:60]!r} is not the tenant's id {tenant!r}; type the id to delete all of its data permanently",
             code="not_confirmed",
             param="confirm",
         )

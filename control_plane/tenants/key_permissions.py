@@ -61,9 +61,9 @@ def end_within(asked: datetime | None, bound: datetime | None) -> datetime | Non
 def check_as_wide(by: Principal, key: Mapping[Any, Any]) -> None:
     """Refuse to hand the secret of a `key` to one that ends before it does, or has fewer requests."""
     if by.expires_at is not None and (key["expires_at"] is None or key["expires_at"] > by.expires_at):
-        raise _wider(f"the key {key['id']} opens for longer than {by.key_id}, which asks", None)
+        raise _wider(f"the key {key['id']} would stay valid longer than {by.key_id}, which requests it", None)
     if rate_within(by, key["requests_per_minute"]) != key["requests_per_minute"]:
-        raise _wider(f"the key {key['id']} has more requests a minute than {by.key_id}, which asks", None)
+        raise _wider(f"the key {key['id']} would have a higher request limit than {by.key_id}, which requests it", None)
 
 
 def _owner_required(what: str) -> Forbidden:

@@ -98,7 +98,7 @@ def _present(conn: Connection, tenant: str, member_id: str) -> RowMapping:
     row = _member(conn, tenant, member_id)
     if row["removed_at"] is not None:
         raise Conflict(
-            f"{member_id} was removed at {row['removed_at']:%Y-%m-%d %H:%M} UTC; add the person anew with POST /v1/members",
+            f"{member_id} was removed at {row['removed_at']:%Y-%m-%d %H:%M} UTC; add the person again with POST /v1/members",
             code="member_removed",
         )
     return row

@@ -178,7 +178,7 @@ def person_of(tenant: str, email: str, role: Role, *, now: datetime, name: str |
     """The row of a new member."""
     if len(email) > MAX_EMAIL_CHARS or not EMAIL.fullmatch(email):
         raise InvalidRequest(
-            f"{email[:80]!r} is no e-mail address of the form name@example.com, in ASCII, at most {MAX_EMAIL_CHARS} characters",
+            f"{email[:80]!r} is not an e-mail address of the form name@example.com, in ASCII, with at most {MAX_EMAIL_CHARS} characters",
             code="invalid_email",
             param="email",
         )

@@ -349,7 +349,7 @@ def _check_room(conn: Connection, tenant: str, now: datetime, *, at_most: int = 
     count = conn.execute(sa.select(sa.func.count()).where(api_keys.c.tenant_id == tenant, live)).scalar_one()
     if count >= at_most:
         raise QuotaExceeded(
-            f"the tenant has {count} keys that open something, at most {at_most} are allowed; revoke one with DELETE /v1/api_keys/{{id}}",
+            f"the tenant has {count} active keys, limit {at_most}; revoke one with DELETE /v1/api_keys/{{id}}",
             code="too_many_keys",
         )
 

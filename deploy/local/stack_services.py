@@ -30,7 +30,7 @@ from resources.atomic_write import write_atomically
 from resources.dagster import run_records
 
 POSTGRES, MIGRATE, DAGSTER, API, INFERENCE = "postgres", "migrate", "dagster", "api", "inference"
-CODE, DAEMON, RUNS, NUDGE = "code-location", "daemon", "runs", "nudge"
+CODE, DAEMON, RUNS, LISTENER = "code-location", "daemon", "runs", "nudge"
 DEMO_MODEL = "demo-llama-3m"
 
 QUIET: Mapping[str, str] = {
@@ -278,8 +278,8 @@ def _runs(settings: Settings, after: tuple[str, ...]) -> Service:
 def _nudge(settings: Settings) -> Service:
     """Where none listens, the sensors do the same within five seconds."""
     return Service(
-        name=NUDGE, argv=_beating(settings, NUDGE, "sensors.queue_listener"), probe=file_written(settings.home / "nudge.alive"),
-        liveness=file_touched(_beat_file(settings, NUDGE)), after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
+        name=LISTENER, argv=_beating(settings, LISTENER, "sensors.queue_listener"), probe=file_written(settings.home / "nudge.alive"),
+        liveness=file_touched(_beat_file(settings, LISTENER)), after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
         expendable=True,
     )  # fmt: skip
 

@@ -102,11 +102,11 @@ class World:
             if one.arrives <= self.tick and self.state(one.job_id) == JobState.VALIDATING:
                 self.pack(one)
         self._wishes()
-        cycle.place(self.platform)
+        cycle.run_cycle(self.platform)
         for held in self._held():
             self._train(held)
         self._evaluate()
-        cycle.place(self.platform)
+        cycle.run_cycle(self.platform)
 
     def pack(self, one: Planned) -> None:
         """The job joins the queue."""

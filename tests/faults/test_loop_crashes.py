@@ -155,7 +155,7 @@ def test_two_loops_at_once_give_no_gpu_twice(world: World) -> None:
     other = world.over(make_engine(world.platform.engine.url.render_as_string(hide_password=False), pool_size=8))
     for _ in range(12):
         with ThreadPoolExecutor(3) as pool:
-            rounds = [pool.submit(cycle.place, w.platform) for w in (world, other, other)]
+            rounds = [pool.submit(cycle.run_cycle, w.platform) for w in (world, other, other)]
             world.live()
             for one in rounds:
                 one.result()
@@ -174,7 +174,7 @@ def test_a_job_that_somebody_holds_is_left_to_the_next_round(world: World) -> No
         world.pack(one)
     with world.platform.engine.begin() as conn:
         conn.execute(sa.select(jobs_table.c.id).where(jobs_table.c.id == held).with_for_update())
-        cycle.place(world.platform)
+        cycle.run_cycle(world.platform)
         assert (world.state(held), world.state(free)) == (JobState.QUEUED, JobState.PROVISIONING)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert world.state(held) == JobState.PROVISIONING

@@ -18,7 +18,7 @@ from benchmarks.scheduler.simulation.outcome import Outcome, Record, Span
 from benchmarks.scheduler.simulation.pledges import LATE_S, Pledges
 from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool
-from control_plane.queue.scheduler import Decision, Placement, Preempt, Promise, Running, Snapshot, Start, Wait, Waiting
+from control_plane.queue.scheduler import Decision, Placement, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 ARRIVAL, END, RELEASE, FAILURE, REPAIR, WAKE = range(6)
@@ -55,7 +55,7 @@ class _Live:
     attempts: int = 0
     running: _Attempt | None = None
     due_at: float | None = None
-    promise: Promise | None = None
+    promise: Reservation | None = None
     waiting: Waiting | None = None
 
 

@@ -43,7 +43,7 @@ class Outcome:
     broken: list[tuple[str, float, float]] = field(default_factory=list)
     """Job, promised start, start: late although nothing where it was promised overran its estimate and no node was lost there meanwhile."""
     slipped: int = 0
-    """Promises that an overrun or a lost node made late, see :class:`Pledges`."""
+    """ReservationPlan that an overrun or a lost node made late, see :class:`Pledges`."""
     rounds: int = 0
     log: list[tuple[float, str, str, Placement]] = field(default_factory=list)
     """Time, ``start`` or ``release``, job, GPUs: the whole history of who held what."""

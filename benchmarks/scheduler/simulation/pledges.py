@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from control_plane.capacity.pools import RESERVED_FOR, Pool
-from control_plane.queue.scheduler import Promise
+from control_plane.queue.scheduler import Reservation
 
 LATE_S = 1.0
 """A start later than this after its promise breaks it: below a second, times only differ by rounding."""
@@ -41,7 +41,7 @@ class Pledges:
         self.of: dict[str, _Pledge] = {}
         self.budgets = {p.name for p in self.pools if p.reserved_gpus}
 
-    def hear(self, job_id: str, tier: str, promise: Promise) -> None:
+    def hear(self, job_id: str, tier: str, promise: Reservation) -> None:
         pledge = self.of.get(job_id)
         nodes = frozenset(name for name, _ in promise.placement)
         if pledge is None:

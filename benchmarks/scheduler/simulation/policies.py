@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.scheduler.simulation.nodes import Free, give, place, take
 from control_plane.capacity.pools import Pool
 from control_plane.queue import scheduler
-from control_plane.queue.scheduler import Decision, Placement, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
+from control_plane.queue.scheduler import Decision, Placement, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 Key = Callable[[Waiting], tuple[float, float, str]]
@@ -54,7 +54,7 @@ def easy(snapshot: Snapshot, now: float, *, beside: bool = True) -> list[Decisio
     free = free_of(pool, snapshot.running)
     ends = [(max(r.expected_end, now), r.placement) for r in snapshot.running]
     decisions: list[Decision] = []
-    promise: Promise | None = None
+    promise: Reservation | None = None
     later: Free = {}
     both: Free | None = None  # free now, and beside the promised GPUs
     for job in sorted(snapshot.waiting, key=by_arrival):
@@ -79,7 +79,7 @@ def easy(snapshot: Snapshot, now: float, *, beside: bool = True) -> list[Decisio
 
 def promised(
     pool: Pool, free: Mapping[str, int], ends: Sequence[tuple[float, Placement]], job: Waiting, now: float
-) -> tuple[Promise, Free] | None:
+) -> tuple[Reservation, Free] | None:
     """The first moment at which `job` fits as others end, with its GPUs, and what is free then beside them.
 
     None: too few nodes are ready.
@@ -93,7 +93,7 @@ def promised(
         found = place(pool, later, job.num_gpus)
         if found is not None:
             take(later, found)
-            return Promise(start=max(now, end), pool=pool.name, placement=found, made_at=now), later
+            return Reservation(start=max(now, end), pool=pool.name, placement=found, made_at=now), later
     return None
 
 
@@ -133,7 +133,7 @@ def _start(job: Waiting, pool: Pool, placement: Placement, *, backfill: bool = F
     return Start(job_id=job.job_id, pool=pool.name, num_gpus=job.num_gpus, placement=placement, backfill=backfill)
 
 
-def _wait(job: Waiting, before: int, promise: Promise | None) -> Wait:
+def _wait(job: Waiting, before: int, promise: Reservation | None) -> Wait:
     start = promise.start if promise else None
     return Wait(
         job_id=job.job_id,

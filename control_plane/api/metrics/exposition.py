@@ -90,7 +90,9 @@ def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:
     yield _counter("ft_scheduler_preemptions", "Jobs that were asked to stop for another one", (), [((), counts["preemptions"])])
     yield _counter("ft_scheduler_reservations", "Starts promised to jobs that wait", (), [((), counts["promises"])])
     yield _counter("ft_scheduler_reservations_slipped", "Those that were not kept, whatever the cause", (), [((), counts["slipped"])])
-    yield _counter("ft_lost_gpu_seconds", "Work after the last checkpoint, which was done again", (), [((), queue.lost_gpu_s)])
+    yield _counter(
+        "ft_lost_gpu_seconds", "GPU seconds of work after the last checkpoint that had to be repeated", (), [((), queue.lost_gpu_s)]
+    )
     doc = "Reservations whose workload has not begun, or has not stopped, in time"
     yield _gauge("ft_releases_overdue", doc, ("kind",), _by_one(queue.overdue))
 
@@ -120,9 +122,9 @@ def _of_books(g: Gauges) -> Iterator[Metric]:
     yield _gauge("ft_attempts_unbilled", "Attempts that have ended and are not billed", (), [((), g.unbilled[0])])
     yield _gauge("ft_attempts_unbilled_oldest_seconds", "Since the end of the oldest of them was reported", (), [((), g.unbilled[1])])
     yield _gauge("ft_uploads_pending", "Uploads in parts that are open", (), [((), g.uploads[0])])
-    yield _gauge("ft_uploads_expired", "Open uploads whose time is over: nobody clears them away", (), [((), g.uploads[1])])
+    yield _gauge("ft_uploads_expired", "Open uploads past their expiry that have not been cleaned up", (), [((), g.uploads[1])])
     yield _gauge("ft_quota_held_gpu_seconds", "GPU time that admitted jobs are expected to take", (), [((), g.quota_held_s)])
-    yield _gauge("ft_deletions_pending", "Deletions that were asked for and are not done", (), [((), g.deletions[0])])
+    yield _gauge("ft_deletions_pending", "Deletions requested and not finished", (), [((), g.deletions[0])])
     yield _gauge("ft_deletions_oldest_seconds", "Age of the oldest of them", (), [((), g.deletions[1])])
 
 

@@ -141,7 +141,7 @@ def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME, budget_s: floa
             with each(f"the end of attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
                 job = conn.execute(sa.select(jobs).where(jobs.c.id == row.job_id)).mappings().one()
                 report_lost(conn, job, row.attempt, outcome="internal", now=platform.clock())
-                log.warning("nobody reported the end of attempt %s of %s; it is billed to its last sign of life", row.attempt, row.job_id)
+                log.warning("no end was reported for attempt %s of %s; billed up to its last sign of life", row.attempt, row.job_id)
         for row in _pages(platform, unsettled().where(has("ended"), has("started")), at_a_time, until):
             with each(f"attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
                 billed += bool(settle(conn, platform, row.tenant_id, row.job_id, row.attempt))

@@ -52,4 +52,4 @@ def _verdict(differences: list[str], as_json: bool) -> None:
         print(line)
     if differences:
         raise typer.Exit(Exit.FAILED)
-    say("the cluster's quotas are the GPUs that are ready or held on drained nodes, and Kueue preempts nothing by itself")
+    say("the cluster's quotas are the GPUs that are ready or held on drained nodes, and Kueue preempts nothing on its own")

@@ -56,7 +56,9 @@ def drain(
     if as_json:
         print_json(_document(done))
         return
-    left = f"{done.num_jobs} jobs go on there on {done.used_gpus} GPUs" if done.num_jobs else "no job runs there, it can be taken away"
+    left = (
+        f"{done.num_jobs} jobs still run there on {done.used_gpus} GPUs" if done.num_jobs else "no job runs there; the node can be removed"
+    )
     say(f"node {done.name} of pool {done.pool} is {done.state}: nothing new is placed on it; {left}. Take it back: ft admin nodes undrain")
 
 

@@ -22,7 +22,7 @@ Note = Annotated[str, typer.Option("--note", help="Why; the tenant reads it.")]
 
 
 def register_admin(admin: typer.Typer) -> None:
-    refunds = typer.Typer(help="Refunds of attempts whose failure is nobody's for certain.", no_args_is_help=True)
+    refunds = typer.Typer(help="Refunds of attempts whose failure cannot be attributed for certain.", no_args_is_help=True)
     for name, command in (("list", list_cases), ("grant", grant), ("refuse", refuse)):
         refunds.command(name)(command)
     admin.add_typer(refunds, name="refunds")

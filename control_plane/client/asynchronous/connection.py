@@ -172,7 +172,7 @@ class AsyncConnection:
                             return
                         retry, heard_at = 0, time.monotonic()
                         yield cast(T, json.loads(data))
-                failure = Unavailable(f"{path} ended before it said that no event can follow; does a proxy answer in the API's place?")
+                failure = Unavailable(f"{path} ended before the final event; does a proxy answer in place of the API?")
             except PASSING as error:
                 failure = error
             if not self._worth_another(retry, heard_at):
@@ -200,7 +200,7 @@ class AsyncConnection:
                     return found
                 seen_at = time.monotonic()
             if timeout_s is not None and time.monotonic() - began >= timeout_s:
-                raise TimeoutError(f"{what} has not ended after {timeout_s:g} s; it goes on")
+                raise TimeoutError(f"{what} has not ended after {timeout_s:g} s; it is still running")
             await async_pause(poll_s)
 
     async def download(self, path: str, target: Path, *, sha256: str | None = None) -> str:

@@ -210,7 +210,7 @@ def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[
     for part_id in part_ids:
         if part_id not in by_id:
             raise InvalidRequest(
-                f"part {part_id!r} is none of upload {upload['id']}; GET /v1/uploads/{upload['id']} lists its parts",
+                f"part {part_id!r} is not part of upload {upload['id']}; GET /v1/uploads/{upload['id']} lists its parts",
                 code="part_not_found", param="part_ids",
             )  # fmt: skip
     chosen = [by_id[part_id] for part_id in part_ids]

@@ -221,7 +221,7 @@ def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
                 code="file_is_validated",
             )
         if not is_fetched(file) and file["hub_token_given"]:
-            raise Conflict(f"{file['source']} was to be fetched with a token, which is not kept; import it again", code="hub_token_needed")
+            raise Conflict(f"{file['source']} needs a token, and tokens are not stored; import it again", code="hub_token_needed")
         fresh = {"status": "uploaded", "status_details": None, "status_code": None, "progress": sa.null()}
         return conn.execute(sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files)).mappings().one()
 

@@ -163,7 +163,7 @@ class Expectation:
         low, high = (self.modelled.total_s * ratio for ratio in (seen.low, seen.high))
         band = f"eight of ten jobs are expected within {low:.0f} to {high:.0f} s of training"
         if not seen.num_jobs:
-            return f"history: no finished job on these GPUs yet, the time is the cost model's alone; {band}"
+            return f"history: no finished job on these GPUs yet, the time comes from the cost model alone; {band}"
         many = "1 finished job" if seen.num_jobs == 1 else f"{seen.num_jobs} finished jobs"
         alike = f"{seen.num_alike} of them with this model, method, adapter and number of GPUs"
         return f"history: the cost model's time is multiplied by {seen.ratio:.2f}, learned from {many} on these GPUs, {alike}; {band}"

@@ -86,7 +86,7 @@ def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
         return found
     if taking(pools, kind):
         message = (
-            f"every GPU that takes {CLASS_WORDS[kind]} is kept for tier {RESERVED_FOR}, and tier {tier} gets 0; submit it with tier "
+            f"every GPU that takes {CLASS_WORDS[kind]} is reserved for tier {RESERVED_FOR}; submit with tier "
             f"{RESERVED_FOR}, or ask your operator"
         )
     else:

@@ -129,7 +129,7 @@ def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMa
     file = uploaded_files.get(platform, tenant, file_id)
     if file["status"] == "uploaded":
         raise Conflict(
-            f"file {file_id} is not validated yet; ask again when it is (GET /v1/files/{file_id}/events says when)",
+            f"file {file_id} is not validated yet; retry when it is (GET /v1/files/{file_id}/events shows when)",
             code="file_not_validated",
             param="training_file",
         )
@@ -253,7 +253,7 @@ def _assumptions(
     start: float | None,
 ) -> list[str]:
     hourly = prices.gpu(pool.gpu_type).per_hour(pool.pricing) / price_lists.MICROS
-    queue = "the job starts once the jobs ahead have ended as expected; jobs submitted later and failures are not foreseen"
+    queue = "the start assumes that the jobs ahead end as expected; later submissions and failures are not included"
     promise = tier_named(tier).starts_within_s
     return [
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
@@ -263,9 +263,9 @@ def _assumptions(
         expected.in_words(),
         f"price: {hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')}), at {prices.tiers[tier].gpu_percent} % "
         f"in tier {tier}; evaluation is free",
-        queue if start is not None else "no start can be foreseen: too few GPUs, the hard cap is reached, or the queue is too long",
+        queue if start is not None else "no start can be estimated: too few GPUs, the hard cap is reached, or the queue is too long",
         f"tier {tier} promises no start: how long a job waits has no bound"
         if promise is None
         else f"tier {tier} promises a start within {promise / 60:g} minutes of the submission",
-        "packing before the queue and evaluation after the training are not in the times",
+        "times exclude packing (before the queue) and evaluation (after training)",
     ]

@@ -81,7 +81,9 @@ class Settings:
         strategy = _word(given, "strategy", ("grid", "random"), default="grid")
         metric = given.get("metric", "eval_loss")
         if not isinstance(metric, str) or not (metric in LOSSES or "/" in metric):
-            raise refusal("metric", f"metric {str(metric)[:80]!r} is none of {', '.join(LOSSES)} or <suite>/<metric> of the eval report")
+            raise refusal(
+                "metric", f"metric {str(metric)[:80]!r} is not one of {', '.join(LOSSES)} or <suite>/<metric> of the evaluation report"
+            )
         if "goal" not in given and metric.rsplit("/", 1)[-1] not in LESS_IS_BETTER:
             raise refusal("goal", f"say whether {metric} is to be minimized or maximized: goal minimize or maximize")
         if strategy == "random" and "max_jobs" not in given:
@@ -155,7 +157,7 @@ def _values(asked: object, *, name: str = "") -> Values:
     if isinstance(asked, Mapping):
         low, high, scale = asked.get("min"), asked.get("max"), asked.get("scale", "linear")
         if set(asked) - {"min", "max", "scale"} or not _number(low) or not _number(high) or scale not in ("linear", "log"):
-            raise refusal(where, f'{name} is no range; write {{"min": 1e-5, "max": 1e-3, "scale": "log"}} (or "linear"), or a list')
+            raise refusal(where, f'{name} is not a range; write {{"min": 1e-5, "max": 1e-3, "scale": "log"}} (or "linear"), or a list')
         assert isinstance(low, (int, float)) and isinstance(high, (int, float))
         if not low < high or (scale == "log" and low <= 0):
             positive = ", and above 0 for scale log" if scale == "log" else ""

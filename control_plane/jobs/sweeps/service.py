@@ -134,7 +134,7 @@ def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
         row = _row(conn, tenant, sweep_id, lock=True)
         view = _views(conn, [row])[0]
         if view.status not in (SweepStatus.RUNNING, SweepStatus.CANCELLED):
-            raise Conflict(f"sweep {sweep_id} has {view.status} already and cannot be cancelled", code="invalid_state", param="status")
+            raise Conflict(f"sweep {sweep_id} is already {view.status} and cannot be cancelled", code="invalid_state", param="status")
         if row["cancelled_at"] is None:
             now = platform.clock()
             conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now, waits=sa.null()))
@@ -296,7 +296,7 @@ def _insert(
 ) -> str:
     open_ones = sa.select(sa.func.count()).where(sweeps.c.tenant_id == tenant, sweeps.c.submitted_at.is_(None))
     if (num_open := conn.execute(open_ones).scalar_one()) >= MAX_OPEN:
-        raise QuotaExceeded(f"{num_open} sweeps have trials that wait, at most {MAX_OPEN} may; wait for one, or cancel one")
+        raise QuotaExceeded(f"sweep limit reached ({num_open} open, limit {MAX_OPEN}); wait until one ends, or cancel one")
     sweep_id = f"ftsweep-{uuid.uuid4().hex[:24]}"
     values = {"id": sweep_id, "tenant_id": tenant, "request": dict(request), "settings": settings.to_dict(), "created_at": platform.clock()}
     conn.execute(sa.insert(sweeps).values(**values))

@@ -1,11 +1,11 @@
-"""The queue's policy: a frozen snapshot and ``now`` in, decisions with reason codes out. Reads no clock and no database."""
+"""The scheduling policy, pure: a frozen snapshot and ``now`` in, decisions with reason codes out."""
 
 from control_plane.queue.scheduler.model import Ahead as Ahead
 from control_plane.queue.scheduler.model import Decision as Decision
 from control_plane.queue.scheduler.model import Placement as Placement
 from control_plane.queue.scheduler.model import Preempt as Preempt
-from control_plane.queue.scheduler.model import Promise as Promise
 from control_plane.queue.scheduler.model import Reason as Reason
+from control_plane.queue.scheduler.model import Reservation as Reservation
 from control_plane.queue.scheduler.model import Running as Running
 from control_plane.queue.scheduler.model import Snapshot as Snapshot
 from control_plane.queue.scheduler.model import Start as Start

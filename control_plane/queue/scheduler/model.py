@@ -1,4 +1,4 @@
-"""What the policy is given and what it answers: all frozen, all plain. Times are Unix seconds, durations seconds."""
+"""Inputs and decisions of the scheduling policy, as frozen dataclasses. Times are Unix seconds, durations seconds."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ Placement = tuple[tuple[str, int], ...]
 
 
 class Reason(enum.StrEnum):
-    """Why a job waits. Where Kueue has a word for it, that is the word."""
+    """Why a job waits, in Kueue's terms where Kueue has one."""
 
     WAITING_FOR_QUOTA = "WaitingForQuota"
-    """The pool's GPUs are in use and the job starts when enough of them are released; or its tenant's hard cap is reached."""
+    """The pool's GPUs are in use, or the tenant's hard cap is reached; the job starts when enough are released."""
     WAITING_BEHIND_HEAD = "WaitingBehindHead"
-    """It would fit, but would delay a job that holds a reservation of the next free GPUs."""
+    """It would fit, but would delay a job with a reservation for the next free GPUs."""
     WAITING_FOR_PREEMPTED_WORKLOADS = "WaitingForPreemptedWorkloads"
-    """GPUs are being released for it: others save a checkpoint and stop."""
+    """Other jobs save a checkpoint and stop to release GPUs for it."""
     TOPOLOGY_PLACEMENT_FAILED = "TopologyPlacementFailed"
-    """Enough GPUs are free, but not together: on one node, or on nodes of one fabric."""
+    """Enough GPUs are free, but not on one node or on nodes of one fabric."""
     RESERVED_FOR_PREMIUM = "ReservedForPremium"
-    """GPUs are free, but they are kept for premium jobs; it starts when enough others are released."""
+    """The free GPUs are kept for premium jobs; it starts when enough others are released."""
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
     """No pool could ever hold the gang."""
     TENANT_SUSPENDED = "TenantSuspended"
-    """An operator has suspended the tenant; the job starts once it is let in again."""
+    """An operator suspended the tenant; the job can start once the suspension is lifted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Promise:
-    """A reservation: GPUs that a blocked job has from `start` on, and that nothing placed later may hold then."""
+class Reservation:
+    """A reservation of a blocked job: GPUs from `start` on that later placements may not use."""
 
     start: float
     pool: str
@@ -49,31 +49,31 @@ class Waiting:
     tier: str
     num_gpus: int
     queued_at: float
-    """When it first joined the queue; it keeps this place when it comes back."""
+    """When it first joined the queue; it keeps this place when it returns."""
     expected_s: float
-    """Seconds that it would hold its GPUs if it started now, what was trained before left out."""
+    """Seconds it would hold its GPUs if it started now, excluding what was already trained."""
     waiting_since: float | None = None
-    """Of this stay in the queue; None: since `queued_at`."""
+    """Start of this stay in the queue; None: `queued_at`."""
     waited_s: float = 0.0
-    """In earlier stays."""
+    """Seconds waited in earlier stays."""
     job_class: str = "lora"
     spot: bool = False
-    """It may run on cheaper GPUs that can be taken away."""
+    """It may run on cheaper GPUs that can be reclaimed (spot)."""
     preemptions: int = 0
-    """How often it was stopped for another one."""
+    """How often it was preempted."""
     due_at: float | None = None
-    """When it stops being overtaken; None where no round has said so yet."""
-    promise: Promise | None = None
+    """When it can no longer be overtaken; None if no cycle has computed it yet."""
+    promise: Reservation | None = None
     barred_until: float | None = None
-    """When its tenant's hard cap or suspension last kept it from GPUs: of this stay, what was before then is no waiting."""
+    """When its tenant's hard cap or suspension last barred it in this stay; time before that does not count as waiting."""
 
     def waited(self, now: float) -> float:
-        """Seconds in the queue, all stays together, without those in which its tenant was not let in."""
+        """Seconds in the queue over all stays, excluding time barred."""
         since = self.queued_at if self.waiting_since is None else self.waiting_since
         return self.waited_s + max(0.0, now - max(since, self.barred_until or 0.0))
 
     def joined_at(self) -> float:
-        """Its place where everybody is served in turn: a tenant that is let in again joins behind those that waited meanwhile."""
+        """Its place in first-come order: a tenant whose bar is lifted joins behind jobs that waited meanwhile."""
         return max(self.queued_at, self.barred_until or 0.0)
 
 
@@ -85,32 +85,32 @@ class Running:
     pool: str
     num_gpus: int
     expected_end: float
-    """The past when it runs longer than estimated."""
+    """Expected end; in the past if it runs longer than estimated."""
     tier: str
     tenant: str = ""
     placement: Placement = ()
-    """Empty: nodes are not known, its GPUs are taken from the fullest nodes."""
+    """Empty: nodes are unknown, and its GPUs are taken from the fullest nodes."""
     started_at: float = 0.0
-    """Of this attempt."""
+    """Start of this attempt."""
     expected_s: float = 0.0
-    """Of the whole job, attempts before this one included."""
+    """Expected seconds of the whole job, earlier attempts included."""
     saved_at: float | None = None
-    """Of its newest checkpoint; None: none of this attempt."""
+    """Time of its newest checkpoint; None: none in this attempt."""
     job_class: str = "lora"
     queued_at: float = 0.0
     waited_s: float = 0.0
-    """In the queue, before this attempt."""
+    """Seconds in the queue before this attempt."""
     due_at: float | None = None
     preemptions: int = 0
     spot: bool = False
     stoppable: bool = True
-    """False where somebody else holds its rows for now: nobody is to be given what it would release."""
+    """False while another transaction holds its rows: its GPUs must not be given away."""
     stopping: bool = False
     """It was asked to stop and will release its GPUs soon."""
     stopping_for: str | None = None
     """The job that it is stopped for."""
     stopping_since: float | None = None
-    """When it was asked to stop; its GPUs are taken to be free a handshake later."""
+    """When it was asked to stop; its GPUs are assumed free one handshake later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,11 +119,11 @@ class Snapshot:
     waiting: Sequence[Waiting]
     running: Sequence[Running]
     capped: Mapping[str, str] = field(default_factory=dict)
-    """Tenants whose hard cap of GPU-hours is reached, with the reason in words."""
+    """Tenants at their hard cap of GPU-hours, with the reason in words."""
     suspended: Mapping[str, str] = field(default_factory=dict)
-    """Tenants whom an operator has suspended, with the reason in words."""
+    """Suspended tenants, with the reason in words."""
     used: Mapping[str, float] = field(default_factory=dict)
-    """GPU-seconds that each tenant used lately, those long ago counting less: what its fair share is held against."""
+    """Recent GPU-seconds of each tenant, decayed over time: the basis of fair share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +133,7 @@ class Start:
     num_gpus: int
     placement: Placement = ()
     backfill: bool = False
-    """It overtakes a job that holds a reservation, and ends before it or uses other GPUs."""
+    """It overtakes a job with a reservation, and ends before it or uses other GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,19 +143,19 @@ class Preempt:
     job_id: str
     for_job: str
     lost_s: float
-    """GPU-seconds that stopping it is expected to cost: work that is done again, saving and loading."""
+    """Expected cost of stopping it in GPU-seconds: repeated work, saving and loading."""
     detail: str
-    """In words that name no job of another tenant."""
+    """In words, without naming jobs of other tenants."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ahead:
-    """Who is before a job in the order: in kind, not in name."""
+    """What is ahead of a job in the order, as counts."""
 
     jobs: Mapping[str, int] = field(default_factory=dict)
-    """By tier."""
+    """Jobs by tier."""
     num_gpus: int = 0
-    """That they wait for."""
+    """GPUs that they wait for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,14 +165,14 @@ class Wait:
     """1 is the head of the queue."""
     reason: Reason
     detail: str
-    """In words that name no job of another tenant."""
+    """In words, without naming jobs of other tenants."""
     expected_start: float | None
-    """None when no pool could ever hold it, or nobody can tell."""
+    """None if no pool could ever hold it, or no estimate is possible."""
     ahead: Ahead = field(default_factory=Ahead)
     due_at: float | None = None
-    """To be kept, and given back in :attr:`Waiting.due_at`."""
-    promise: Promise | None = None
-    """To be kept, and given back in :attr:`Waiting.promise`."""
+    """To be stored and passed back as :attr:`Waiting.due_at`."""
+    promise: Reservation | None = None
+    """To be stored and passed back as :attr:`Waiting.promise`."""
 
 
 Decision = Start | Preempt | Wait

@@ -1,4 +1,4 @@
-"""GPUs over time: what a node, and a pool of them, has free now and from when on."""
+"""GPUs over time: what a node, or a pool of nodes, has free now and later."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from itertools import accumulate, islice
 
 NEVER = math.inf
 ROUNDING_S = 0.5
-"""Half of the second below which moments are one: what ends so little after a promise begins does not hold it up, and two promises may
-overlap by it. Sums of floating-point seconds differ by far less."""
+"""Half of the second within which two moments count as equal: what ends this shortly after a reservation begins does not delay it, and
+two reservations may overlap by it. Rounding errors of floating-point seconds are far smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """GPUs promised to a job from `start` to `end`."""
+    """GPUs reserved for one job from `start` to `end`."""
 
     job_id: str
     start: float
@@ -25,10 +25,10 @@ class Claim:
     num_gpus: int
 
 
-class Room:
+class NodeTimeline:
     """GPUs of one node, or those that a pool's lower tiers may hold together.
 
-    `free` counts what nobody holds now; it grows by `ends` as time goes on, and `claims` take from it.
+    `free` counts GPUs that are free now; `ends` add to it over time and `claims` take from it.
     """
 
     __slots__ = ("_checks", "_given", "_times", "claims", "ends", "fabric", "free", "index", "name", "now", "size")
@@ -44,7 +44,7 @@ class Room:
         self._given: list[int] = []
 
     def run(self, num_gpus: int, end: float, job_id: str) -> None:
-        """Like :meth:`hold`, of what runs already; all of it comes before anything else, and :meth:`settle` after it."""
+        """Like :meth:`hold`, for jobs that already run. Call it before any :meth:`hold`, and :meth:`settle` after it."""
         self.free -= num_gpus
         self.ends.append((end, num_gpus, job_id))
 
@@ -71,9 +71,9 @@ class Room:
         self.ends = sorted((min(t, end), n, j) if j in job_ids else (t, n, j) for t, n, j in self.ends)
         self._times = self._checks = None
 
-    def without(self, job_ids: frozenset[str], end: float) -> Room:
-        """This room, were `job_ids` to end at `end`."""
-        other = Room(index=self.index, name=self.name, size=self.size, fabric=self.fabric, now=self.now)
+    def without(self, job_ids: frozenset[str], end: float) -> NodeTimeline:
+        """Return this timeline as if `job_ids` ended at `end`."""
+        other = NodeTimeline(index=self.index, name=self.name, size=self.size, fabric=self.fabric, now=self.now)
         other.free, other.claims, other.ends = self.free, self.claims, self.ends
         other.end_sooner(job_ids, end)
         return other
@@ -85,7 +85,8 @@ class Room:
         return self._times
 
     def available(self, time: float, *, early: float = 0.0) -> int:
-        """GPUs free at `time` if running jobs end `early` before it is expected, promised ones are held, and nothing else starts."""
+        """Return GPUs free at `time` if running jobs end `early` seconds before expected, reservations are held, and nothing else
+        starts."""
         times = self._timeline()
         free = self.free + self._given[bisect_right(times, time + early)]
         for c in self.claims:
@@ -94,7 +95,7 @@ class Room:
         return free
 
     def fits_now(self, num_gpus: int, until: float) -> bool:
-        """Whether `num_gpus` are free now, and nobody's promise needs them before `until`."""
+        """Whether `num_gpus` are free now and no reservation needs them before `until`."""
         if self.free < num_gpus:
             return False
         if self._checks is None:
@@ -107,7 +108,7 @@ class Room:
         return True
 
     def earliest(self, num_gpus: int, length: float, after: float) -> float:
-        """The first time from `after` on at which `num_gpus` are free for `length`."""
+        """Return the first time from `after` on at which `num_gpus` are free for `length`."""
         if not self.claims:
             if self.free >= num_gpus:
                 return after
@@ -122,7 +123,7 @@ class Room:
         given = ((t, -n) for t, n, _ in islice(self.ends, bisect_right(self._timeline(), after), None))
         starts = [(c.start, c.num_gpus) for c in self.claims if c.start > after]
         ends = [(c.end, -c.num_gpus) for c in self.claims if c.end > after]
-        for time, taken in merge(given, sorted(starts + ends)):  # what is given at a moment comes first: it can be taken at it
+        for time, taken in merge(given, sorted(starts + ends)):  # releases come first: GPUs released at a moment can be taken at it
             if found + length <= time:
                 return found
             level -= taken
@@ -134,26 +135,26 @@ class Room:
 
 
 class ByFree:
-    """Nodes without a promise, by fabric and by how many GPUs they have free: the fullest that fits is found at once."""
+    """Nodes without a reservation, indexed by fabric and free GPUs, so that the fullest node that fits is found at once."""
 
     __slots__ = ("_lists",)
 
-    def __init__(self, rooms: Iterable[Room]) -> None:
+    def __init__(self, rooms: Iterable[NodeTimeline]) -> None:
         self._lists: dict[str, dict[int, list[int]]] = {}
         for room in rooms:
             self.add(room)
 
-    def add(self, room: Room) -> None:
+    def add(self, room: NodeTimeline) -> None:
         insort(self._lists.setdefault(room.fabric, {}).setdefault(room.free, []), room.index)
 
-    def remove(self, room: Room) -> None:
+    def remove(self, room: NodeTimeline) -> None:
         lists = self._lists[room.fabric]
         lists[room.free].remove(room.index)
         if not lists[room.free]:
             del lists[room.free]
 
     def fullest(self, num_gpus: int) -> tuple[int, int] | None:
-        """Free GPUs and index of the fullest node that has `num_gpus`, the first of those."""
+        """Return free GPUs and index of the fullest node with at least `num_gpus` free, lowest index first."""
         best: tuple[int, int] | None = None
         for lists in self._lists.values():
             for free, indices in lists.items():
@@ -162,5 +163,5 @@ class ByFree:
         return best
 
     def with_at_least(self, num_gpus: int) -> Sequence[int]:
-        """Indices of the nodes that have `num_gpus` free."""
+        """Return the indices of the nodes with `num_gpus` free."""
         return [i for lists in self._lists.values() for free, indices in lists.items() if free >= num_gpus for i in indices]

@@ -1,4 +1,4 @@
-"""The order in which waiting jobs are offered GPUs."""
+"""The order in which waiting jobs are offered GPUs, when a wait becomes too long, and expected starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from control_plane.capacity.pools import RESERVED_FOR
 from control_plane.queue.scheduler.model import TIER_ORDER, Running, Snapshot, Waiting
-from control_plane.queue.scheduler.node_timeline import Room
-from control_plane.queue.scheduler.placement import PoolRooms
+from control_plane.queue.scheduler.node_timeline import NodeTimeline
+from control_plane.queue.scheduler.placement import PoolTimeline
 from control_plane.queue.scheduler.rules import DEFAULT, Rules
 
 
@@ -22,14 +22,14 @@ def order(
     fair: Mapping[str, float] | None = None,
     due: Mapping[str, float] | None = None,
 ) -> list[Waiting]:
-    """Jobs in the order in which they are offered GPUs.
+    """Return jobs in the order in which they are offered GPUs.
 
     1. Premium before standard before free.
-    2. Inside a tier, those that are due first, the longest overdue first.
-    3. Then the least work first: expected seconds times GPUs (to a power), times its tenant's factor of fair share (:func:`factors`),
-       divided by one plus its age.
+    2. Within a tier, overdue jobs first, the longest overdue before others.
+    3. Then least work first: expected seconds times GPUs (to a power), times the tenant's fair-share factor (:func:`factors`), divided by
+       one plus its age.
     4. Earlier queued first.
-    5. Job id, so that equal jobs always sort alike.
+    5. Job id, so that ties always sort alike.
     """
     factor, due_at = fair or {}, due or {}
 
@@ -46,19 +46,19 @@ def order(
 
 
 def overdue(job: Waiting, waited: float, due_at: float | None) -> float:
-    """Seconds that a job has waited beyond what it had to; negative: what it still has to. A job that ran in between owes no less."""
+    """Return the seconds that a job has waited beyond its maximum wait; negative: the wait left. Running in between does not reset it."""
     return -1.0 if due_at is None else waited - (due_at - job.queued_at)
 
 
 def patience(job: Running) -> float:
-    """Seconds that a running job would wait, were it stopped, before it is due."""
+    """Return how long a running job would wait, if it were stopped now, before it is overdue."""
     return 0.0 if job.due_at is None else job.due_at - job.queued_at - job.waited_s
 
 
 def factors(snapshot: Snapshot, *, rules: Rules = DEFAULT) -> dict[str, float]:
-    """How much longer each tenant's jobs count: its part of the recent use over its share, between 1 and a bound.
+    """Return each tenant's factor on job length: its part of recent use divided by its share, between 1 and a bound.
 
-    Tenants that wait or used something lately have equal shares.
+    Tenants that wait, or used GPUs recently, have equal shares.
     """
     total = math.fsum(snapshot.used.values())
     if total < rules.fair_from_gpu_s:
@@ -70,9 +70,9 @@ def factors(snapshot: Snapshot, *, rules: Rules = DEFAULT) -> dict[str, float]:
 
 
 Able = Callable[[Waiting | Running], Sequence[str]]
-"""The pools that could ever hold a job."""
+"""Names of the pools that could ever hold a job."""
 Group = tuple[str, frozenset[str]]
-"""Jobs that wait for the same: a tier, and the pools that could ever hold them."""
+"""Jobs that compete for the same GPUs: a tier, and the pools that could ever hold them."""
 
 
 def group(job: Waiting | Running, able: Able) -> Group:
@@ -81,25 +81,25 @@ def group(job: Waiting | Running, able: Able) -> Group:
 
 def due_times(
     waiting: Sequence[Waiting],
-    rooms: Mapping[str, PoolRooms],
+    rooms: Mapping[str, PoolTimeline],
     able: Able,
     *,
     now: float,
     rules: Rules = DEFAULT,
 ) -> dict[str, float]:
-    """The moment at which each waiting job is due; it is kept with the job, and only ever gets later.
+    """Return when each waiting job is due. The time is stored with the job and only ever moves later.
 
-    `waiting` are those whose tenants are let in: what others would take is nobody's wait.
+    `waiting` excludes jobs of tenants that are capped or suspended: nobody waits for what those would take.
 
-    1. Patience is the load's own number: what a job that joins now would wait first come, first served, if nobody overtook anybody. What
-       runs ends as expected, those of its tier and of higher ones have their turns, each once enough GPUs are free. It is measured when
-       jobs join, the longest of their waits, and holds for every waiting job of its :data:`Group`: whoever came in a quiet hour is not
-       due in the middle of a storm for that, and whoever waits for an idle pool has nothing to do with a full one.
-    2. But no less than what the tier promises.
-    3. A job is due once it has waited so long, all of its stays together.
-    4. One that comes back to the queue has at least the patience of those of its group that wait: it was in the system when theirs was
-       measured. A new one has that of the present load alone, so that a storm's patience leaves with the jobs that saw it, also where
-       the queue never empties.
+    1. The maximum wait follows the load: how long a job that joins now would wait if jobs were served first come, first served. Running
+       jobs end as expected, and queued jobs of its tier and above go first, each once enough GPUs are free. It is measured whenever jobs
+       join, as the longest of their waits, and applies to every waiting job of its :data:`Group`: a job that joined in a quiet hour does
+       not become due in the middle of a burst for that reason, and a full pool does not affect jobs that wait for an idle one.
+    2. It is never shorter than the start that the tier promises.
+    3. A job is due once it has waited that long, over all of its stays in the queue.
+    4. A job that returns to the queue gets at least the maximum wait of its group's waiting jobs, because it was in the system when theirs
+       was measured. A new job gets that of the present load alone, so that the long waits of a burst leave with the jobs that saw it, even
+       if the queue never empties.
     """
     groups = {w.job_id: group(w, able) for w in waiting}
     fresh = _fresh(waiting, rooms, able, groups, now=now, rules=rules)
@@ -115,7 +115,7 @@ def due_times(
 
 
 def patience_of(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able) -> dict[Group, float]:
-    """The longest patience of those that wait in each group; what `due` does not say is as it was told before."""
+    """Return the longest maximum wait of the waiting jobs of each group; jobs not in `due` keep the stored value."""
     found: dict[Group, float] = {}
     for w in waiting:
         due_at = due.get(w.job_id, w.due_at)
@@ -127,14 +127,14 @@ def patience_of(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able
 
 
 def _came_back(job: Waiting) -> bool:
-    """Whether it held GPUs before: every queued job has a beginning of its stay, only those have an earlier one or a stop."""
+    """Whether the job held GPUs before: only then does it have an earlier stay or a preemption."""
     return job.waited_s > 0.0 or job.preemptions > 0
 
 
 def _fresh(
-    waiting: Sequence[Waiting], rooms: Mapping[str, PoolRooms], able: Able, groups: Mapping[str, Group], *, now: float, rules: Rules
+    waiting: Sequence[Waiting], rooms: Mapping[str, PoolTimeline], able: Able, groups: Mapping[str, Group], *, now: float, rules: Rules
 ) -> dict[Group, float]:
-    """Of the groups that jobs join now, the longest that one of these would wait first come, first served."""
+    """Return, for groups that jobs join now, the longest wait any of those jobs would have first come, first served."""
     news = [w for w in waiting if w.due_at is None]
     if not news:
         return {}
@@ -148,25 +148,25 @@ def _fresh(
 
 
 Slots = list[tuple[float, int]]
-"""A heap of moments and the GPUs that are free from each on."""
+"""A heap of (time, GPUs that become free at that time)."""
 
 
 def forecast(
     jobs: Iterable[tuple[Waiting, Sequence[str]]],
-    rooms: Mapping[str, PoolRooms],
+    rooms: Mapping[str, PoolTimeline],
     promised: Mapping[str, tuple[str, float]],
     now: float,
     *,
     in_turn: bool = False,
 ) -> dict[str, float]:
-    """The expected start of each job that can start, if jobs take as long as expected and none is added.
+    """Return the expected start of each job that can start, assuming that jobs take as long as expected and none is added.
 
-    1. A job with a promise starts when and where it is promised.
-    2. The others, in the queue's order, take the GPUs of their pools that are free first, and keep them as long as is expected.
-    3. With `in_turn`, none starts in a pool before the one that was before it.
-    4. Tiers below premium wait besides until enough of the GPUs that are not reserved are free.
+    1. A job with a reservation starts when and where it is reserved.
+    2. Other jobs, in queue order, take the GPUs of their pools that become free first, for their expected duration.
+    3. With `in_turn`, no job starts in a pool before the jobs ahead of it.
+    4. Tiers below premium also wait until enough of the unreserved GPUs are free.
 
-    Nodes are not looked at: a gang that needs whole ones may start later, a short job that fits in between sooner.
+    Ignores nodes: a gang that needs whole nodes may start later, a short job that fits in between sooner.
     """
     every = {name: _slots(pool.rooms, now) for name, pool in rooms.items()}
     shared = {name: _slots([pool.shared], now) for name, pool in rooms.items()}
@@ -195,7 +195,7 @@ def forecast(
     return starts
 
 
-def _slots(rooms: Iterable[Room], now: float) -> Slots:
+def _slots(rooms: Iterable[NodeTimeline], now: float) -> Slots:
     slots: defaultdict[float, int] = defaultdict(int)
     for room in rooms:
         slots[now] += max(0, room.free)
@@ -205,7 +205,7 @@ def _slots(rooms: Iterable[Room], now: float) -> Slots:
 
 
 def _first(slots: Slots, num_gpus: int) -> float | None:
-    """When `num_gpus` are free."""
+    """Return when `num_gpus` are free."""
     popped: Slots = []
     found = None
     while slots and found is None:
@@ -220,7 +220,7 @@ def _first(slots: Slots, num_gpus: int) -> float | None:
 
 
 def _take(slots: Slots, num_gpus: int, until: float) -> None:
-    """Hold the `num_gpus` that are free first, until `until`."""
+    """Take the `num_gpus` that become free first, until `until`."""
     left = num_gpus
     while left > 0 and slots:
         time, n = heapq.heappop(slots)

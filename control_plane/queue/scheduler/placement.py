@@ -1,4 +1,4 @@
-"""Where a gang goes: nodes of a pool that can hold it now, or from a moment on, without delaying anybody's promise."""
+"""Where a gang goes: nodes of a pool that can hold it now or later without delaying any reservation; and the reservations themselves."""
 
 from __future__ import annotations
 
@@ -6,61 +6,62 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from control_plane.capacity.pools import RESERVED_FOR, Pool
-from control_plane.queue.scheduler.model import Placement, Promise, Waiting
-from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S, ByFree, Claim, Room
+from control_plane.queue.scheduler.model import Placement, Reservation, Waiting
+from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S, ByFree, Claim, NodeTimeline
 
 ROUNDS = 64
-"""Of the search for a moment at which every node of a gang is free together: each node's next moment is one round."""
+"""Bound on the search for a time at which all nodes of a gang are free together: each step moves one node to its next time."""
 
 
-class PoolRooms:
+class PoolTimeline:
     """A pool's nodes over time.
 
-    1. A gang that fits on a node goes onto one node: in dense pools the fullest that fits, else an empty one.
-    2. A wider one takes whole nodes of one fabric, the largest first; what is left of it goes onto one node more, the fullest that fits.
-       Of several fabrics, the one with the fewest empty nodes that do.
-    3. Tiers below premium together hold at most what the pool has beside its reserved GPUs, wherever these are.
-    4. In pools of packing ``whole_node`` a node that holds a job holds no other one: all of its GPUs count as held, so that a node with any
-       GPU free has all of them free.
+    1. A gang that fits on one node goes onto one: in dense pools the fullest that fits, else an empty one.
+    2. A wider gang takes whole nodes of one fabric, the largest first; the rest goes onto one more node, the fullest that fits. Of several
+       fabrics, it uses the one with the fewest empty nodes that suffice.
+    3. Tiers below premium together hold at most the pool's GPUs less the reserved ones, wherever those are.
+    4. In pools with packing ``whole_node``, a node that holds a job holds no other: all of its GPUs count as held, so a node with any free
+       GPU is entirely free.
     """
 
     def __init__(self, pool: Pool, now: float) -> None:
         self.pool, self.now = pool, now
         self.whole = pool.packing == "whole_node"
         self.rooms = [
-            Room(index=i, name=n.name, size=n.num_gpus, fabric=n.fabric, now=now) for i, n in enumerate(n for n in pool.nodes if n.ready)
+            NodeTimeline(index=i, name=n.name, size=n.num_gpus, fabric=n.fabric, now=now)
+            for i, n in enumerate(n for n in pool.nodes if n.ready)
         ]
         self.by_name = {r.name: r for r in self.rooms}
         self.largest = max((r.size for r in self.rooms), default=0)
-        self.shared = Room(index=len(self.rooms), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
-        self._claimed: dict[int, Room] = {}
+        self.shared = NodeTimeline(index=len(self.rooms), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
+        self._claimed: dict[int, NodeTimeline] = {}
         self._free = ByFree(())
         self.idle = 0
-        """GPUs that nobody holds now."""
+        """GPUs that no job holds now."""
         self._refused: dict[tuple[int, bool], float] = {}
-        self._where: dict[str, list[Room]] = {}
+        self._where: dict[str, list[NodeTimeline]] = {}
         self._together_now: dict[int, bool] = {}
 
     def ready(self) -> None:
-        """Everything that runs is known: from here on gangs are placed."""
+        """Call when all running jobs are known; gangs are placed from here on."""
         for room in (*self.rooms, self.shared):
             room.settle()
         self._free = ByFree(self.rooms)
         self.idle = sum(r.free for r in self.rooms)
 
-    def takes(self, room: Room, num_gpus: int) -> int:
-        """GPUs that are held if `num_gpus` of this node are used."""
+    def takes(self, room: NodeTimeline, num_gpus: int) -> int:
+        """Return the GPUs that count as held if `num_gpus` of this node are used."""
         return room.size if self.whole else num_gpus
 
     def held(self, placement: Placement) -> int:
-        """GPUs that this placement takes from the pool."""
+        """Return the GPUs that this placement takes from the pool."""
         return sum(self.takes(self.by_name[name], n) for name, n in placement if name in self.by_name)
 
     def run(self, job_id: str, tier: str, num_gpus: int, placement: Placement, end: float) -> None:
-        """What runs already; where its nodes are not known, it is taken to hold GPUs of the fullest nodes."""
+        """Add a running job; if its nodes are unknown, it is assumed to hold GPUs of the fullest nodes."""
         for name, n in placement or self._guess(num_gpus):
             room = self.by_name.get(name)
-            if room is not None:  # a node that is not ready gives nothing and gets nothing back
+            if room is not None:  # a node that is not ready offers no GPUs
                 room.run(self.takes(room, n), end, job_id)
                 self._where.setdefault(job_id, []).append(room)
                 if tier != RESERVED_FOR:
@@ -78,16 +79,16 @@ class PoolRooms:
                 num_gpus -= n
         return found
 
-    def _hold(self, room: Room, num_gpus: int, end: float, job_id: str, tier: str) -> None:
+    def _hold(self, room: NodeTimeline, num_gpus: int, end: float, job_id: str, tier: str) -> None:
         room.hold(num_gpus, end, job_id)
         self.idle -= num_gpus
         if tier != RESERVED_FOR:
             self.shared.hold(num_gpus, end, job_id)
 
-    # What can be given now
+    # Placing now
 
     def fits_now(self, num_gpus: int, tier: str, length: float) -> Placement | None:
-        """Nodes for a gang that starts now and runs for `length`; remembers what does not fit, for longer ones do not either."""
+        """Return nodes for a gang that starts now and runs for `length`; remembers failures, because longer jobs do not fit either."""
         lower = tier != RESERVED_FOR
         if self._refused.get((num_gpus, lower), NEVER) <= length:
             return None
@@ -114,7 +115,7 @@ class PoolRooms:
     def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
         fits = [r for i in self._free.with_at_least(1) if (r := self.rooms[i])]
         fits += [r for r in self._claimed.values() if r.fits_now(1, until)]
-        fabrics: dict[str, list[Room]] = {}
+        fabrics: dict[str, list[NodeTimeline]] = {}
         for room in fits:
             fabrics.setdefault(room.fabric, []).append(room)
         found: list[tuple[int, str, Placement]] = []
@@ -125,10 +126,10 @@ class PoolRooms:
                 found.append((sum(r.size for r in empty), fabric, placement))
         return min(found)[2] if found else None
 
-    # What can be given later
+    # Placing later
 
     def earliest(self, num_gpus: int, tier: str, length: float, after: float) -> tuple[float, Placement]:
-        """The first moment from `after` on at which the gang fits for `length`, and where; never where no nodes can hold it."""
+        """Return the first time from `after` on at which the gang fits for `length`, and where; never if no nodes can hold it."""
         lower = tier != RESERVED_FOR
         for _ in range(ROUNDS):
             if lower:
@@ -142,7 +143,7 @@ class PoolRooms:
         return NEVER, ()
 
     def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
-        """The first moment and nodes for the gang, of those of which it takes no more than `most` GPUs."""
+        """Return the first time and nodes for the gang, among nodes of which it takes at most `most` GPUs."""
         if num_gpus <= self.largest:
             start, _, room = min(
                 (
@@ -153,18 +154,18 @@ class PoolRooms:
                 for r in self.rooms
             )
             return (start, ((self.rooms[room].name, num_gpus),)) if start < NEVER else (NEVER, ())
-        fabrics: dict[str, list[Room]] = {}
+        fabrics: dict[str, list[NodeTimeline]] = {}
         for r in self.rooms:
             fabrics.setdefault(r.fabric, []).append(r)
         found = [self._together(num_gpus, rooms, length, after) for rooms in fabrics.values()]
         return min((f for f in found if self.held(f[1]) <= most), key=lambda f: f[0], default=(NEVER, ()))
 
-    def _together(self, num_gpus: int, rooms: Sequence[Room], length: float, after: float) -> tuple[float, Placement]:
+    def _together(self, num_gpus: int, rooms: Sequence[NodeTimeline], length: float, after: float) -> tuple[float, Placement]:
         if sum(r.size for r in rooms) < num_gpus:
             return NEVER, ()
         for _ in range(ROUNDS):
             times = sorted(r.earliest(r.size, length, after) for r in rooms)
-            for moment in times[num_gpus // self.largest - 1 :]:  # before, too few nodes are free
+            for moment in times[num_gpus // self.largest - 1 :]:  # before that, too few nodes are free
                 if moment == NEVER:
                     return NEVER, ()
                 placement = self._spread_at(num_gpus, rooms, length, moment)
@@ -175,12 +176,12 @@ class PoolRooms:
                 break
         return NEVER, ()
 
-    def _spread_at(self, num_gpus: int, rooms: Sequence[Room], length: float, moment: float) -> Placement | None:
+    def _spread_at(self, num_gpus: int, rooms: Sequence[NodeTimeline], length: float, moment: float) -> Placement | None:
         empty = [r for r in rooms if r.earliest(r.size, length, moment) == moment]
         return _spread(num_gpus, empty, rooms, lambda r, n: r.earliest(n, length, moment) == moment)
 
     def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
-        """The first moment from `after` on at which these very nodes are free for `length`."""
+        """Return the first time from `after` on at which exactly these nodes are free for `length`."""
         held = self.held(placement)
         for _ in range(ROUNDS):
             moment = self.shared.earliest(held, length, after) if tier != RESERVED_FOR else after
@@ -190,7 +191,7 @@ class PoolRooms:
             after = moment
         return NEVER
 
-    # What is given
+    # Claiming
 
     def start(self, job_id: str, tier: str, placement: Placement, length: float) -> None:
         """The gang holds its nodes from now on."""
@@ -203,8 +204,8 @@ class PoolRooms:
             if free:
                 self._free.add(room)
 
-    def claim(self, job_id: str, tier: str, promise: Promise, length: float) -> None:
-        """The gang has its promised nodes from the promised moment on."""
+    def claim(self, job_id: str, tier: str, promise: Reservation, length: float) -> None:
+        """The gang has its reserved nodes from the reserved start on."""
         start = max(self.now, promise.start)
         for name, n in promise.placement:
             room = self.by_name[name]
@@ -217,7 +218,7 @@ class PoolRooms:
                 self.shared.claim(claim)
 
     def unclaim(self, job_id: str, placement: Placement) -> None:
-        """The promise is void: what was refused for its sake can be asked for again."""
+        """Drop a reservation; jobs that were refused because of it may be tried again."""
         for name, _ in placement:
             room = self.by_name[name]
             room.unclaim(job_id)
@@ -228,17 +229,17 @@ class PoolRooms:
         self._refused.clear()
 
     def can_hold(self, placement: Placement) -> bool:
-        """Whether these nodes exist, are ready and large enough."""
+        """Whether these nodes exist, are ready and are large enough."""
         return all(name in self.by_name and n <= self.by_name[name].size for name, n in placement)
 
     def end_sooner(self, job_ids: frozenset[str], end: float) -> None:
-        """Running jobs that are being stopped release their GPUs at `end`."""
+        """Record that running jobs that are being stopped release their GPUs at `end`."""
         for room in {r.index: r for j in job_ids for r in self._where.get(j, [])}.values():
             room.end_sooner(job_ids, end)
         self.shared.end_sooner(job_ids, end)
 
     def could_hold(self, num_gpus: int, tier: str) -> bool:
-        """Whether the gang fits where nothing runs, nodes that are not ready now included."""
+        """Whether the gang would fit if nothing ran, counting nodes that are not ready."""
         if num_gpus > self.pool.widest(tier):
             return False
         sizes: dict[str, list[int]] = {}
@@ -247,7 +248,7 @@ class PoolRooms:
         return any(sum(of) >= num_gpus for of in sizes.values())
 
     def together(self, num_gpus: int) -> bool:
-        """Whether `num_gpus` are free on nodes that could hold a gang of them, promised ones included."""
+        """Whether `num_gpus` are free on nodes that could hold such a gang, counting reserved ones as free."""
         if num_gpus not in self._together_now:
             self._together_now[num_gpus] = self._are_together(num_gpus)
         return self._together_now[num_gpus]
@@ -255,14 +256,16 @@ class PoolRooms:
     def _are_together(self, num_gpus: int) -> bool:
         if num_gpus <= self.largest:
             return any(r.free >= num_gpus for r in self.rooms)
-        fabrics: dict[str, list[Room]] = {}
+        fabrics: dict[str, list[NodeTimeline]] = {}
         for room in self.rooms:
             fabrics.setdefault(room.fabric, []).append(room)
         return any(_spread(num_gpus, [r for r in rooms if r.free == r.size], rooms, lambda r, n: r.free >= n) for rooms in fabrics.values())
 
 
-def _spread(num_gpus: int, empty: Sequence[Room], rooms: Sequence[Room], fits: Callable[[Room, int], bool]) -> Placement | None:
-    """Whole nodes of `empty`, the largest first, and what is left on one of `rooms`; None where they do not suffice."""
+def _spread(
+    num_gpus: int, empty: Sequence[NodeTimeline], rooms: Sequence[NodeTimeline], fits: Callable[[NodeTimeline, int], bool]
+) -> Placement | None:
+    """Return whole nodes of `empty`, largest first, and the rest on one of `rooms`; None if they do not suffice."""
     chosen: list[tuple[str, int]] = []
     for room in sorted(empty, key=lambda r: (-r.size, r.index)):
         if room.size > num_gpus:
@@ -280,28 +283,28 @@ def _spread(num_gpus: int, empty: Sequence[Room], rooms: Sequence[Room], fits: C
 
 
 TIE_S = 1.0
-"""Moments closer than this are one: ends and rounds come in whole events, a plan is not changed for less."""
+"""Times closer than this count as equal; a plan is not changed for less."""
 
 
-class Promises:
-    """The promises that hold, each with its GPUs claimed.
+class ReservationPlan:
+    """The reservations in force, each with its GPUs claimed.
 
-    1. A promise is kept until its job starts, whoever comes later: what is placed later leaves its GPUs free from its start on.
-    2. It may get earlier, on other nodes: when something ended before it was expected.
-    3. It gets later only where its own nodes will be free later than was promised, because a job there overran: by as much, and with it
-       those that were promised these nodes afterwards. One whose node is lost is void.
+    1. A reservation is kept until its job starts: later placements leave its GPUs free from its start on.
+    2. It may move earlier, to other nodes, when a job ended before its expected end.
+    3. It moves later only if its own nodes become free later because a job there overran: by that much, and later reservations of these
+       nodes with it. A reservation whose node is lost is void.
     """
 
-    def __init__(self, rooms: Mapping[str, PoolRooms], now: float) -> None:
+    def __init__(self, rooms: Mapping[str, PoolTimeline], now: float) -> None:
         self.rooms, self.now = rooms, now
-        self.of: dict[str, Promise] = {}
+        self.of: dict[str, Reservation] = {}
 
     def keep(self, jobs: Sequence[Waiting], pools: Mapping[str, Sequence[str]]) -> None:
-        """Claim what was promised, the earliest first; `pools`: those that could ever hold each job."""
+        """Claim stored reservations, earliest first; `pools`: those that could ever hold each job."""
         held = [(max(self.now, j.promise.start), i, j, j.promise) for i, j in enumerate(jobs) if j.promise]
         for start, _, job, promise in sorted(held, key=lambda h: h[:2]):
             if job.waiting_since is not None and promise.made_at < job.waiting_since:
-                continue  # one of an earlier stay is void
+                continue  # a reservation of an earlier stay is void
             if sum(n for _, n in promise.placement) != job.num_gpus:
                 continue  # it was made for another width of the gang
             if promise.pool not in pools[job.job_id] or not self.rooms[promise.pool].can_hold(promise.placement):
@@ -310,21 +313,21 @@ class Promises:
             if real < NEVER:
                 self.make(job, replace(promise, start=real) if real > start + ROUNDING_S else promise)
 
-    def make(self, job: Waiting, promise: Promise) -> None:
-        """Claim the promise's GPUs; the job holds no other promise."""
+    def make(self, job: Waiting, promise: Reservation) -> None:
+        """Claim the reservation's GPUs; the job has no other reservation."""
         self.drop(job)
         self.of[job.job_id] = promise
         self.rooms[promise.pool].claim(job.job_id, job.tier, promise, length(job))
 
-    def drop(self, job: Waiting) -> Promise | None:
-        """Void a job's promise and give its GPUs back."""
+    def drop(self, job: Waiting) -> Reservation | None:
+        """Drop a job's reservation and release its GPUs."""
         promise = self.of.pop(job.job_id, None)
         if promise is not None:
             self.rooms[promise.pool].unclaim(job.job_id, promise.placement)
         return promise
 
     def sooner(self, job: Waiting, pools: Sequence[str]) -> None:
-        """Change a job's promise to one of an earlier start, in one of `pools`, if there is one to give."""
+        """Move a job's reservation to an earlier start in one of `pools`, if possible."""
         old = self.drop(job)
         new = self.plan(job, pools)
         if new is not None and (old is None or new.start < old.start - TIE_S):
@@ -332,16 +335,16 @@ class Promises:
         elif old is not None:
             self.make(job, old)
 
-    def plan(self, job: Waiting, pools: Sequence[str]) -> Promise | None:
-        """The first moment at which one of `pools` can hold the job, with the nodes; None: none will."""
-        best: Promise | None = None
+    def plan(self, job: Waiting, pools: Sequence[str]) -> Reservation | None:
+        """Return the first time at which one of `pools` can hold the job, with the nodes; None if none can."""
+        best: Reservation | None = None
         for name in pools:
             start, placement = self.rooms[name].earliest(job.num_gpus, job.tier, length(job), self.now)
             if placement and (best is None or start < best.start):
-                best = Promise(start=start, pool=name, placement=placement, made_at=self.now)
+                best = Reservation(start=start, pool=name, placement=placement, made_at=self.now)
         return best
 
 
 def length(job: Waiting) -> float:
-    """Seconds that a job holds GPUs; one of which nothing is known holds them for a moment, not for none."""
+    """Return the seconds that a job holds GPUs; an unknown duration counts as a moment, not as zero."""
     return max(TIE_S, job.expected_s)

@@ -1,4 +1,4 @@
-"""One round of the queue: who starts, who gives way, who waits and why."""
+"""One scheduling decision: which jobs start, which are stopped, which wait and why."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import replace
 
 from control_plane.capacity.pools import RESERVED_FOR, Pool, in_order, may_use_spot
 from control_plane.queue.scheduler import preemption
-from control_plane.queue.scheduler.model import Ahead, Decision, Preempt, Promise, Reason, Running, Snapshot, Start, Wait, Waiting
+from control_plane.queue.scheduler.model import Ahead, Decision, Preempt, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
 from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S
 from control_plane.queue.scheduler.order import due_times, factors, forecast, group, order, overdue, patience_of
-from control_plane.queue.scheduler.placement import TIE_S, PoolRooms, Promises, length
+from control_plane.queue.scheduler.placement import TIE_S, PoolTimeline, ReservationPlan, length
 from control_plane.queue.scheduler.rules import DEFAULT, Rules
 
 _Kind = tuple[int, str, bool, tuple[str, ...]]
-"""Of a job for which others may be stopped: width, tier, whether it is due, pools."""
+"""Kind of a job that others may be stopped for: width, tier, whether it is due, pools."""
 PASSES = 3
-"""Times that the queue is walked in a round at most: a promised job that starts gives back what others were refused for."""
+"""Most passes over the queue in one cycle: when a job with a reservation starts, GPUs kept for it become available to others."""
 
 
 def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[Decision]:
-    """Decisions about every waiting job, and about running ones that give way, in the queue's order.
+    """Return decisions about every waiting job, and about running jobs that are stopped, in queue order.
 
-    1. The order is that of :func:`.order.order`; when a job is due, :mod:`.starvation` says.
-    2. Pools are tried in the order of :func:`control_plane.capacity.pools.in_order`: spot first for those that may use it.
-    3. A gang starts whole or not at all, on nodes as :class:`.placement.PoolRooms` says.
-    4. Nothing starts that would delay a promise (:class:`.reservation_plan.Promises`). In each pool and tier as many blocked
-       jobs hold one as :attr:`.rules.Rules.promises` says, the first of those that came to need one; jobs that start
-       now, and those that others are stopped for, are not counted.
-    5. Running jobs are stopped (:mod:`.preemption`), and their GPUs promised to the job that they are stopped for,
-       unless that one is promised GPUs as soon anyway,
+    1. Jobs are taken in the order of :func:`.order.order`, which also determines when a job is due.
+    2. Pools are tried in the order of :func:`control_plane.capacity.pools.in_order`: spot first for jobs that may use it.
+    3. A gang starts whole or not at all, on nodes chosen by :class:`.placement.PoolTimeline`.
+    4. Nothing starts that would delay a reservation (:class:`.placement.ReservationPlan`). In each pool and tier,
+       :attr:`.rules.Rules.promises` blocked jobs have one, those that needed one first; jobs that start now, and jobs that others are
+       stopped for, do not count.
+    5. Running jobs are stopped (:mod:`.preemption`), and their GPUs reserved for the job that needs them, unless it has a reservation that
+       starts as early,
 
-       1. for a premium job, jobs of lower tiers;
-       2. for a job that is due, or much shorter, jobs of its own tier or a lower one that have run for a while, never premium ones.
-    6. A gang that no pool can ever hold waits for ever and says so; it holds up nobody.
-    7. Jobs of tenants at their hard cap, or suspended, come after all others, start nowhere and hold up nobody.
+       1. for a premium job: jobs of lower tiers;
+       2. for a job that is due, or much shorter: jobs of its own tier or a lower one that have run for a while, never premium ones.
+    6. A gang that no pool can ever hold waits forever with that reason, and blocks no other job.
+    7. Jobs of capped or suspended tenants come last; they do not start and block no other job.
     """
     this = _Round(snapshot, now, rules)
     this.walk()
@@ -42,7 +42,7 @@ def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[
 
 
 def projected_start(snapshot: Snapshot, job_id: str, *, now: float, rules: Rules = DEFAULT) -> float | None:
-    """When the waiting job `job_id` starts if every job takes as long as is expected and none is added; None: never, or nobody can tell."""
+    """Return when the waiting job `job_id` starts if jobs take as long as expected and none is added; None: never, or not known."""
     decisions = schedule(snapshot, now=now, rules=replace(rules, slicing=False))
     for decision in decisions:
         if decision.job_id == job_id:
@@ -54,11 +54,11 @@ def projected_start(snapshot: Snapshot, job_id: str, *, now: float, rules: Rules
 
 
 class _Round:
-    """One round: rooms, promises and what was decided so far."""
+    """State of one decision: node timelines, reservations and the decisions so far."""
 
     def __init__(self, snapshot: Snapshot, now: float, rules: Rules) -> None:
         self.snapshot, self.now, self.rules = snapshot, now, rules
-        self.rooms = {p.name: PoolRooms(p, now) for p in snapshot.pools}
+        self.rooms = {p.name: PoolTimeline(p, now) for p in snapshot.pools}
         self._run()
         self._able: dict[tuple[str, str, int, bool], list[Pool]] = {}
         self.barred: dict[str, tuple[Reason, str]] = {
@@ -73,29 +73,29 @@ class _Round:
         every = order(snapshot.waiting, now=now, rules=rules, fair=fair, due=due)
         self.queue = [w for w in every if w.tenant not in self.barred]
         self.last = [w for w in every if w.tenant in self.barred]
-        self.promises = Promises(self.rooms, now)
+        self.promises = ReservationPlan(self.rooms, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}
         self.stopped: set[str] = set()
-        """In this round."""
+        """Jobs stopped in this cycle."""
         self.stopping_for: dict[str, int] = {}
         self.served: set[str] = set()
-        """Of these jobs, those for which somebody has been stopping for less than the handshake: no others are looked for."""
+        """Jobs for which others have been stopping for less than the handshake: no further victims are sought."""
         for r in snapshot.running:
             if r.stopping and r.stopping_for:
                 self.stopping_for[r.stopping_for] = self.stopping_for.get(r.stopping_for, 0) + 1
                 if r.stopping_since is None or now < r.stopping_since + rules.handshake_s:
                     self.served.add(r.stopping_for)
         self.slots: dict[tuple[str, str], int] = {}
-        """By pool and tier, how many of the blocked jobs hold a promise as the first of them."""
+        """Number of blocked jobs with one of the limited reservations, by pool and tier."""
         self.heads: dict[str, tuple[str, str]] = {}
         """Those jobs, with pool and tier."""
         self.failed: dict[_Kind, float] = {}
-        """Shortest length for which no stops were found, by kind of job: a longer one finds none either."""
+        """Shortest length for which no victims were found, by kind of job: longer jobs find none either."""
         self._orders: dict[bool, dict[str, list[Running]]] = {}
         self.searches = {True: rules.preemptors, False: rules.preemptors}
 
-    # What runs
+    # Running jobs
 
     def _run(self) -> None:
         promised = {w.job_id: w.promise.start for w in self.snapshot.waiting if w.promise}
@@ -108,8 +108,8 @@ class _Round:
             rooms.ready()
 
     def _end(self, job: Running, promised: Mapping[str, float]) -> float:
-        """When it is taken to end: as expected; after the handshake if it is being stopped, and another one if it takes longer than that;
-        a little later if it overruns."""
+        """Return the assumed end of a running job: as expected; one handshake after it was asked to stop, or two if that takes longer; a
+        little later if it overruns."""
         end, late = job.expected_end, max(self.rules.overrun_least_s, self.rules.overrun_share * job.expected_s)
         if job.stopping:
             late = self.rules.handshake_s
@@ -118,11 +118,11 @@ class _Round:
             else:
                 end = min(end, max(self.now, promised.get(job.stopping_for or "", self.now + self.rules.handshake_s)))
         elif end <= self.now + TIE_S and any((job.pool, name) in self._missed for name, _ in job.placement):
-            return self.now + late  # it was to end before, whatever is said now
+            return self.now + late  # it should have ended already
         return max(end, self.now) if end >= self.now - TIE_S else self.now + late
 
     def able(self, job: Waiting | Running) -> list[Pool]:
-        """Pools that could ever hold the job, the preferred first."""
+        """Return the pools that could ever hold the job, preferred first."""
         spot = may_use_spot(spot=job.spot, tier=job.tier, expected_s=job.expected_s)
         key = (job.tier, job.job_class, job.num_gpus, spot)
         if key not in self._able:
@@ -131,16 +131,16 @@ class _Round:
         return self._able[key]
 
     def names(self, job: Waiting | Running) -> list[str]:
-        """Of the pools that could ever hold the job."""
+        """Timelines of the pools that could ever hold the job."""
         return [p.name for p in self.able(job)]
 
     def _is_due(self, job: Waiting) -> bool:
         return overdue(job, job.waited(self.now), self.due[job.job_id]) >= 0.0
 
-    # The walk
+    # Walking the queue
 
     def walk(self) -> None:
-        """Offer GPUs to each job in order, again while promises were given back that others may have been refused for."""
+        """Offer GPUs to each job in order; repeat while reservations were released that others may have been refused for."""
         promised = [w for w in self.queue if w.promise]
         self.promises.keep(promised, {w.job_id: self.names(w) for w in promised})
         held = [job for job in promised if job.job_id in self.promises.of]
@@ -153,7 +153,7 @@ class _Round:
                 break
 
     def _offer(self, *, again: bool) -> bool:
-        """Offer GPUs to each job in order; whether it is worth doing it again."""
+        """Offer GPUs to each job in order; returns whether another pass may help."""
         given_back = False
         before: set[str] = set()
         self.failed.clear()
@@ -178,7 +178,7 @@ class _Round:
         return given_back
 
     def _start(self, job: Waiting, pools: Sequence[Pool], before: Collection[str]) -> Start | None:
-        """`before`: pools in which a job that is earlier in the order holds a promise."""
+        """`before`: pools in which an earlier job in the order holds a reservation."""
         for pool in pools:
             rooms = self.rooms[pool.name]
             placement = rooms.fits_now(job.num_gpus, job.tier, length(job) - ROUNDING_S)
@@ -191,7 +191,7 @@ class _Round:
         return None
 
     def _block(self, job: Waiting, pools: Sequence[Pool]) -> None:
-        """A promise for a blocked job, if there is one to give, and GPUs of others, if the rules say so."""
+        """Reserve GPUs for a blocked job if possible, and stop other jobs for it if the rules allow."""
         promise = self.promises.plan(job, self._open(job))
         if promise is not None:
             self.promises.make(job, promise)
@@ -199,34 +199,34 @@ class _Round:
         self._preempt(job, pools)
 
     def _open(self, job: Waiting) -> list[str]:
-        """Pools in which one more job of its tier may be promised something: any one for a job that others are stopped for."""
+        """Return the pools in which another job of its tier may get a reservation; any pool if others are stopped for it."""
         if job.job_id in self.stopping_for:
             return self.names(job)
         return [name for name in self.names(job) if self.slots.get((name, job.tier), 0) < self.rules.promises]
 
     def _sooner(self, job: Waiting) -> None:
-        """Promise it an earlier start, where it was promised one or where one more may be."""
+        """Move its reservation to an earlier start, or make one if it may have one."""
         self._uncount(job)
         own, to = self.promises.of[job.job_id].pool, self._open(job)
         self.promises.sooner(job, [name for name in self.names(job) if name == own or name in to])
         self._count(job)
 
     def _count(self, job: Waiting) -> None:
-        """Its promise is one of the few of its pool and tier, unless it starts now, or others are stopped for it."""
+        """Count its reservation among the limited ones of its pool and tier, unless it starts now or others are stopped for it."""
         promise = self.promises.of[job.job_id]
         if job.job_id not in self.stopping_for and promise.start > self.now + TIE_S:
             key = self.heads[job.job_id] = (promise.pool, job.tier)
             self.slots[key] = self.slots.get(key, 0) + 1
 
     def _uncount(self, job: Waiting) -> bool:
-        """Whether its promise was one of the few; another job may have it from now on."""
+        """Whether its reservation was one of the limited ones; another job may have it from now on."""
         key = self.heads.pop(job.job_id, None)
         if key is not None:
             self.slots[key] -= 1
         return key is not None
 
     def _preempt(self, job: Waiting, pools: Sequence[Pool]) -> bool:
-        """Rule 5; whether the job gave back one of the few promises of a pool and tier."""
+        """Apply rule 5; returns whether the job released one of the limited reservations of a pool and tier."""
         premium, due, soon = job.tier == RESERVED_FOR, self._is_due(job), self.rules.handshake_s + TIE_S
         if job.job_id in self.stops or job.job_id in self.served or not (premium or self.rules.slicing) or self.searches[premium] <= 0:
             return False
@@ -270,7 +270,7 @@ class _Round:
         return min(found, key=preemption.Stops.key, default=None)
 
     def _preemptees(self, *, longest: bool) -> dict[str, list[Running]]:
-        """By pool, those whom the rules protect left out, in the order in which they give way."""
+        """Return candidates to stop by pool, in the order in which they would be stopped, without protected jobs."""
         if longest not in self._orders:
             open_to = [r for r in self.snapshot.running if not preemption.is_protected(r, now=self.now, rules=self.rules)]
             found: dict[str, list[Running]] = {}
@@ -283,7 +283,7 @@ class _Round:
         moment = self.now + self.rules.handshake_s
         ids = frozenset(v.job_id for v in stops.victims)
         self.rooms[stops.pool].end_sooner(ids, moment)
-        self.promises.make(job, Promise(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
+        self.promises.make(job, Reservation(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
         self.stopped |= ids
         self.failed.clear()
         what = f"a {job.tier} job of {job.num_gpus} GPU(s)"
@@ -293,15 +293,15 @@ class _Round:
                 job_id=v.job_id,
                 for_job=job.job_id,
                 lost_s=preemption.lost_s(v, now=self.now, rules=self.rules),
-                detail=f"{what} {why}; the job saves a checkpoint, returns to the queue and goes on from there",
+                detail=f"{what} {why}; the job saves a checkpoint, returns to the queue and resumes from there",
             )
             for v in stops.victims
         ]
 
-    # The answer
+    # Decisions
 
     def answer(self) -> list[Decision]:
-        """Decisions about all jobs, in order."""
+        """Return decisions about all jobs, in order."""
         waiting = [w for w in self.queue if w.job_id not in self.starts]
         promised = {job_id: (p.pool, p.start) for job_id, p in self.promises.of.items()}
         guesses = forecast(((w, self.names(w)) for w in waiting), self.rooms, promised, self.now)
@@ -349,14 +349,14 @@ def never(job: Waiting) -> tuple[Reason, str]:
     return Reason.EXCEEDS_MAX_QUOTA, f"needs {many}. Ask for fewer GPUs or another recipe"
 
 
-def why(job: Waiting, pools: Sequence[PoolRooms], promise: Promise | None, *, stopping: int) -> tuple[Reason, str]:
-    """Reason and detail of a job that some pool could hold.
+def why(job: Waiting, pools: Sequence[PoolTimeline], promise: Reservation | None, *, stopping: int) -> tuple[Reason, str]:
+    """Return reason and detail for a job that some pool could hold.
 
     1. Others are being stopped for it: ``WaitingForPreemptedWorkloads``.
     2. Too few GPUs are free in its pool: ``WaitingForQuota``.
-    3. Enough, but they are kept for premium jobs: ``ReservedForPremium``.
-    4. Enough, but not together: ``TopologyPlacementFailed``.
-    5. Enough and together, but another one was promised them: ``WaitingBehindHead``.
+    3. Enough are free, but kept for premium jobs: ``ReservedForPremium``.
+    4. Enough are free, but not close enough together: ``TopologyPlacementFailed``.
+    5. Enough are free and together, but reserved for another job: ``WaitingBehindHead``.
     """
     pool = next((p for p in pools if promise and p.pool.name == promise.pool), pools[0])
     kept = ". It has a reservation" if promise else ""

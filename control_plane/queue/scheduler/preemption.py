@@ -1,4 +1,4 @@
-"""Who gives way: running jobs that are stopped, with a checkpoint, so that another one starts."""
+"""Preemption: which running jobs are stopped, with a checkpoint, so that another one starts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import islice
 
 from control_plane.capacity.pools import RESERVED_FOR
 from control_plane.queue.scheduler.model import TIER_ORDER, Placement, Running, Waiting
-from control_plane.queue.scheduler.node_timeline import Room
+from control_plane.queue.scheduler.node_timeline import NodeTimeline
 from control_plane.queue.scheduler.order import patience
-from control_plane.queue.scheduler.placement import TIE_S, PoolRooms, length
+from control_plane.queue.scheduler.placement import TIE_S, PoolTimeline, length
 from control_plane.queue.scheduler.rules import Rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stops:
-    """Nodes for a job, and who has to be stopped so that it gets them."""
+    """Nodes for a job, and the jobs to stop so that it gets them."""
 
     pool: str
     placement: Placement
@@ -24,26 +24,26 @@ class Stops:
     lost_s: float
 
     def key(self) -> tuple[int, int, float, int, str, Placement]:
-        """The cheapest first: no victim of a higher tier than needed, few that are due, little work lost, few of them."""
+        """Sort key, cheapest first: no victim of a higher tier than needed, few due jobs, little lost work, few victims."""
         tier = -min((TIER_ORDER[v.tier] for v in self.victims), default=len(TIER_ORDER))
         due = sum(patience(v) <= 0.0 for v in self.victims)
         return tier, due, self.lost_s, len(self.victims), self.pool, self.placement
 
 
 def lost_s(job: Running, *, now: float, rules: Rules) -> float:
-    """GPU-seconds that stopping it is expected to cost: saving and loading, and its unsaved work as far as a notice does not save it."""
+    """Return the expected cost of stopping it in GPU-seconds: saving and loading, plus unsaved work that a notice does not save."""
     saved = max(job.started_at, job.saved_at or job.started_at)
     return (rules.overhead_s + rules.unsaved_share * max(0.0, now - saved)) * job.num_gpus
 
 
 def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: float, rules: Rules) -> list[Running]:
-    """Jobs in the order in which they give way.
+    """Return running jobs in the order in which they would be stopped.
 
     1. Lower tier first.
-    2. Those that are not due before those that are.
-    3. For a premium job, less work lost first; for others (`longest`), those that have longest to run.
+    2. Jobs that are not due before those that are.
+    3. For a premium job, less lost work first; for others (`longest`), the longest remaining time first.
     4. Started later first.
-    5. Job id, so that equal jobs always sort alike.
+    5. Job id, so that ties always sort alike.
     """
 
     def key(job: Running) -> tuple[int, bool, float, float, str]:
@@ -55,10 +55,10 @@ def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: 
 
 
 def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
-    """Whether nobody may stop it.
+    """Whether the job may not be stopped.
 
-    1. It is being stopped already, another process has locked its rows, or it starts in this very round.
-    2. Less than a bound is left of it, or it runs past its estimate.
+    1. It is being stopped, another transaction has locked its rows, or it starts in this very cycle.
+    2. It is nearly done, or runs past its estimate.
     3. It was stopped before, and this attempt has not run for the cool-down.
     """
     left = job.expected_end - now
@@ -68,19 +68,21 @@ def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
 
 
 def yields_to_premium(job: Running, other: Waiting, *, now: float, rules: Rules) -> bool:
-    """Rule 5.1: a job of a lower tier gives way to a premium one, unless it is past a share of its expected time."""
+    """Rule 5.1: a job of a lower tier makes room for a premium one, unless it is past a share of its expected time."""
     if TIER_ORDER[job.tier] <= TIER_ORDER[other.tier]:
         return False
     return job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
 
 
 def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: float, now: float, rules: Rules) -> bool:
-    """Rule 5.2: a job of the same or a lower tier gives way to one that is due, or much shorter.
+    """Rule 5.2: a job of the same or a lower tier makes room for one that is due, or much shorter.
 
-    1. No premium job: it gives way to nobody.
-    2. Nobody whose waiting is used up: it would be due at once itself. It has at least the patience of those that wait in its tier.
-    3. Nobody who has not run for a while in this attempt.
-    4. For a job that is not due: nobody who has not many times as long to run.
+    Never stopped are
+
+    1. premium jobs;
+    2. jobs whose wait is used up: they would be due again at once. A running job has at least the maximum wait of its tier's waiting jobs;
+    3. jobs that have not run for a while in this attempt;
+    4. for a job that is not due: jobs that do not have many times as long to run.
     """
     if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
         return False
@@ -90,15 +92,15 @@ def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: 
     return due or (job.expected_end - now) * weight >= rules.shorter_by * length(other)
 
 
-def cheapest(job: Waiting, pool: PoolRooms, victims: Sequence[Running], *, now: float, rules: Rules) -> Stops | None:
-    """Nodes of `pool` on which `job` can start after the handshake, and which of `victims`, in their order, to stop for it.
+def cheapest(job: Waiting, pool: PoolTimeline, victims: Sequence[Running], *, now: float, rules: Rules) -> Stops | None:
+    """Return nodes of `pool` on which `job` can start after the handshake, and which of `victims`, in their order, to stop for it.
 
-    1. A gang that fits on a node: the node whose victims are cheapest, of the fewest that suffice in the order in which they give way.
-       Looked at are the nodes that need the fewest GPUs of others.
-    2. A wider one: the nodes of one fabric that are emptied the cheapest; of the last one, no more than is left of the gang.
-    3. Nobody's promise is delayed: after the stops the gang fits for its whole length.
+    1. A gang that fits on one node: the node with the cheapest victims, stopping as few as suffice in their order. Only nodes that need the
+       fewest GPUs of others are examined.
+    2. A wider gang: the nodes of one fabric that are cheapest to empty; on the last one, only what is left of the gang.
+    3. No reservation is delayed: after the stops, the gang fits for its whole length.
 
-    None where nothing suffices.
+    Returns None if nothing suffices.
     """
     if not victims:
         return None
@@ -108,13 +110,13 @@ def cheapest(job: Waiting, pool: PoolRooms, victims: Sequence[Running], *, now: 
 
 
 class _Search:
-    def __init__(self, job: Waiting, pool: PoolRooms, victims: Sequence[Running], *, now: float, rules: Rules) -> None:
+    def __init__(self, job: Waiting, pool: PoolTimeline, victims: Sequence[Running], *, now: float, rules: Rules) -> None:
         self.job, self.pool, self.now, self.rules = job, pool, now, rules
         self.moment = now + rules.handshake_s
         self.by_id = {v.job_id: v for v in victims}
         self.rank = {v.job_id: i for i, v in enumerate(victims)}
         self.nodes = {name for v in victims for name, _ in v.placement}
-        """On which victims run."""
+        """Nodes on which victims run."""
 
     def on_a_node(self) -> list[Stops]:
         need = self.job.num_gpus
@@ -124,12 +126,12 @@ class _Search:
         return [self._stops(((r.name, need),), v) for r, v in islice(found, self.rules.candidates)]
 
     def on_nodes(self) -> list[Stops]:
-        fabrics: dict[str, list[Room]] = {}
+        fabrics: dict[str, list[NodeTimeline]] = {}
         for room in self.pool.rooms:
             fabrics.setdefault(room.fabric, []).append(room)
         return [s for rooms in fabrics.values() if (s := self._on_fabric(rooms)) is not None]
 
-    def _on_fabric(self, rooms: Sequence[Room]) -> Stops | None:
+    def _on_fabric(self, rooms: Sequence[NodeTimeline]) -> Stops | None:
         emptied = [(r, v) for r in rooms if (v := self._emptied(r, r.size)) is not None]
         ranked = sorted(((self._stops(((r.name, r.size),), v), r, v) for r, v in emptied), key=lambda e: (-e[1].size, *e[0].key()))
         left, placement, victims = self.job.num_gpus, [], dict[str, Running]()
@@ -146,8 +148,8 @@ class _Search:
         lost = sum(lost_s(v, now=self.now, rules=self.rules) for v in victims)
         return Stops(pool=self.pool.pool.name, placement=placement, victims=tuple(victims), lost_s=lost)
 
-    def _emptied(self, room: Room, num_gpus: int) -> list[Running] | None:
-        """Whom to stop for `num_gpus` of this node; None where that is not enough."""
+    def _emptied(self, room: NodeTimeline, num_gpus: int) -> list[Running] | None:
+        """Return the jobs to stop for `num_gpus` of this node; None if they do not suffice."""
         need = self.pool.takes(room, num_gpus)
         chosen = sorted((j for _, _, j in room.ends if j in self.by_id), key=self.rank.__getitem__)
         if not self._fits(room, chosen, need):
@@ -157,12 +159,12 @@ class _Search:
                 chosen = rest
         return [self.by_id[c] for c in chosen]
 
-    def _fits(self, room: Room, stopped: Sequence[str], need: int) -> bool:
+    def _fits(self, room: NodeTimeline, stopped: Sequence[str], need: int) -> bool:
         other = room.without(frozenset(stopped), self.moment) if stopped else room
         return other.earliest(need, length(self.job), self.moment) <= self.moment + TIE_S
 
     def allowed(self, stops: Stops) -> bool:
-        """Whether all nodes together, and the GPUs that are not reserved, suffice."""
+        """Whether all nodes together, and the unreserved GPUs, suffice."""
         if self.job.tier == RESERVED_FOR:
             return True
         shared = self.pool.shared.without(frozenset(v.job_id for v in stops.victims), self.moment)

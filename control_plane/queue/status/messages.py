@@ -1,6 +1,6 @@
-"""One line about a waiting job: where it stands, what it waits for, when it starts, who is ahead.
+"""One line about a waiting job: its position, what it waits for, when it starts, and what is ahead.
 
-The scheduler is imported when a waiting job is described: the command line imports this module at every start.
+The scheduler is imported only when a waiting job is described, because the command line imports this module at every start.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from control_plane.platform.epoch_time import span_words
 
 SEPARATOR = " · "
 SOON_S = 60.0
-"""A start that is nearer than this is "within a minute": estimates are no better."""
+"""Starts nearer than this read "within a minute"; estimates are no more precise."""
 TIERS = ("premium", "standard", "free")
 
 
 def waiting_line(job: Mapping[str, Any], *, now: float, length: int | None = None, clock: Callable[[float], str] | None = None) -> str:
-    """A waiting job in one line; `job` has the fields that the API has of it.
+    """Describe a waiting job in one line; `job` has the API's fields.
 
-    With `length` the position is one of that many. `clock` writes a moment as the reader's wall clock does; without it
-    only spans are named, which mean the same in every time zone.
+    `length`: number of waiting jobs, shown after the position. `clock` formats a time in the reader's time zone; without it only durations
+    are shown.
     """
     said = [_place(job, length), waits_for(job), _start(job, now, clock), ahead_words(job.get("ahead"))]
     return SEPARATOR.join(s for s in said if s)
 
 
 def waits_for(job: Mapping[str, Any]) -> str:
-    """What keeps the job from its GPUs."""
+    """Return what keeps the job from its GPUs."""
     from control_plane.queue.scheduler import Reason
 
     reserved = job.get("reservation") or {}
@@ -38,19 +38,19 @@ def waits_for(job: Mapping[str, Any]) -> str:
         Reason.WAITING_FOR_QUOTA: f"waits for {gpus}{of_pool}",
         Reason.WAITING_BEHIND_HEAD: f"waits for {gpus}{of_pool}: a job before it has reserved the next ones",
         Reason.WAITING_FOR_PREEMPTED_WORKLOADS: f"{gpus}{of_pool} {'is' if job.get('num_gpus') == 1 else 'are'} being cleared for it",
-        Reason.TOPOLOGY_PLACEMENT_FAILED: f"waits for {gpus}{of_pool} that lie together",
+        Reason.TOPOLOGY_PLACEMENT_FAILED: f"waits for {gpus}{of_pool} on nodes that are close together",
         Reason.RESERVED_FOR_PREMIUM: f"waits for {gpus}{of_pool}: the free ones are kept for premium jobs",
         Reason.EXCEEDS_MAX_QUOTA: f"can never start: no pool gives {gpus} to one job",
-        Reason.TENANT_SUSPENDED: "waits until the tenant is let in again",
+        Reason.TENANT_SUSPENDED: "waits until the tenant's suspension is lifted",
     }
     reason = job.get("reason")
     if reason == Reason.WAITING_FOR_QUOTA and job.get("estimated_start") is None and not reserved:
-        return str(job.get("reason_detail") or words[reason])  # its tenant's own cap, which no released GPU ends
+        return str(job.get("reason_detail") or words[reason])  # its tenant's own cap, which released GPUs do not end
     return words.get(reason, str(reason))
 
 
 def ahead_words(ahead: Mapping[str, Any] | None) -> str:
-    """Who is before a job, in kind: ``ahead: 1 premium, 2 standard jobs for 24 GPUs``; empty where nobody is known to be."""
+    """Return the jobs ahead as counts: ``ahead: 1 premium, 2 standard jobs for 24 GPUs``; empty if none are known."""
     counts = {tier: int(n) for tier, n in (ahead or {}).get("jobs", {}).items() if n}
     if not counts:
         return ""
@@ -77,7 +77,7 @@ def _start(job: Mapping[str, Any], now: float, clock: Callable[[float], str] | N
     if start is None:
         from control_plane.queue.scheduler import Reason
 
-        return "" if job.get("reason") in (None, Reason.EXCEEDS_MAX_QUOTA) else "no start can be foreseen"
+        return "" if job.get("reason") in (None, Reason.EXCEEDS_MAX_QUOTA) else "no start can be estimated"
     surely = "its reservation is late: a running job takes longer" if late else "reserved" if reserved else ""
     if start - now < SOON_S:
         return f"starts within a minute{f' ({surely})' if surely else ''}"
@@ -88,7 +88,7 @@ def _start(job: Mapping[str, Any], now: float, clock: Callable[[float], str] | N
 
 
 def by_tier_words(counts: Mapping[str, int]) -> str:
-    """``1 premium, 2 standard``: highest tier first."""
+    """Format counts: ``1 premium, 2 standard``, highest tier first."""
     order = [t for t in TIERS if counts.get(t)] + sorted(t for t in counts if t not in TIERS)
     return ", ".join(f"{counts[tier]} {tier}" for tier in order)
 

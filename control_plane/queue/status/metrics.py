@@ -1,4 +1,4 @@
-"""The queue in numbers: who waits for how long and why, promises kept and missed, what of the pools is used and what lies apart."""
+"""Metrics of the queue: waits and their reasons, reservations kept and missed, and use and fragmentation of the pools."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import TIERS
 
 WAITS_OVER = timedelta(hours=1)
-"""Jobs that were placed within this time speak for the queue."""
+"""Window of the start delays reported."""
 QUANTILES = (0.5, 0.95)
 PROMISED = {name: timedelta(seconds=t.starts_within_s) for name, t in TIERS.items() if t.starts_within_s is not None}
-"""From submission, or the end of what its tenant's own cap or an operator's word kept it for, to the first start."""
+"""From submission, or from the end of a cap or suspension, to the first start."""
 LATE = "(jobs.started_at - GREATEST(jobs.created_at, jobs.capped_at)) > :within"
-"""The first start, as the index over it is worded."""
+"""The first start, worded as in its index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolGauges:
     gpus: int
-    """Of nodes that are ready."""
+    """GPUs of ready nodes."""
     used: int
     free: int
     largest_free: int
-    """On one node."""
+    """Most GPUs free on one node."""
     unusable: int
-    """Free, and would do for the widest job that waits for the pool if they lay together."""
+    """Free GPUs that would suffice for the widest waiting job of the pool if they were together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueGauges:
     waiting: Mapping[tuple[str, str], int]
-    """Jobs by tier and reason."""
+    """Waiting jobs by tier and reason."""
     waiting_gpus: Mapping[str, int]
-    """That they wait for, by tier."""
+    """GPUs that they wait for, by tier."""
     oldest_wait_s: Mapping[str, float]
-    """By tier, all stays in the queue together."""
+    """Longest wait by tier, over all stays in the queue."""
     ages_s: Mapping[tuple[str, float], float]
-    """The same by tier and quantile, of those that wait now."""
+    """Waits of queued jobs by tier and quantile."""
     waits_s: Mapping[tuple[str, float], float]
-    """From queue to GPUs, by tier and quantile, over :data:`WAITS_OVER`."""
+    """Time from queue to GPUs by tier and quantile, over :data:`WAITS_OVER`."""
     promised_waiting: Mapping[str, int]
-    """Jobs by tier that wait for their first start for longer than the tier promises, and could start if GPUs were free."""
+    """Jobs by tier that have waited for their first start longer than the tier promises, and could start if GPUs were free."""
     promised_late: Mapping[str, int]
-    """Jobs by tier that started later than that, since the beginning."""
+    """Jobs by tier that started later than promised, since the beginning."""
     pools: Mapping[str, PoolGauges]
     lost_gpu_s: float
-    """Work that was done again, since the beginning."""
+    """GPU-seconds of repeated work, since the beginning."""
     overdue: Mapping[str, int]
-    """Reservations by what is overdue: `start` or `stop`."""
+    """Late reservations by kind: `start` or `stop`."""
     round: view.Round
     round_age_s: float | None
 
 
 def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
-    """All of it on one connection."""
+    """Read all metrics on one connection."""
     waited = _waited(now)
     number = sa.func.count()
     by_reason = sa.select(jobs.c.tier, jobs.c.reason, number, sa.func.sum(jobs.c.num_gpus), sa.func.max(waited))
@@ -103,7 +103,7 @@ def _ages(conn: Connection, now: datetime) -> dict[tuple[str, float], float]:
 
 
 def _waits(conn: Connection, since: datetime) -> dict[tuple[str, float], float]:
-    """Of first attempts only: a job that resumes keeps its place from before."""
+    """First attempts only: a job that resumes keeps its earlier place."""
     waited = sa.func.extract("epoch", reservations.c.granted_at - jobs.c.queued_at)
     columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
     query = (
@@ -126,7 +126,7 @@ def _promised_waiting(conn: Connection, now: datetime) -> dict[str, int]:
 
 
 def _promised_late(conn: Connection) -> dict[str, int]:
-    """From an index of first starts: only those that were late are touched."""
+    """Uses an index of first starts, so only late ones are read."""
     counts = {}
     for tier, within in PROMISED.items():
         query = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.tier == tier, sa.text(LATE).bindparams(within=within))

@@ -1,4 +1,4 @@
-"""The queue as plain documents, for the API and the command line: a tenant's has sums of others, an operator's has everything."""
+"""Responses of the queue, for the API and the command line: for tenants with sums of others, for operators with everything."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HOUR_S = 3600.0
 
 
 def ahead(stored: Mapping[str, Any] | None, own: int = 0) -> Document | None:
-    """Who is ahead of a job, as its row has it; `own`: waiting jobs of its tenant that stand before it."""
+    """Return the jobs ahead, from the job's row; `own`: waiting jobs of its tenant ahead of it."""
     return _ahead(view.ahead_of(stored, own))
 
 
 def reservation(stored: Mapping[str, Any] | None) -> Document | None:
-    """GPUs that a waiting job has to come, as its row has them: without the names of nodes."""
+    """Return a waiting job's reservation, from its row, without node names."""
     return _reservation(view.reserved_of(stored))
 
 

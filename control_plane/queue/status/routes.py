@@ -1,4 +1,4 @@
-"""``/v1/queue``: why the caller's jobs wait and when they start; ``/v1/admin/queue``: the whole of it."""
+"""``/v1/queue``: why the caller's jobs wait and when they start; ``/v1/admin/queue``: the whole queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from control_plane.queue.status import responses, schemas, view
 
 router = APIRouter(prefix="/v1")
 MAX_SHOWN = 10_000
-"""Waiting jobs in one answer: the longest queue that is planned for."""
+"""Most waiting jobs in one response: the longest queue that is planned for."""
 POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 

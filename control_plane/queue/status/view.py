@@ -1,4 +1,4 @@
-"""The queue as its tenant sees it, and as operators do. What one tenant is told names no job, no tenant and no node of another's."""
+"""The queue as tenants and operators see it. A tenant's view names no job, tenant or node of another tenant."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ HELD_COLUMNS: tuple[sa.ColumnElement[Any], ...] = (
 )  # fmt: skip
 
 STOPPED_WITHIN_S = 120.0
-"""From the moment that a job is asked to stop: the step that follows it looks every half second, a checkpoint has 25 s, and the
-workload is killed after 30; four times of that is nobody's delay but a fault."""
+"""From the request to stop: the trainer checks every half second, saving may take 25 s, and the workload is killed after 30 s; four
+times that is a fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserved:
-    """GPUs that a waiting job has from `start` on."""
+    """GPUs reserved for a waiting job from `start` on."""
 
     start: float
     pool: str
@@ -51,12 +51,12 @@ class Reserved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ahead:
-    """Who is before a job, in kind."""
+    """Jobs ahead of a job, as counts."""
 
     jobs: Mapping[str, int]
     num_gpus: int
     yours: int = 0
-    """Of them, jobs of the tenant that looks."""
+    """How many of them belong to the tenant that asks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +69,12 @@ class QueuedJob:
     job_class: str
     spot: bool
     position: int | None
-    """None until a round has seen it."""
+    """None until a scheduling cycle has seen it."""
     reason: str | None
     reason_detail: str | None
     queued_at: datetime | None
     waited_s: float
-    """All stays in the queue together."""
+    """Over all stays in the queue."""
     expected_s: float | None
     estimated_start: datetime | None
     estimated_finish: datetime | None
@@ -104,14 +104,14 @@ class RunningJob:
     total_steps: int | None
     preemptions: int
     stop_asked_at: datetime | None
-    """Since then it is asked to save a checkpoint and to give its GPUs to another job."""
+    """When it was asked to save a checkpoint and release its GPUs to another job."""
     stopped_for: str | None
-    """That job: for operators alone."""
+    """The job that it makes room for; shown to operators only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overdue:
-    """A reservation whose workload has not begun in time, or has been asked to stop and holds its GPUs still."""
+    """A reservation whose workload has not started in time, or was asked to stop and still holds its GPUs."""
 
     job_id: str
     attempt: int
@@ -119,27 +119,27 @@ class Overdue:
     num_gpus: int
     kind: Literal["start", "stop"]
     age_s: float
-    """Since it was granted, or asked to stop."""
+    """Seconds since it was granted, or asked to stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """What the queue's rounds have done so far."""
+    """Counters of the scheduling cycles."""
 
     last_at: datetime | None
     took_s: float | None
     queued: int | None
     counts: Mapping[str, int]
-    """rounds, starts, backfills, preemptions, promises, slipped."""
+    """Keys: rounds, starts, backfills, preemptions, promises, slipped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TenantQueue:
     length: int
-    """Waiting jobs of all tenants."""
+    """Number of waiting jobs of all tenants."""
     by_tier: Mapping[str, int]
     preparing: int
-    """Jobs of the tenant whose data is prepared: they are not in the queue yet."""
+    """Jobs of the tenant whose data is being prepared; they are not in the queue yet."""
     waiting: Sequence[QueuedJob]
     running: Sequence[RunningJob]
     pools: Sequence[PoolUse]
@@ -151,15 +151,15 @@ class TenantQueue:
 class WholeQueue:
     by_tier: Mapping[str, int]
     waiting: Sequence[QueuedJob]
-    """In order of their positions; those that no round has seen yet at the end. The first ones, where a limit was given."""
+    """In order of position; jobs that no cycle has seen yet come last. Only the first ones if a limit was given."""
     waiting_of: Mapping[str, int]
-    """By tenant, waiting jobs, all of them."""
+    """Number of waiting jobs by tenant."""
     reserved: Mapping[str, Reserved]
-    """By waiting job, GPUs to come, all of them."""
+    """Reservations by waiting job."""
     running: Sequence[RunningJob]
     pools: Sequence[PoolUse]
     used_gpu_s: Mapping[str, float]
-    """By tenant, lately: all have the same share, and who used more waits longer."""
+    """Recent use by tenant: shares are equal, and who used more waits longer."""
     widest: Mapping[str, int]
     """By pool, GPUs of the widest waiting job that it takes."""
     overdue: Sequence[Overdue]
@@ -172,7 +172,7 @@ class WholeQueue:
 
 
 def of_tenant(platform: Platform, tenant: str) -> TenantQueue:
-    """The tenant's own jobs in the queue, and of everybody's only sums."""
+    """Return the tenant's own jobs in the queue, and sums over all tenants."""
     now = platform.clock()
     with platform.engine.connect() as conn:
         mine = jobs.c.tenant_id == tenant
@@ -196,7 +196,7 @@ def of_tenant(platform: Platform, tenant: str) -> TenantQueue:
 
 
 def of_all(platform: Platform, *, limit: int | None = None) -> WholeQueue:
-    """Everything, for operators; of waiting jobs the first `limit`."""
+    """Return everything, for operators; at most `limit` waiting jobs."""
     now = platform.clock()
     with platform.whole.engine.connect() as conn:
         running = _running(conn, sa.true())
@@ -217,7 +217,7 @@ def of_all(platform: Platform, *, limit: int | None = None) -> WholeQueue:
 
 
 def widest_waiting(conn: Connection, available: Sequence[Pool]) -> dict[str, int]:
-    """By pool, GPUs of the widest waiting job that it could take; pools that nobody waits for are left out."""
+    """Return, by pool, the GPUs of the widest waiting job that could use it; pools without waiting jobs are left out."""
     kinds = conn.execute(sa.select(jobs.c.tier, jobs.c.job_class, jobs.c.num_gpus).where(jobs.c.state == JobState.QUEUED).distinct()).all()
     widest = {
         p.name: max((k.num_gpus for k in kinds if p.accepts(k.job_class) and k.num_gpus <= p.widest(k.tier)), default=0) for p in available
@@ -226,7 +226,7 @@ def widest_waiting(conn: Connection, available: Sequence[Pool]) -> dict[str, int
 
 
 def overdue(conn: Connection, now: datetime) -> list[Overdue]:
-    """Reservations whose workload has not begun in time, then those that were asked to stop and have not."""
+    """Return reservations whose workload has not started in time, then those that were asked to stop and have not."""
     late = overdue_releases(conn, now)
     unstarted = [Overdue(job_id=o.job_id, attempt=o.attempt, pool=o.pool, num_gpus=o.num_gpus, kind="start", age_s=o.age_s) for o in late]
     asked = sa.select(reservations).where(
@@ -246,12 +246,12 @@ def overdue(conn: Connection, now: datetime) -> list[Overdue]:
 
 
 def occupied(platform: Platform, conn: Connection) -> list[PoolUse]:
-    """Every pool with what is held in it."""
+    """Return every pool with what is held in it."""
     return occupancy(pools(platform, conn), _held(conn))
 
 
 def last_round(conn: Connection) -> Round:
-    """When the queue was last looked at, and what its rounds have done since the beginning."""
+    """Return when the last cycle ran, and the counters of all cycles."""
     row = conn.execute(sa.select(scheduler_state).where(scheduler_state.c.id == 1)).mappings().one_or_none()
     names = ("rounds", "starts", "backfills", "preemptions", "promises", "slipped")
     if row is None:
@@ -260,7 +260,7 @@ def last_round(conn: Connection) -> Round:
 
 
 def ahead_of(stored: Mapping[str, Any] | None, own: int = 0) -> Ahead | None:
-    """Who is ahead, as a job's row has it; `own`: waiting jobs of its tenant that stand before it."""
+    """Read the jobs ahead from a job's row; `own`: waiting jobs of its tenant ahead of it."""
     if stored is None:
         return None
     counts = {tier: int(n) for tier, n in (stored.get("jobs") or {}).items()}
@@ -268,13 +268,13 @@ def ahead_of(stored: Mapping[str, Any] | None, own: int = 0) -> Ahead | None:
 
 
 def own_ahead(conn: Connection, tenant: str) -> dict[str, int]:
-    """By waiting job of the tenant that a round has seen: how many others of its own stand before it."""
+    """Return, by waiting job of the tenant that a cycle has seen, how many of its other jobs are ahead."""
     mine = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, jobs.c.state == JobState.QUEUED, jobs.c.queue_position.is_not(None))
     return {job_id: before for before, job_id in enumerate(conn.execute(mine.order_by(jobs.c.queue_position, jobs.c.id)).scalars())}
 
 
 def reserved_of(stored: Mapping[str, Any] | None) -> Reserved | None:
-    """GPUs to come, as a job's row has them."""
+    """Read a job's reservation from its row."""
     if stored is None:
         return None
     placement = [(str(node), int(gpus)) for node, gpus in stored.get("placement") or ()]
@@ -362,7 +362,7 @@ def _run(r: sa.Row[Any]) -> RunningJob:
 
 
 def _held(conn: Connection) -> list[Held]:
-    """What is held by anybody."""
+    """All held GPUs."""
     columns = (reservations.c.job_id, reservations.c.pool, reservations.c.num_gpus, reservations.c.placement)
     query = sa.select(*columns).where(reservations.c.released_at.is_(None))
     return [
@@ -376,7 +376,7 @@ def _holding(r: RunningJob) -> Held:
 
 
 def tenants_of(queue: WholeQueue) -> dict[str, tuple[int, int, int]]:
-    """By tenant: jobs that wait, jobs that hold GPUs, and those GPUs."""
+    """Return, by tenant, waiting jobs, jobs that hold GPUs, and those GPUs."""
     running, gpus = Counter[str](), Counter[str]()
     for r in queue.running:
         running[r.tenant] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scheduler.decision_speed import STATES, decision, snapshot
-from control_plane.queue.scheduler import Promise
+from control_plane.queue.scheduler import Reservation
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -19,7 +19,7 @@ def test_a_decision_says_something_of_every_job(state: str) -> None:
 def test_nobody_starts_where_all_is_held_and_the_second_round_knows_what_the_first_promised() -> None:
     later = snapshot("second round", 60, 6)
     promised = [w.promise for w in later.waiting if w.promise]
-    assert promised and all(isinstance(p, Promise) for p in promised)
+    assert promised and all(isinstance(p, Reservation) for p in promised)
     assert all(w.due_at is not None for w in later.waiting)
 
 

@@ -14,7 +14,7 @@ from benchmarks.scheduler.simulation.outcome import Outcome
 from benchmarks.scheduler.simulation.policies import easy, fifo, first_fit, shortest_first
 from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.queue.scheduler import Decision, Preempt, Promise, Reason, Snapshot, Start, Wait
+from control_plane.queue.scheduler import Decision, Preempt, Reason, Reservation, Snapshot, Start, Wait
 
 NO_COSTS = Costs(save_s=0.0, load_s={"lora": 0.0, "large": 0.0, "full": 0.0})
 
@@ -173,8 +173,8 @@ def test_a_lost_node_costs_the_work_since_the_newest_checkpoint() -> None:
     assert a.end == 700.0 + 3600.0 + 400.0  # repaired after an hour, 600 of 1,000 s were saved
 
 
-def promise(at: float) -> Promise:
-    return Promise(start=at, pool="gpus", placement=(("node-0", 4),), made_at=0.0)
+def promise(at: float) -> Reservation:
+    return Reservation(start=at, pool="gpus", placement=(("node-0", 4),), made_at=0.0)
 
 
 def told(name: str, at: float) -> Wait:

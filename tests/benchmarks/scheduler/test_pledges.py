@@ -1,4 +1,4 @@
-"""Promises under a strict eye: a late start is excused by what happened where it was promised, and by nothing else."""
+"""ReservationPlan under a strict eye: a late start is excused by what happened where it was promised, and by nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.scheduler.simulation.pledges import Pledges
 from benchmarks.scheduler.simulation.policies import Policy
 from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.queue.scheduler import Decision, Promise, Reason, Snapshot, Start, Wait
+from control_plane.queue.scheduler import Decision, Reason, Reservation, Snapshot, Start, Wait
 
 HEARD = 0.0
 
@@ -18,8 +18,8 @@ def pool(*, reserved: int = 0) -> Pool:
     return Pool(name="gpus", nodes=nodes(32), gpu_type="h100-80gb", max_gpus_per_job=32, reserved_gpus=reserved)
 
 
-def promise(at: float, *names: str) -> Promise:
-    return Promise(start=at, pool="gpus", placement=tuple((name, 8) for name in names), made_at=HEARD)
+def promise(at: float, *names: str) -> Reservation:
+    return Reservation(start=at, pool="gpus", placement=tuple((name, 8) for name in names), made_at=HEARD)
 
 
 def heard(*, reserved: int = 0, tier: str = "standard") -> Pledges:

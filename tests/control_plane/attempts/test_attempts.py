@@ -57,7 +57,7 @@ def queued(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
 
 
 def held_by(platform: Platform, tenant: str, job_id: str) -> Claim:
-    cycle.place(platform)
+    cycle.run_cycle(platform)
     return attempts.claim(platform, tenant, job_id)
 
 
@@ -91,7 +91,7 @@ def test_one_slot_is_given_once_however_many_schedulers_run(queued: Callable[...
     queued()
     queued()
     with ThreadPoolExecutor(6) as pool:
-        rounds: Sequence[list[Any]] = list(pool.map(lambda _: cycle.place(platform), range(6)))
+        rounds: Sequence[list[Any]] = list(pool.map(lambda _: cycle.run_cycle(platform), range(6)))
     started = [d for decisions in rounds for d in decisions if isinstance(d, Start)]
     assert len(started) == 1
     with platform.engine.connect() as conn:
@@ -101,7 +101,7 @@ def test_one_slot_is_given_once_however_many_schedulers_run(queued: Callable[...
 def test_a_waiting_job_says_why_and_where_it_stands(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, _, first = queued()
     _, _, second = queued()
-    decisions = cycle.place(platform)
+    decisions = cycle.run_cycle(platform)
     waiting = next(d for d in decisions if isinstance(d, Wait))
     assert waiting.job_id in {first, second}
     with platform.engine.connect() as conn:
@@ -360,7 +360,7 @@ def test_the_event_says_where_a_smaller_batch_goes_on(queued: Callable[..., tupl
     held = held_by(platform, tenant, job_id)
     attempts.record_checkpoint(platform, held, step=5, prefix="p", manifest_sha256="m", metrics={})
     attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH)))
-    assert "training goes on from the last verified checkpoint with micro-batches of 2 rows" in messages(platform, job_id)[-1]
+    assert "training resumes from the last verified checkpoint with micro-batches of 2 rows" in messages(platform, job_id)[-1]
 
 
 def test_a_pause_before_the_first_step_speaks_of_no_checkpoint(queued: Callable[..., tuple[Platform, str, str]]) -> None:

@@ -126,7 +126,7 @@ def test_its_tenant_is_told_for_whom_that_nothing_is_lost_and_when_it_goes_on(ne
     at = attempt_rows(job)[0].last_step
     assert told[0].message == f"Attempt 1: it gave its GPUs to a premium job at step {at}, which is saved; nothing is lost."
     assert (told[0].data["for_tier"], told[0].data["lost_gpu_s"]) == ("premium", 0)
-    assert "goes on from the last verified checkpoint" in told[1].message
+    assert "resumes from the last verified checkpoint" in told[1].message
     assert "expected to go on" in told[2].message and told[2].data["expected_start"] > 0
     assert not any(other in e.message for e in told)
     with job.platform.engine.connect() as conn:

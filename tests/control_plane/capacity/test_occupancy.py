@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
 from control_plane.capacity.pools import Node, Packing, Pool
-from control_plane.queue.scheduler.placement import PoolRooms
+from control_plane.queue.scheduler.placement import PoolTimeline
 
 
 def pool(*sizes: int, packing: Packing = "dense", fabrics: str = "", ready: str = "") -> Pool:
@@ -77,7 +77,7 @@ def test_what_gangs_could_have_is_what_the_policy_would_place() -> None:
         of = pool(*random.choices((4, 8), k=6), packing=packing, fabrics="aaabbb")
         taken = [held(f"r{i}", g, (n.name, g)) for i, n in enumerate(of.nodes) if (g := random.choice((0, 0, 1, 3)))]
         gang, starts = random.choice((1, 2, 3, 5, 8, 10, 12, 16)), 0
-        rooms = PoolRooms(of, 0.0)
+        rooms = PoolTimeline(of, 0.0)
         for one in taken:
             rooms.run(one.job_id, "premium", one.num_gpus, tuple(one.placement), 1e6)
         rooms.ready()

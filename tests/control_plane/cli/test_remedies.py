@@ -74,7 +74,7 @@ def test_every_command_of_the_table_is_there() -> None:
         ("no job 'x'; list yours with GET /v1/fine_tuning/jobs", "no job 'x'; list yours with `ft jobs`"),
         ("approve it with POST /v1/adapters/adp-1/approve.", "approve it with `ft adapters approve adp-1`."),
         ("change the role with POST /v1/members/{id}", "change the role with `ft members update ID`"),
-        ("ask again (GET /v1/files/file-1/events says when)", "ask again (`ft files show file-1` says when)"),
+        ("ask again (GET /v1/files/file-1/events shows when)", "ask again (`ft files show file-1` shows when)"),
         ("one of yours (`GET /v1/models`)", "one of yours (`ft models`)"),
         ("GET /v1/uploads/up-1 lists its parts", "GET /v1/uploads/up-1 lists its parts"),
         ("files go through POST /v1/files or /v1/uploads", "files go through `ft upload FILE` or /v1/uploads"),
@@ -112,9 +112,9 @@ def lineage(*holds: bool | None) -> dict[str, Any]:
     ("found", "said"),
     [
         (lineage(True, True, True), "VERIFIED: 3 of 3 links hold"),
-        (lineage(True, None, True), "VERIFIED: 2 of 3 links hold; not there to be read: base model"),
-        (lineage(False, None, True), "BROKEN at files: 1 of 3 links hold; not there to be read: base model"),
-        (lineage(None, None, None), "NOT VERIFIED: 0 of 3 links hold; not there to be read: files, base model, dataset"),
+        (lineage(True, None, True), "VERIFIED: 2 of 3 links hold; not readable: base model"),
+        (lineage(False, None, True), "BROKEN at files: 1 of 3 links hold; not readable: base model"),
+        (lineage(None, None, None), "NOT VERIFIED: 0 of 3 links hold; not readable: files, base model, dataset"),
         (lineage(), "NOTHING TO VERIFY"),
     ],
 )

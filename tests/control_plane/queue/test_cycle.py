@@ -83,24 +83,24 @@ def running(world: World, one: Planned, *, step: int) -> attempts.Claim:
 
 def test_a_job_that_starts_holds_nodes_and_its_event_says_why_now(world: World) -> None:
     (job,) = queued(world, 0)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     with world.platform.engine.connect() as conn:
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job.job_id)).one()
     assert (held.attempt, held.pool, held.num_gpus, sum(n for _, n in held.placement)) == (1, "small", 2, 2)
     told = events(world, job.job_id)[-1]
     assert told.code == "job_provisioning" and told.data["attempt"] == 1
-    assert told.message == "Attempt 1 holds 2 GPUs of pool small after 0 s in the queue: it was the first in the order whom they suit."
+    assert told.message == "Attempt 1 holds 2 GPUs of pool small after 0 s in the queue: it is the first job in the queue that they fit."
 
 
 def test_a_round_over_a_queue_that_did_not_change_writes_no_job(world: World) -> None:
     queued(world, 0, 1, 2)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     before = row(world, world.planned[2].job_id)
     assert before.reason and before.queue_position == 1 and before.due_at is not None
     wrote: list[str] = []
     sa.event.listen(world.platform.engine, "before_cursor_execute", lambda *given: wrote.append(given[2]))
     rounds = state(world).rounds
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     changed = [w for w in wrote if w.startswith(("UPDATE", "INSERT", "DELETE"))]
     assert len(changed) == 1 and "scheduler_state" in changed[0], changed
     assert state(world).rounds == rounds + 1
@@ -111,17 +111,17 @@ def test_the_number_of_statements_does_not_grow_with_the_queue(world: World) -> 
     sa.event.listen(world.platform.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
     queued(world, 0)
     seen.clear()
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     few = len(seen)
     queued(world, 1, 2, 3)
     seen.clear()
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert len(seen) <= few + 3, seen
 
 
 def test_what_the_policy_is_given_is_what_the_database_knows(world: World) -> None:
     job, other = queued(world, 0, 1)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     held = running(world, job, step=5)
     world.set_tick(6)
     attempts.record_checkpoint(world.platform, held, step=5, prefix="p", manifest_sha256="0", metrics={})
@@ -143,7 +143,7 @@ def test_a_job_that_comes_back_has_only_the_rest_to_do(world: World) -> None:
     (job,) = queued(world, 0)
     with world.platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.job_id).values(setup_s=200.0))
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     held = running(world, job, step=5)
     attempts.record_checkpoint(world.platform, held, step=5, prefix="p", manifest_sha256="0", metrics={})
     jobs.pause(world.platform, job.tenant, job.job_id)
@@ -156,7 +156,7 @@ def test_a_job_that_comes_back_has_only_the_rest_to_do(world: World) -> None:
 
 def test_a_job_that_makes_room_is_asked_once_and_told_why(world: World) -> None:
     (job,) = queued(world, 0)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     running(world, job, step=1)
     stop = Preempt(job_id=job.job_id, for_job="ftjob-of-somebody", lost_s=1.0, detail="a premium job needs the GPUs; nothing is lost")
     before = state(world).preemptions
@@ -176,7 +176,7 @@ def test_a_job_that_makes_room_is_asked_once_and_told_why(world: World) -> None:
 
 def test_a_job_whose_pause_was_asked_for_is_not_asked_to_make_room(world: World) -> None:
     (job,) = queued(world, 0)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     jobs.pause(world.platform, job.tenant, job.job_id)
     with world.platform.engine.begin() as conn:
         assert lock_to_stop(conn, [job.job_id]) == {}
@@ -191,7 +191,7 @@ def late_releases(world: World) -> list[OverdueRelease]:
 @pytest.mark.parametrize("table", [reservations, jobs_table])
 def test_of_those_who_make_room_for_one_job_all_are_asked_or_none(world: World, table: sa.Table) -> None:
     victims = queued(world, 0, 1)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     world.set_tick(1)
     for one in victims:
         running(world, one, step=1)
@@ -201,7 +201,7 @@ def test_of_those_who_make_room_for_one_job_all_are_asked_or_none(world: World, 
     before = state(world)
     with world.platform.engine.begin() as conn:
         conn.execute(held)
-        decided = cycle.place(world.platform)
+        decided = cycle.run_cycle(world.platform)
     assert [d for d in decided if isinstance(d, Preempt)] == []
     assert [row(world, v.job_id).stop_requested for v in victims] == [None, None]
     left = row(world, waiting.job_id)
@@ -209,7 +209,7 @@ def test_of_those_who_make_room_for_one_job_all_are_asked_or_none(world: World, 
     assert left.promise["start"] > world.now().timestamp() + 3600, "it is promised what they give back at their ends"
     after = state(world)
     assert (after.promises, after.preemptions, after.queued) == (before.promises + 1, before.preemptions, 1)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert [row(world, v.job_id).stop_requested for v in victims] == ["preempt", "preempt"]
     told = row(world, waiting.job_id)
     assert told.promise is not None and told.reason == "WaitingForPreemptedWorkloads"
@@ -221,7 +221,7 @@ def test_what_starts_rests_on_no_stop_that_cannot_be_asked_for(new_world: Callab
     shapes = (("standard", 2, 0, 24), ("standard", 1, 0, 12), ("premium", 2, 0, 6), ("free", 1, 0, 12), ("standard", 1, 0, 1))
     world = new_world(shapes)
     victim, near_its_end = queued(world, 0, 1)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     for one in (victim, near_its_end):
         held = attempts.claim(world.platform, one.tenant, one.job_id)
         attempts.mark_started(world.platform, held, from_step=0, started_at=world.now().timestamp())
@@ -231,10 +231,10 @@ def test_what_starts_rests_on_no_stop_that_cannot_be_asked_for(new_world: Callab
     for _ in range(2):
         with world.platform.engine.begin() as conn:
             conn.execute(held)
-            cycle.place(world.platform)
+            cycle.run_cycle(world.platform)
         promise = row(world, premium.job_id).promise
         assert promise["start"] == world.now().timestamp() + 1200 and row(world, small.job_id).state == "queued"
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert (row(world, victim.job_id).stop_requested, row(world, small.job_id).state) == ("preempt", "provisioning")
     assert row(world, premium.job_id).promise["start"] < promise["start"]
 
@@ -242,7 +242,7 @@ def test_what_starts_rests_on_no_stop_that_cannot_be_asked_for(new_world: Callab
 @pytest.mark.parametrize("table", [reservations, jobs_table])
 def test_a_row_that_its_follower_writes_just_now_is_waited_for(world: World, table: sa.Table) -> None:
     (job,) = queued(world, 0)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     column, waits = table.c.id if table is jobs_table else table.c.job_id, sa.text("SHOW lock_timeout")
     with world.platform.engine.connect() as follower, world.platform.engine.begin() as conn:
         follower.execute(sa.select(column).where(column == job.job_id).with_for_update())
@@ -258,19 +258,19 @@ def test_a_row_that_its_follower_writes_just_now_is_waited_for(world: World, tab
 
 def test_a_promise_that_could_not_be_written_is_not_counted(world: World) -> None:
     queued(world, 0, 1)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     (waiting,) = queued(world, 2)
     with world.platform.engine.begin() as conn:
         conn.execute(sa.select(jobs_table.c.id).where(jobs_table.c.id == waiting.job_id).with_for_update())
-        cycle.place(world.platform)
+        cycle.run_cycle(world.platform)
     assert (state(world).promises, row(world, waiting.job_id).promise) == (0, None)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert state(world).promises == 1 and row(world, waiting.job_id).promise is not None
 
 
 def test_a_job_that_saves_after_its_last_step_overruns_once_it_takes_too_long(world: World) -> None:
     (job,) = queued(world, 0)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     world.set_tick(6)
     running(world, job, step=10)
     last_step = world.now().timestamp()
@@ -283,7 +283,7 @@ def test_a_job_that_saves_after_its_last_step_overruns_once_it_takes_too_long(wo
 def test_a_job_that_was_paused_has_not_waited_yet_at_its_new_place(world: World) -> None:
     (job,) = queued(world, 0)
     world.set_tick(2)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     held = running(world, job, step=5)
     assert row(world, job.job_id).waited_s == 1200.0
     jobs.pause(world.platform, job.tenant, job.job_id)
@@ -302,7 +302,7 @@ def test_as_long_as_a_job_was_barred_it_has_not_waited(world: World) -> None:
     world.set_tick(5)
     (waiting,) = queue_reading.queue_snapshot(world.platform).waiting
     assert waiting.waited(world.now().timestamp()) == 600.0
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert row(world, job.job_id).waited_s == 600.0 and events(world, job.job_id)[-1].data["waited_s"] == 600.0
 
 
@@ -312,23 +312,23 @@ def test_a_job_that_had_started_once_does_not_wait_either_while_its_tenant_is_su
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.job_id).values(started_at=world.now()))
         conn.execute(sa.update(tenants).where(tenants.c.id == job.tenant).values(suspended_at=world.now(), suspended_reason="unpaid"))
     world.set_tick(4)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     told = row(world, job.job_id)
     assert (told.reason, told.barred_until, told.capped_at) == ("TenantSuspended", world.now(), None), "its first start was before"
     with world.platform.engine.begin() as conn:
         conn.execute(sa.update(tenants).where(tenants.c.id == job.tenant).values(suspended_at=None, suspended_reason=None))
     world.set_tick(5)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert row(world, job.job_id).waited_s == 600.0 and events(world, job.job_id)[-1].data["waited_s"] == 600.0
 
 
 def test_a_release_that_no_machine_lets_in_is_told_to_operators_once_an_attempt(world: World) -> None:
     (job,) = queued(world, 0)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     assert late_releases(world) == []
     world.set_tick(1)
     for _ in range(3):
-        cycle.place(world.platform)
+        cycle.run_cycle(world.platform)
     (late,) = late_releases(world)
     assert (late.job_id, late.attempt, late.num_gpus, late.age_s) == (job.job_id, 1, 2, 600.0)
     told = [e for e in events(world, job.job_id) if e.code == "release_overdue"]
@@ -377,7 +377,7 @@ def test_of_many_moves_an_illegal_one_stops_all(world: World) -> None:
 
 def test_the_database_refuses_a_second_reservation_of_a_job(world: World) -> None:
     (job,) = queued(world, 0)
-    cycle.place(world.platform)
+    cycle.run_cycle(world.platform)
     again = {"job_id": job.job_id, "attempt": 2, "pool": "small", "num_gpus": 2, "placement": [], "granted_at": world.now()}
     with pytest.raises(sa.exc.IntegrityError, match="uq_reservations_held"), world.platform.engine.begin() as conn:
         conn.execute(sa.insert(reservations).values(**again))
@@ -386,12 +386,12 @@ def test_the_database_refuses_a_second_reservation_of_a_job(world: World) -> Non
 def test_a_stored_promise_comes_back_as_it_was_made_and_its_earliest_start_is_kept(world: World) -> None:
     (job,) = queued(world, 0)
     now = world.now()
-    made = scheduler.Promise(start=now.timestamp() + 50.0, pool="small", placement=(("n-0", 2),), made_at=now.timestamp())
+    made = scheduler.Reservation(start=now.timestamp() + 50.0, pool="small", placement=(("n-0", 2),), made_at=now.timestamp())
     wait = scheduler.Wait(
         job_id=job.job_id, position=1, reason=scheduler.Reason.WAITING_FOR_QUOTA, detail="full", expected_start=made.start, promise=made
     )
 
-    def tell(promise: scheduler.Promise | None, at: datetime) -> cycle.Explained:
+    def tell(promise: scheduler.Reservation | None, at: datetime) -> cycle.Explained:
         with world.platform.engine.begin() as conn:
             _, rows = queue_reading.read(conn, pools(world.platform), at)
             told = replace(wait, promise=promise)

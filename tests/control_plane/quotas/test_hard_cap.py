@@ -52,7 +52,7 @@ def test_at_the_hard_cap_running_jobs_are_paused_queued_ones_wait_and_all_go_on_
     assert (row["state"], row["reason"]) == ("paused", "hard_cap_reached")
     assert "from 2026-06-01 00:00 UTC" in row["reason_detail"]
 
-    cycle.place(account.platform)
+    cycle.run_cycle(account.platform)
     queued = account.row(waiting)
     assert (queued["state"], queued["reason"]) == ("queued", "WaitingForQuota")
     assert "10 of the 10 GPU-hours" in queued["reason_detail"]
@@ -60,7 +60,7 @@ def test_at_the_hard_cap_running_jobs_are_paused_queued_ones_wait_and_all_go_on_
 
     account.limit(hard_gpu_hours=100)
     assert enforcement.enforce(account.platform).resumed == [held.job_id]
-    cycle.place(account.platform)
+    cycle.run_cycle(account.platform)
     assert {account.row(j)["state"] for j in (held.job_id, waiting)} == {"provisioning"}
     assert account.row(by_tenant)["state"] == "paused", "the tenant's own pause is the tenant's to end"
 
@@ -98,7 +98,7 @@ def test_a_wait_at_the_tenants_own_cap_and_a_cancelled_job_miss_no_promise(accou
     waiting = _submitted_before_the_cap(account)
     for _ in range(3):
         account.wait(minutes=40)
-        cycle.place(account.platform)
+        cycle.run_cycle(account.platform)
     account.wait(minutes=59)
     jobs.cancel(account.platform, account.tenant, cancelled)
     assert not any(jobs.get(account.platform, account.tenant, j).sla_missed for j in (waiting, cancelled))
@@ -178,13 +178,13 @@ def test_a_suspended_tenants_capped_and_queued_jobs_wait_until_it_is_let_in_agai
     suspension.suspend(account.platform, account.tenant, reason="invoice 7 is unpaid")
     assert enforcement.enforce(account.platform).resumed == []
     assert not enforcement._resume(account.platform, account.tenant, held.job_id, account.now[0]), "also where the round had begun before"
-    cycle.place(account.platform)
+    cycle.run_cycle(account.platform)
     assert account.row(held.job_id)["state"] == "paused"
     row = account.row(queued)
     assert (row["state"], row["reason"]) == ("queued", "TenantSuspended") and "invoice 7 is unpaid" in row["reason_detail"]
     suspension.resume(account.platform, account.tenant)
     assert enforcement.enforce(account.platform).resumed == [held.job_id]
-    cycle.place(account.platform)
+    cycle.run_cycle(account.platform)
     assert account.row(queued)["state"] == "provisioning"
 
 
@@ -293,7 +293,7 @@ def test_one_tenants_cap_is_nobody_elses(account: Account, other: Account) -> No
     assert other.row(theirs.job_id)["state"] == "provisioning"
     after = other.submit()
     other.pack(after, hours=0.5)
-    cycle.place(account.platform)
+    cycle.run_cycle(account.platform)
     assert other.row(after)["state"] == "provisioning"
 
 

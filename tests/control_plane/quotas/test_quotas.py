@@ -78,7 +78,7 @@ def test_a_job_whose_count_does_not_fit_fails_before_it_takes_a_gpu(account: Acc
     assert (row["state"], row["error"]["code"]) == ("failed", "exceeded_quota")
     assert "the data is counted now" in row["error"]["message"]
     assert account.hours() == (0, 0, 3), "it holds nothing any more"
-    cycle.place(account.platform)
+    cycle.run_cycle(account.platform)
     with account.platform.engine.connect() as conn:
         assert second not in conn.execute(sa.select(reservations.c.job_id)).scalars().all()
 

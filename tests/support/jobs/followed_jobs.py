@@ -67,7 +67,7 @@ class Job:
         return training.job_dir(self.platform, self.id)
 
     def claim(self) -> Claim:
-        cycle.place(self.platform)
+        cycle.run_cycle(self.platform)
         return attempts.claim(self.platform, self.tenant, self.id)
 
     def follow(self, held: Claim, **options: Any) -> Ending:

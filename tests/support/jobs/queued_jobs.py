@@ -66,7 +66,7 @@ class Queued:
     def round(self, **later: float) -> None:
         """One look at the queue, this much later."""
         self.now[0] += timedelta(**later)
-        cycle.place(self.platform)
+        cycle.run_cycle(self.platform)
 
 
 def queued(platform: Platform, write_rows: Callable[..., Any]) -> Queued:

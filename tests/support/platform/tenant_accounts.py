@@ -55,7 +55,7 @@ class Account:
         return self.row(job_id)
 
     def run(self, job_id: str) -> attempts.Claim:
-        cycle.place(self.platform)
+        cycle.run_cycle(self.platform)
         held = attempts.claim(self.platform, self.tenant, job_id)
         attempts.mark_started(self.platform, held, from_step=0, started_at=self.now[0].timestamp())
         return held

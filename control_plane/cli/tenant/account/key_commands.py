@@ -85,7 +85,7 @@ def rotate(
     body = {"overlap": span_s(overlap), **({"expires_in": span_s(expires_in)} if expires_in else {})}
     with connect() as client:
         made = client.request("POST", f"/v1/api_keys/{_plain(key_id)}/rotate", json=body)
-    told_new(made, f"key {made['id']} in the place of {key_id}, which ends in {overlap}; the secret is shown only now", as_json=as_json)
+    told_new(made, f"key {made['id']} replaces {key_id}, which expires in {overlap}; the secret is shown only now", as_json=as_json)
 
 
 def revoke(key_id: KeyId, as_json: Json = False) -> None:
@@ -157,7 +157,7 @@ def span_s(text: str | None) -> int | None:
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text[len(number) :] or "s"
     if not number.isdecimal() or unit not in UNITS:
-        raise InvalidRequest(f"{text!r} is no span of time; write 30d, 12h, 90min or seconds", param="expires_in")
+        raise InvalidRequest(f"{text!r} is not a duration; write 30d, 12h, 90min or seconds", param="expires_in")
     return int(number) * UNITS[unit]
 
 

@@ -19,7 +19,9 @@ By = Annotated[str, typer.Option("--by", help="hour, day or month.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV on stdout.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
 BudgetId = Annotated[str, typer.Argument(metavar="BUDGET", help="Id of a budget (`ft budgets list`).")]
-Thresholds = Annotated[str | None, typer.Option("--thresholds", metavar="PERCENTS", help="At which you are told: 50,80,100.")]
+Thresholds = Annotated[
+    str | None, typer.Option("--thresholds", metavar="PERCENTS", help="Percentages at which you are notified: 50,80,100.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Account")(cost)
     app.command(rich_help_panel="Account")(invoice)
     app.command(rich_help_panel="Account")(invoices)
-    group = typer.Typer(help="Budgets: be told when a month's spending reaches thresholds.", no_args_is_help=True)
+    group = typer.Typer(help="Budgets: get notified when a month's spending reaches thresholds.", no_args_is_help=True)
     for name, command in (("create", create_budget), ("list", list_budgets), ("update", update_budget), ("delete", delete_budget)):
         group.command(name)(command)
     app.add_typer(group, name="budgets", rich_help_panel="Account")
@@ -253,7 +255,7 @@ def moment_of(text: str | None, name: str) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{name} {text!r} is no date: write 2026-01-31 or 2026-01-31T12:00") from None
+        raise typer.BadParameter(f"{name} {text!r} is not a date: write 2026-01-31 or 2026-01-31T12:00") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 

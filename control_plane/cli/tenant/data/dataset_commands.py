@@ -117,7 +117,7 @@ def local_file(given: str) -> Iterator[Path]:
         return
     file = Path(given)
     if not file.is_file() or not os.access(file, os.R_OK):
-        say(f"ft: {file} can not be read: {'it is no file' if file.exists() else 'there is no such file'} [unreadable_file]")
+        say(f"ft: {file} can not be read: {'it is not a file' if file.exists() else 'the file does not exist'} [unreadable_file]")
         raise typer.Exit(Exit.USAGE)
     yield file
 
@@ -187,7 +187,7 @@ def upload(
 
     options = {"column_map": parse_map(column_map), "policies": parse_policies(policy, encoding=encoding, rows_at=rows_at), "model": model}
     if not file.startswith(HUB) and not Path(file).is_file():
-        raise typer.BadParameter(f"{file!r} is no file here")
+        raise typer.BadParameter(f"{file!r} is not a file here")
     if hub_token:
         options |= {"hub_token": _hub_token(file)}
     with connect() as client:

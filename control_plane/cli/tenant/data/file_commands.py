@@ -89,7 +89,7 @@ def validate(file: FileId, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
-    say(f"file {file} is {found['status']}; `ft files show {file}` shows how it goes on")
+    say(f"file {file} is {found['status']}; `ft files show {file}` shows its progress")
 
 
 def delete(file: FileId, as_json: Json = False) -> None:

@@ -62,7 +62,7 @@ def _completed(client: FtClient, upload: Upload, file: Path, part_bytes: int) ->
                 part_ids.append(stored[sha256])
                 view.sent(len(data))
     except (KeyboardInterrupt, httpx.TransportError, Unavailable):
-        say(f"\ninterrupted; the same command goes on with upload {upload['id']}, until an hour from now")
+        say(f"\ninterrupted; run the same command within an hour to resume upload {upload['id']}")
         raise
     return client.uploads.complete(upload["id"], part_ids=part_ids)
 

@@ -64,8 +64,8 @@ def submit(
     rows_at: RowsAt = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code tells how.")] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
-    warm_start: Annotated[str | None, typer.Option("--warm-start", help="Adapter, job or checkpoint of yours to start from.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Train even where an earlier job of yours has trained the same.")] = False,
+    warm_start: Annotated[str | None, typer.Option("--warm-start", help="Your adapter, job or checkpoint to start from.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Train even if one of your earlier jobs trained the same.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a fine-tuning job; a file is uploaded first. With --wait: exit code 0 succeeded, 1 failed, 3 cancelled."""
@@ -102,7 +102,7 @@ def submit(
 def check_given(given: str | None) -> None:
     """A usage error for what is neither a file here, nor of the Hub, nor looks like the id of one."""
     if given is not None and not Path(given).is_file() and not given.startswith(("file-", HUB)):
-        raise typer.BadParameter(f"{given!r} is neither a file here nor the id of an uploaded one (file-...)")
+        raise typer.BadParameter(f"{given!r} is neither a local file nor the id of an uploaded one (file-...)")
 
 
 def file_id_of(client: FtClient, given: str, options: Mapping[str, Any]) -> str:

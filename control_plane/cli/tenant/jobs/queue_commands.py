@@ -18,7 +18,7 @@ from control_plane.queue.status.messages import by_tier_words, waiting_line
 EVERY_S = 2.0
 """Between two looks at the queue: its rounds come every second or two."""
 
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every two seconds, until interrupted.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds until interrupted.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -107,7 +107,7 @@ def running_line(job: Mapping[str, Any], *, now: float) -> str:
     steps = f" · step {job['step'] or 0}/{job['total_steps']}" if job["total_steps"] else ""
     where = f"{str(job['state']).capitalize()} on {_gpus(job['num_gpus'])} of pool {job['pool']} for {span_words(now - job['since'])}"
     if job["stopping"]:
-        return f"{where}{steps} · saves a checkpoint and makes room for another job; it resumes by itself, nothing is lost"
+        return f"{where}{steps} · saves a checkpoint and makes room for another job; it resumes automatically and loses no work"
     end = job["estimated_end"]
     if end is None:
         return where + steps

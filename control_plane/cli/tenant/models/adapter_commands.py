@@ -150,7 +150,7 @@ def _rules(config: str | None) -> dict[str, Any] | None:
     except ValueError:
         rules = None
     if not isinstance(rules, dict):
-        raise InvalidRequest(f'--config {config[:80]!r} is no JSON object; for example {{"max_items": 50}}', code="invalid_eval_config")
+        raise InvalidRequest(f'--config {config[:80]!r} is not a JSON object; for example {{"max_items": 50}}', code="invalid_eval_config")
     return rules
 
 

@@ -23,7 +23,7 @@ AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or
 Format = Annotated[str, typer.Option("--format", help="adapter, merged, gguf or tokenizer.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="Of gguf: f32, f16 (if left out) or q8_0.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="New or empty directory for the files.")]
-Push = Annotated[str | None, typer.Option("--push", help="Repository ORG/NAME of the Hub at FT_HUB_ENDPOINT; made if it is not there.")]
+Push = Annotated[str | None, typer.Option("--push", help="Repository ORG/NAME of the Hub at FT_HUB_ENDPOINT; created if missing.")]
 Token = Annotated[str, typer.Option("--token", envvar="HF_TOKEN", help="Token of the Hub for --push; it goes to the Hub alone.")]
 
 
@@ -131,7 +131,7 @@ def _pushed(repo: str, files: Path, made: Export, *, endpoint: str, token: str, 
         return answer
     if answer["error"] == "public":
         raise Conflict(
-            f"{repo} is on {endpoint} already and everybody can read it; add --public to push there all the same, or name a new repository",
+            f"{repo} already exists on {endpoint} and is public; add --public to push to it anyway, or name a new repository",
             code="hub_repo_public",
             param="push",
         )

@@ -26,7 +26,7 @@ def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name o
         print(client.adapters.manifest(model), end="")
 
 
-def route(name: Annotated[str, typer.Argument(metavar="NAME", help="A route of yours.")]) -> None:
+def route(name: Annotated[str, typer.Argument(metavar="NAME", help="One of your routes.")]) -> None:
     """A route between versions as llm-d's InferenceModelRewrite."""
     from control_plane.cli.tenant.remote import connect
 

@@ -64,7 +64,7 @@ def verdict(found: Mapping[str, Any]) -> str:
     broken = [link["link"] for link in links if link["holds"] is False]
     unread = [link["link"] for link in links if link["holds"] is None]
     held = f"{len(links) - len(broken) - len(unread)} of {len(links)} links hold"
-    rest = f"; not there to be read: {', '.join(unread)}" if unread else ""
+    rest = f"; not readable: {', '.join(unread)}" if unread else ""
     if broken:
         return f"BROKEN at {', '.join(broken)}: {held}{rest}"
     return f"{'VERIFIED' if len(unread) < len(links) else 'NOT VERIFIED'}: {held}{rest}"
@@ -173,7 +173,9 @@ def delete_data(
     from control_plane.tenant_data import deletion, deletion_requests
 
     typed = (
-        confirm if confirm is not None else typer.prompt(f"Everything that {tenant} stored is deleted for good. Its id, to go on", err=True)
+        confirm
+        if confirm is not None
+        else typer.prompt(f"This permanently deletes everything that {tenant} stored. Type the tenant's id to continue", err=True)
     )
     with open_local() as platform:
         asked = deletion_requests.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
@@ -182,7 +184,7 @@ def delete_data(
     if as_json:
         print(deletion.json_of(found))
     elif found["done_at"] is None:
-        say(f"{found['id']}: {found['waiting_for']}; the platform goes on with it every ten minutes")
+        say(f"{found['id']}: {found['waiting_for']}; the platform retries every ten minutes")
     else:
         say(f"{found['id']} is done: {found['proof']['num_objects']} objects; its proof has sha256 {found['sha256']}")
 

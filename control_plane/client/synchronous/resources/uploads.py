@@ -83,7 +83,7 @@ class Uploads(Resource):
         try:
             return self.resume(made["id"], file, part_bytes=part_bytes)
         except Exception as error:
-            error.add_note(f'upload {made["id"]} is not complete; go on with uploads.resume("{made["id"]}", file)')
+            error.add_note(f'upload {made["id"]} is not complete; continue with uploads.resume("{made["id"]}", file)')
             raise
 
     def resume(self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES) -> Upload:

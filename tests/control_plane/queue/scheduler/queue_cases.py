@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.queue.scheduler import DEFAULT, Decision, Preempt, Promise, Rules, Running, Snapshot, Start, Wait, Waiting, schedule
+from control_plane.queue.scheduler import DEFAULT, Decision, Preempt, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, schedule
 
 NOW = 1_000_000.0
 HOUR = 3600.0
@@ -21,7 +21,7 @@ def pool(
 
 
 def waiting(
-    job_id: str, *, gpus: int = 1, tier: str = "standard", waited: float = 0.0, expected: float = 600.0, promise: Promise | None = None
+    job_id: str, *, gpus: int = 1, tier: str = "standard", waited: float = 0.0, expected: float = 600.0, promise: Reservation | None = None
 ) -> Waiting:
     queued = NOW - waited
     return Waiting(

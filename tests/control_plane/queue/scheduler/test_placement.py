@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from control_plane.capacity.pools import Node, Pool, local_pool, nodes
 from control_plane.queue.scheduler import Reason, Rules, Snapshot, Start, Wait, schedule
-from control_plane.queue.scheduler.placement import PoolRooms
+from control_plane.queue.scheduler.placement import PoolTimeline
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
 
 
@@ -119,7 +119,7 @@ def test_as_wide_as_a_pool_says_a_gang_of_each_tier_is_placed_where_nothing_runs
     total = sum(n for n, _ in of)
     whole = Pool(name="p", nodes=machines, gpu_type="h", max_gpus_per_job=total, reserved_gpus=min(kept, total), packing="whole_node")
     for tier in ("premium", "standard"):
-        rooms = PoolRooms(whole, NOW)
+        rooms = PoolTimeline(whole, NOW)
         rooms.ready()
         placed = [n for n in range(1, total + 1) if rooms.fits_now(n, tier, HOUR)]
         assert placed == [n for n in range(1, total + 1) if rooms.could_hold(n, tier)]
@@ -188,7 +188,7 @@ def test_who_says_nothing_of_spot_runs_on_demand() -> None:
 
 
 def test_the_gpus_of_a_job_that_is_being_stopped_are_expected_when_it_has_handed_them_over() -> None:
-    rooms = PoolRooms(pool(8), NOW)
+    rooms = PoolTimeline(pool(8), NOW)
     (node,) = rooms.by_name
     rooms.run("long", "standard", 8, ((node, 8),), NOW + HOUR)
     rooms.ready()

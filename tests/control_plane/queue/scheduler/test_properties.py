@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.scheduler.simulation import synthetic
 from benchmarks.scheduler.simulation.engine import Simulation
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.queue.scheduler import Preempt, Promise, Running, Snapshot, Start, Wait, Waiting, schedule
+from control_plane.queue.scheduler import Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, Job, play, pool
 
 TIERS = st.sampled_from(["premium", "standard", "standard", "free"])
@@ -115,7 +115,7 @@ WAITING = st.lists(
         spot=st.booleans(),
         promise=st.none()
         | st.builds(
-            Promise,
+            Reservation,
             start=st.floats(NOW - 1e5, NOW + 1e5),
             pool=st.sampled_from(["p", "gone"]),
             placement=st.sampled_from([(("node-0", 4),), (("node-1", 2),), (("node-0", 4), ("node-1", 4)), (("lost", 4),)]),
@@ -156,7 +156,7 @@ def test_the_same_snapshot_gives_the_same_decisions_in_any_order_of_rows(jobs: l
 @settings(max_examples=60, deadline=None)
 @given(WAITING)
 def test_where_nothing_runs_something_starts_whatever_was_promised(jobs: list[Waiting]) -> None:
-    """Promises that lie in the past, overlap, or name nodes that are gone hold up nobody for ever."""
+    """ReservationPlan that lie in the past, overlap, or name nodes that are gone hold up nobody for ever."""
     of = pool(12, per_node=4)
     decisions = schedule(Snapshot(pools=[of], waiting=jobs, running=[]), now=NOW)
     assert (

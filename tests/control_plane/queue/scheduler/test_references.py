@@ -10,10 +10,10 @@ from itertools import chain, combinations
 import pytest
 
 from control_plane.capacity.pools import Node, Pool
-from control_plane.queue.scheduler import Placement, Promise, Rules, Running, Waiting
+from control_plane.queue.scheduler import Placement, Reservation, Rules, Running, Waiting
 from control_plane.queue.scheduler.node_timeline import NEVER
 from control_plane.queue.scheduler.order import forecast
-from control_plane.queue.scheduler.placement import PoolRooms
+from control_plane.queue.scheduler.placement import PoolTimeline
 from control_plane.queue.scheduler.preemption import Stops, cheapest, lost_s, order_preemptees
 from tests.control_plane.queue.scheduler.queue_cases import NOW, waiting
 
@@ -38,7 +38,7 @@ class Cluster:
         self.held: list[Held] = []
         self.tier: dict[str, str] = {}
         self.running: list[Running] = []
-        self.rooms = PoolRooms(self.pool, NOW)
+        self.rooms = PoolTimeline(self.pool, NOW)
         for i in range(rng.randint(0, jobs)):
             self._run(f"r{i}")
         self.rooms.ready()
@@ -77,7 +77,7 @@ class Cluster:
         job_id, tier, length = f"c{number}", self.rng.choice(TIERS), self.rng.randint(1, 20) * 100.0
         start, placement = self.rooms.earliest(self.rng.randint(1, self.largest + 2), tier, length, NOW + self.rng.choice([0, 0, 700]))
         if start < NEVER:
-            self.rooms.claim(job_id, tier, Promise(start=start, pool="p", placement=placement, made_at=NOW), length)
+            self.rooms.claim(job_id, tier, Reservation(start=start, pool="p", placement=placement, made_at=NOW), length)
             self.hold(job_id, tier, placement, start, start + length)
 
     def takes(self, name: str, n: int) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from control_plane.queue.scheduler import Promise, Reason, Rules, Running, Snapshot, Start, Wait, Waiting, projected_start, schedule
+from control_plane.queue.scheduler import Reason, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, projected_start, schedule
 from tests.control_plane.queue.scheduler.queue_cases import NOW, decide, pool, running, waiting
 
 STILL = Rules(slicing=False)
@@ -17,7 +17,7 @@ def test_the_first_blocked_job_is_promised_the_first_moment_at_which_its_gang_fi
     held = [running("a", 2, ends_in=50, node="node-0"), running("b", 2, ends_in=100, node="node-0")]
     wait = decide([waiting("wide", gpus=3)], held, pool(4))["wide"]
     assert isinstance(wait, Wait)
-    assert wait.promise == Promise(start=NOW + 100, pool="p", placement=(("node-0", 3),), made_at=NOW)
+    assert wait.promise == Reservation(start=NOW + 100, pool="p", placement=(("node-0", 3),), made_at=NOW)
     assert wait.expected_start == NOW + 100
 
 
@@ -28,7 +28,7 @@ def test_a_promise_is_of_the_pool_that_is_free_first_whichever_is_written_down_f
     queue = Snapshot(pools=[pool(4, name=name) for name in names], waiting=[waiting("j", gpus=4)], running=held)
     (wait,) = schedule(queue, now=NOW, rules=STILL)
     assert isinstance(wait, Wait)
-    assert wait.promise == Promise(start=NOW + 100, pool="soon", placement=(("node-0", 4),), made_at=NOW)
+    assert wait.promise == Reservation(start=NOW + 100, pool="soon", placement=(("node-0", 4),), made_at=NOW)
 
 
 def test_what_ends_before_a_promise_or_uses_other_gpus_overtakes_it_and_nothing_else_does() -> None:
@@ -52,7 +52,7 @@ def test_what_ends_before_a_promise_or_uses_other_gpus_overtakes_it_and_nothing_
 
 
 def test_a_promise_is_kept_although_a_premium_job_comes_later() -> None:
-    promise = Promise(start=NOW + 100, pool="p", placement=(("node-0", 4),), made_at=NOW)
+    promise = Reservation(start=NOW + 100, pool="p", placement=(("node-0", 4),), made_at=NOW)
     jobs = [waiting("mine", gpus=4, tier="free", promise=promise), waiting("grand", gpus=2, tier="premium", expected=101)]
     held = [running("r", 2, ends_in=100, node="node-0", tier="premium")]
     decisions = decide(jobs, held, pool(4))
@@ -63,7 +63,7 @@ def test_a_promise_is_kept_although_a_premium_job_comes_later() -> None:
 
 
 def test_a_promise_gets_earlier_when_something_ends_before_it_was_expected() -> None:
-    promise = Promise(start=NOW + 900, pool="p", placement=(("node-0", 4),), made_at=NOW)
+    promise = Reservation(start=NOW + 900, pool="p", placement=(("node-0", 4),), made_at=NOW)
     held = [running("a", 4, ends_in=900, node="node-0"), running("b", 4, ends_in=300, node="node-1")]
     wait = decide([waiting("mine", gpus=4, promise=promise)], held, pool(8, per_node=4))["mine"]
     assert isinstance(wait, Wait) and wait.promise is not None
@@ -72,7 +72,7 @@ def test_a_promise_gets_earlier_when_something_ends_before_it_was_expected() -> 
 
 
 def test_a_promise_gets_later_only_when_a_job_on_its_nodes_overruns() -> None:
-    promise = Promise(start=NOW - 5, pool="p", placement=(("node-0", 4),), made_at=NOW)
+    promise = Reservation(start=NOW - 5, pool="p", placement=(("node-0", 4),), made_at=NOW)
     job = waiting("mine", gpus=4, promise=promise)
     late = decide([job], [running("a", 4, ends_in=-5, node="node-0", ran=2000)], pool(4))["mine"]
     assert isinstance(late, Wait) and late.promise is not None
@@ -88,7 +88,7 @@ def test_a_job_overruns_a_second_after_it_was_to_end(ends_in: float, after_s: fl
 
 
 def test_a_promise_on_a_node_that_is_lost_or_of_an_earlier_stay_is_void() -> None:
-    gone = Promise(start=NOW + 10, pool="p", placement=(("node-9", 4),), made_at=NOW)
+    gone = Reservation(start=NOW + 10, pool="p", placement=(("node-9", 4),), made_at=NOW)
     held = [running("a", 4, ends_in=900, node="node-0")]
     wait = decide([waiting("mine", gpus=4, promise=gone)], held, pool(4))["mine"]
     assert isinstance(wait, Wait) and wait.promise is not None and wait.promise.start == NOW + 900
@@ -101,7 +101,7 @@ def test_a_promise_on_a_node_that_is_lost_or_of_an_earlier_stay_is_void() -> Non
 
 @pytest.mark.parametrize("what", ["of an earlier stay", "for another width", "of a lost node", "of a pool that is gone"])
 def test_a_void_promise_does_not_void_a_later_one(what: str) -> None:
-    kept = Promise(start=NOW + 900, pool="p", placement=(("node-0", 4),), made_at=NOW)
+    kept = Reservation(start=NOW + 900, pool="p", placement=(("node-0", 4),), made_at=NOW)
     void = {
         "of an earlier stay": dataclasses.replace(kept, start=NOW, made_at=NOW - 1),
         "for another width": dataclasses.replace(kept, start=NOW, placement=(("node-0", 3),)),
@@ -115,7 +115,7 @@ def test_a_void_promise_does_not_void_a_later_one(what: str) -> None:
 
 
 def test_promises_that_overlap_after_a_day_of_standstill_are_kept_one_after_the_other() -> None:
-    past = [Promise(start=NOW - 9000 + i, pool="p", placement=(("node-0", n),), made_at=NOW) for i, n in enumerate((4, 2, 3))]
+    past = [Reservation(start=NOW - 9000 + i, pool="p", placement=(("node-0", n),), made_at=NOW) for i, n in enumerate((4, 2, 3))]
     jobs = [waiting(f"j{i}", gpus=n, expected=100, promise=p) for i, (n, p) in enumerate(zip((4, 2, 3), past, strict=True))]
     decisions = decide(jobs, [], pool(4))
     assert [j for j, d in decisions.items() if isinstance(d, Start)] == ["j1"], "the least work first; the others are promised what follows"

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from control_plane.capacity.pools import Pool
-from control_plane.queue.scheduler import Preempt, Promise, Rules, Running, Snapshot, Start, Wait, Waiting, schedule
+from control_plane.queue.scheduler import Preempt, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, schedule
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, decide, pool, running, stopped, waiting
 
 STILL = Rules(slicing=False)
 NODE = (("node-0", 4),)
 
 
-def promised(start: float, *, where: str = "p", placement: tuple[tuple[str, int], ...] = NODE) -> Promise:
-    return Promise(start=start, pool=where, placement=placement, made_at=NOW)
+def promised(start: float, *, where: str = "p", placement: tuple[tuple[str, int], ...] = NODE) -> Reservation:
+    return Reservation(start=start, pool=where, placement=placement, made_at=NOW)
 
 
-def promise_of(decisions: dict[str, Start | Wait], job_id: str) -> Promise | None:
+def promise_of(decisions: dict[str, Start | Wait], job_id: str) -> Reservation | None:
     wait = decisions[job_id]
     assert isinstance(wait, Wait)
     return wait.promise

@@ -23,7 +23,7 @@ from control_plane.tenants import service as tenants
 from ft_assets.errors import FtError, Unavailable
 from resources.dagster.graphql_client import DagsterLaunches
 from resources.database.engine import make_engine
-from sensors.queue_listener import LAUNCHES_AT_ONCE, Nudge, listen, run
+from sensors.queue_listener import LAUNCHES_AT_ONCE, QueueListener, listen, run
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing
 
 
@@ -111,7 +111,7 @@ def test_without_an_answer_from_dagster_the_runs_are_left_to_the_sensors_at_once
 ) -> None:
     tenant, job_id = submit()
     launches = DagsterLaunches("http://127.0.0.1:9", token="t")
-    assert Nudge(fresh_platform, instance, launches).round() == []
+    assert QueueListener(fresh_platform, instance, launches).round() == []
     launches.close()
     (due,) = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
     assert due.job_id == job_id
@@ -135,7 +135,7 @@ def test_a_job_with_a_reservation_is_asked_for_before_a_burst_of_submissions(
         conn.execute(sa.insert(reservations).values(held))
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == reserved).values(state="provisioning", attempt=1))
     launches = Recording("http://127.0.0.1:9", token="t")
-    Nudge(fresh_platform, instance, launches).round()
+    QueueListener(fresh_platform, instance, launches).round()
     launches.close()
     assert f"{reserved}#a1.0" in asked, "in the first lap, which a burst fills"
 
@@ -151,7 +151,7 @@ def test_with_more_due_than_a_lap_and_no_webserver_the_round_ends_and_says_how_l
             return super().launch(request)
 
     launches = Refusing("http://127.0.0.1:9", token="t")
-    nudge = Nudge(fresh_platform, instance, launches)
+    nudge = QueueListener(fresh_platform, instance, launches)
     pauses = []
     for _ in range(3):
         assert nudge.round() == []
@@ -179,7 +179,7 @@ def test_a_run_that_dagster_refuses_keeps_no_other_back_and_is_left_to_the_senso
             return run_id
 
     launches = Refuses("http://127.0.0.1:9", token="t")
-    nudge = Nudge(fresh_platform, instance, launches)
+    nudge = QueueListener(fresh_platform, instance, launches)
     assert sorted(nudge.round()) == sorted(asked[1:])
     assert (len(asked), len(set(asked)), nudge.pause_s) == (len(many), len(many), 0.0)
     assert nudge.round() == [], "nor is it asked for again at once"
@@ -219,7 +219,7 @@ def test_a_nudge_that_is_ending_asks_for_nothing(fresh_platform: Platform, insta
             return str(request.run_key)
 
     launches = Ending("http://127.0.0.1:9", token="t")
-    assert len(Nudge(fresh_platform, instance, launches, ending).round()) <= LAUNCHES_AT_ONCE < len(many)
+    assert len(QueueListener(fresh_platform, instance, launches, ending).round()) <= LAUNCHES_AT_ONCE < len(many)
     launches.close()
 
 

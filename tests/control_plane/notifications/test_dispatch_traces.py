@@ -23,7 +23,7 @@ CALLER = f"00-{'a' * 32}-{'b' * 16}-01"
 DELIVERED = """
 import sys
 import sqlalchemy as sa
-from control_plane.notifications import delivery_traces as traces
+from control_plane.notifications import dispatch as traces
 from control_plane.platform.settings import load
 from ft_assets.telemetry import spans as tracing
 from control_plane.composition import open_platform
