@@ -1,7 +1,7 @@
-"""Permissions on checkpoints: OpenAI's list of the projects that may use one, where a project is a tenant.
+"""Permissions on checkpoints, as in OpenAI's API: the projects that may use one, where a project is a tenant.
 
-A tenant may use its own checkpoints anyway, so a permission for it is a record and no more. No permission crosses tenants: an id
-that is not the caller's own is refused, whether or not it is somebody's, with the way that there is to give a model away.
+A tenant may use its own checkpoints anyway, so a permission is only a record. No permission crosses tenants: any other project id is
+refused, whether or not it exists, with a hint how to share a model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMNS = checkpoint_permissions.c
 
 
 def create(platform: Platform, tenant: str, reference: str, project_ids: Sequence[str]) -> list[RowMapping]:
-    """Record the permission of each project, once; ``Forbidden`` (``project_not_allowed``) for any but the tenant itself."""
+    """Record the permission for each project once; ``Forbidden`` (``project_not_allowed``) for any but the tenant itself."""
     if not 1 <= len(project_ids) <= MAX_PROJECTS:
         raise InvalidRequest(f"project_ids names {len(project_ids)} projects; name 1 to {MAX_PROJECTS}", param="project_ids")
     for project in project_ids:
@@ -45,7 +45,7 @@ def create(platform: Platform, tenant: str, reference: str, project_ids: Sequenc
 def list_permissions(
     platform: Platform, tenant: str, reference: str, *, after: str | None, limit: int, order: Order, project_id: str | None
 ) -> Page:
-    """Permissions on a checkpoint, newest first where `order` does not say otherwise."""
+    """Return the permissions on a checkpoint, newest first unless `order` says otherwise."""
     with platform.engine.connect() as conn:
         query = _of(tenant, _checkpoint(conn, tenant, reference))
         if project_id is not None:
@@ -70,7 +70,7 @@ def _of(tenant: str, checkpoint: str) -> sa.Select[tuple[object, ...]]:
 
 
 def _checkpoint(conn: Connection, tenant: str, reference: str) -> str:
-    """The id of a checkpoint that is named by its id, or as ``JOB:step-N``."""
+    """Resolve a checkpoint given by its id or as ``JOB:step-N``."""
     named = sa.or_(checkpoints.c.id == reference, sa.func.concat(checkpoints.c.job_id, ":step-", checkpoints.c.step) == reference)
     own = sa.select(checkpoints.c.id).join(jobs, jobs.c.id == checkpoints.c.job_id).where(jobs.c.tenant_id == tenant, named)
     if (found := conn.execute(own).scalar_one_or_none()) is None:

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, in the object store and on this machine. A row that is retired is read by nobody; then its objects go."""
+"""Retention of checkpoints, in the object store and on this machine. A retired row is no longer read; then its objects are deleted."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from ft_assets.training.disk_space import directory_bytes
 log = logging.getLogger(__name__)
 
 MIN_KEPT = 3
-"""Of a running job, whatever its policy: the newest may be torn, and the one before it damaged."""
+"""Kept of a running job under any policy: the newest may be torn, and the one before it damaged."""
 KEPT_AFTER_END = timedelta(days=7)
-"""How long the last checkpoints of an ended job can be started from; its finished model is kept with its adapter."""
+"""How long an ended job's last checkpoints can be used as a start; its finished model is kept with its adapter."""
 MAX_JOBS = 50
-"""Ended jobs that are looked up at a time."""
+"""Ended jobs read per query."""
 BUDGET_S = 30.0
-"""Seconds that a call takes at most, the deletion it is at aside: a sensor's tick has a minute."""
+"""Time limit of a call in seconds, apart from the deletion under way: a sensor's tick has a minute."""
 
 
 def retire_checkpoints(platform: Platform, held: Claim) -> list[int]:
-    """Give up all but the newest checkpoints of a running job; returns the steps that are gone now.
+    """Retire all but the newest checkpoints of a running job; returns the steps now gone.
 
-    Fenced: an attempt that was released retires nothing. Finished models stay, and so does a checkpoint from which another
-    job is to start. Called after each commit; what a store that is away leaves behind goes with the next call.
+    Fenced: a released attempt retires nothing. Finished models stay, and so does a checkpoint that another job is to start from. Called
+    after each commit; objects that the store fails to delete go with the next call.
     """
     early = held.spec.optimization.early_stopping
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
             return []
         best = _best_step(conn, held.job_id)
-        among_newest = early.patience + 1 if early and best is None else 0  # at a checkpoint per validation, the best one is
+        among_newest = early.patience + 1 if early and best is None else 0  # with a checkpoint per validation, the best one is among them
         keep = max(MIN_KEPT, held.spec.checkpoint.keep_last, among_newest)
         steps = [step for step in _kept_steps(conn, held.job_id)[keep:] if step != best]
         _retire(conn, platform, held.job_id, steps)
@@ -55,10 +55,10 @@ def retire_checkpoints(platform: Platform, held: Claim) -> list[int]:
 
 
 def give_up_newer(platform: Platform, held: Claim, checkpoints_dir: Path, step: int) -> list[int]:
-    """Give up the checkpoints of steps after `step`, from which the attempt is about to go on; returns those of the store.
+    """Retire checkpoints after `step`, from which the attempt is about to resume; returns those in the store.
 
-    None of them could be used: damaged, or of another training. Left there, they would count as the newest. Fenced, here and
-    in the store; objects go with the next commit.
+    They are unusable, damaged or of another training, and would otherwise count as the newest. Fenced, here and in the store; objects go
+    with the next commit.
     """
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
@@ -70,9 +70,9 @@ def give_up_newer(platform: Platform, held: Claim, checkpoints_dir: Path, step: 
 
 
 def retire_ended(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: int = MAX_JOBS) -> int:
-    """Give up the checkpoints of jobs that ended :data:`KEPT_AFTER_END` ago, and whatever else they left; returns how many jobs.
+    """Retire the checkpoints of jobs that ended :data:`KEPT_AFTER_END` ago, and their other leftovers; returns the number of jobs.
 
-    Goes on until nothing is left or `budget_s` is over. What a store did not delete waits behind all that was not tried yet.
+    Continues until nothing is left or `budget_s` is over. Objects that the store failed to delete are retried after all others.
     """
     until = time.monotonic() + budget_s
     tried: set[str] = set()
@@ -91,7 +91,7 @@ def retire_ended(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: i
 
 
 def _ended(platform: Platform, tried: Collection[str]) -> sa.Select[Any]:
-    """Jobs with checkpoints that can go, those first of which none was retired by an earlier call."""
+    """Return jobs with expired checkpoints, those first that no earlier call has retired."""
     mine = (checkpoints.c.job_id == jobs.c.id) & ~checkpoints.c.final
     retired = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
     left = sa.exists().where(mine, retired)
@@ -105,7 +105,7 @@ def _ended(platform: Platform, tried: Collection[str]) -> sa.Select[Any]:
 
 
 def _retire_job(platform: Platform, tenant: str, job_id: str) -> bool:
-    """False where something of the job is still there."""
+    """Delete the job's objects; returns False if something is left."""
     with platform.engine.begin() as conn:
         _retire(conn, platform, job_id, _kept_steps(conn, job_id))
     remove_retired(platform, job_id)
@@ -116,7 +116,7 @@ def _retire_job(platform: Platform, tenant: str, job_id: str) -> bool:
 
 
 def remove_retired(platform: Platform, job_id: str) -> list[int]:
-    """Delete the objects of retired checkpoints; one whose objects are not gone yet is tried again by the next call."""
+    """Delete the objects of retired checkpoints; those that remain are retried by the next call."""
     due = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
     with platform.engine.connect() as conn:
         rows = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, due)).all()
@@ -135,8 +135,8 @@ def remove_retired(platform: Platform, job_id: str) -> list[int]:
 
 
 def free_machine(platform: Platform, job_id: str) -> int:
-    """Free bytes on this machine's disk: checkpoints of ended jobs, and of `job_id` all but the two newest and the best one that an
-    early stop goes back to; returns how many."""
+    """Free bytes on this machine's disk: delete checkpoints of ended jobs, and of `job_id` all but the two newest and the best one that
+    an early stop returns to; returns the bytes."""
     root = platform.settings.work_dir / "jobs"
     freed = 0
     with platform.engine.connect() as conn:
@@ -153,7 +153,7 @@ def free_machine(platform: Platform, job_id: str) -> int:
 
 
 def _best_step(conn: Connection, job_id: str) -> int | None:
-    """The step to which an early stop would go back, as the newest checkpoint tells."""
+    """Return the step that an early stop would return to, according to the newest checkpoint."""
     this = (checkpoints.c.job_id == job_id) & ~checkpoints.c.final & checkpoints.c.retired_at.is_(None)
     newest = sa.select(checkpoints.c.metrics["best_step"].astext).where(this).order_by(checkpoints.c.step.desc()).limit(1)
     best = conn.execute(newest).scalar()
@@ -161,7 +161,7 @@ def _best_step(conn: Connection, job_id: str) -> int | None:
 
 
 def _dispensable(checkpoints_dir: Path) -> list[Path]:
-    """Committed checkpoints but for the two newest and the best."""
+    """Committed checkpoints except the two newest and the best."""
     found = committed(checkpoints_dir)
     best: str | None = None
     for path in reversed(found):
@@ -183,7 +183,7 @@ def _kept_steps(conn: Connection, job_id: str) -> Sequence[int]:
 
 
 def _wanted() -> sa.Exists:
-    """Whether a job that has not ended is to start from the checkpoint."""
+    """Whether an unfinished job is to start from the checkpoint."""
     other = jobs.alias("starting")
     return sa.exists().where(other.c.warm_start["checkpoint_id"].astext == checkpoints.c.id, other.c.state.not_in(FINAL))
 
@@ -195,7 +195,7 @@ def _retire(conn: Connection, platform: Platform, job_id: str, steps: Sequence[i
 
 
 def _sweep(platform: Platform, tenant: str, job_id: str) -> None:
-    """Delete what uploads left that were never committed, or were committed anew by a later attempt."""
+    """Delete leftovers of uploads that were never committed, or were committed again by a later attempt."""
     with platform.engine.connect() as conn:
         query = sa.select(checkpoints.c.object_prefix).where(checkpoints.c.job_id == job_id, checkpoints.c.removed_at.is_(None))
         kept = tuple(f"{prefix}/" for prefix in conn.execute(query).scalars())
@@ -208,7 +208,7 @@ def _sweep(platform: Platform, tenant: str, job_id: str) -> None:
 
 
 def _delete_all(platform: Platform, prefix: str) -> None:
-    """The manifest first: what is left by a crash is no checkpoint."""
+    """Delete the manifest first: without it, what a crash leaves behind is not a checkpoint."""
     found = sorted(platform.objects.list(prefix), key=lambda i: not i.key.endswith("/manifest.json"))
     for info in found:
         platform.objects.delete(info.key)

@@ -1,4 +1,4 @@
-"""Checkpoints to the object store while training goes on: one at a time, the newest first, again and again while the store fails."""
+"""Uploads checkpoints to the object store while training runs, one at a time and newest first, and restores them."""
 
 from __future__ import annotations
 
@@ -35,28 +35,27 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 CHECKPOINT_PATIENCE = Patience(give_up_s=120.0)
-"""For the last checkpoint of an attempt, whose GPUs are held meanwhile; before that an upload has all the time it needs."""
+"""Time limit of an attempt's last checkpoint, whose GPUs are held meanwhile; other uploads have no limit."""
 FINAL_PATIENCE = Patience(give_up_s=600.0)
-"""For what a job was trained for. After it the step fails and is replaced; the next one adopts the workload and sends it again."""
+"""Time limit of the finished model. After it the step fails and is replaced; the next step adopts the workload and uploads it again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pinned:
     directory: Path
-    """Links to the files of a checkpoint: they stay while the training process retires it."""
+    """Directory of hard links to a checkpoint's files, which keep them while the training process retires it."""
     manifest: Manifest
 
 
 class _Lost(Exception):
-    """The attempt was released: what it would send is nobody's."""
+    """The attempt was released; it may not upload anything."""
 
 
 class Uploader:
     """A background thread that uploads and commits the checkpoints of one attempt.
 
-    One waits while one is sent: a newer one takes the place of an older one that waits, and of one whose upload fails. Behind it
-    waits the one with the best validation, where an early stop would go back to that. ``close`` ends the thread; what was not
-    sent stays on this machine.
+    One checkpoint waits while another is sent: a newer one replaces one that waits, or one whose upload fails. The one with the best
+    validation waits behind it, if an early stop would return to it. ``close`` ends the thread; unsent checkpoints stay on this machine.
     """
 
     def __init__(self, platform: Platform, held: Claim, work_dir: Path, *, patience: Patience = CHECKPOINT_PATIENCE) -> None:
@@ -75,9 +74,9 @@ class Uploader:
         self._moved_at = time.monotonic()
 
     def offer(self, directory: Path) -> bool:
-        """Have the committed checkpoint in `directory` uploaded unless it was; False where it cannot or need not be.
+        """Queue the committed checkpoint in `directory` for upload; returns False if that is impossible or unnecessary.
 
-        The one with the best validation is offered with it: it may have come and been followed by others between two looks.
+        The checkpoint with the best validation is queued with it: it may have appeared and been superseded between two polls.
         """
         pinned = self._pin(directory)
         if pinned is None:
@@ -92,7 +91,7 @@ class Uploader:
         return True
 
     def drain(self, *, abandon: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until nothing is left to send; False when `abandon` said so or the store failed for too long."""
+        """Wait until everything is sent; False if `abandon` returned true or the store failed for too long."""
         self._moved_at = time.monotonic()
         while True:
             with self._changed:
@@ -109,7 +108,7 @@ class Uploader:
                 return False
 
     def close(self) -> None:
-        """End the thread at its next look around; a put that hangs is left to itself, its row is never written."""
+        """End the thread at its next poll; a hanging put is left alone, because its row is never written."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -118,7 +117,7 @@ class Uploader:
         shutil.rmtree(self._pins, ignore_errors=True)
 
     def _wait(self, *pinned: _Pinned) -> None:
-        """Have the newest of those that wait and of `pinned` sent, then the best one that it names; the others are let go."""
+        """Queue the newest of the waiting ones and of `pinned`, then the best one that it names; drop the others."""
         waiting = sorted([*self._waiting, *pinned], key=lambda p: p.manifest.step)
         newest = waiting[-1].manifest
         self._waiting = [p for p in waiting if p.manifest.step in (newest.step, _best_step(newest))]
@@ -135,7 +134,7 @@ class Uploader:
                 linked.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, linked)
             manifest = read_manifest(pin)
-        except (FileNotFoundError, IntegrityError):  # retired while it was looked at, or damaged: the one before it stands
+        except (FileNotFoundError, IntegrityError):  # retired meanwhile, or damaged: keep the one before it
             shutil.rmtree(pin, ignore_errors=True)
             return None
         if not self._is_news(manifest, manifest_digest(pin)):
@@ -145,7 +144,7 @@ class Uploader:
         return _Pinned(directory=pin, manifest=manifest)
 
     def _is_news(self, manifest: Manifest, digest: str) -> bool:
-        """Whether the store lacks it; one that an earlier attempt left on this machine alone is news too."""
+        """Whether the store lacks it, including one that an earlier attempt left only on this machine."""
         if manifest.resume_sha256 != self._held.spec.resume_sha256:
             return False
         attempt, known = self._known.get(manifest.step, (0, ""))
@@ -195,7 +194,7 @@ class Uploader:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._newer_waits(step), timeout=self._patience.wait_s(failures))
                 if self._newer_waits(step):
-                    self._wait(item)  # behind it, or not at all: the newer one is worth more
+                    self._wait(item)  # after it, or not at all: the newer one matters more
                     return
             failures += 1
 
@@ -238,9 +237,9 @@ class Uploader:
 
 
 def commit_final(platform: Platform, held: Claim, directory: Path, *, step: int, patience: Patience = FINAL_PATIENCE) -> bool:
-    """Upload the finished model, read it back, and commit it; False where the attempt was released.
+    """Upload the finished model, read it back and commit it; False if the attempt was released.
 
-    It is asked again and again while the store fails, then ``Unavailable`` is raised: nothing is lost, the files stay here.
+    Retries while the store fails, then raises ``Unavailable``: nothing is lost, the files stay on this machine.
     """
     prefix = final_prefix(held.tenant, held.job_id, held.attempt)
     sending = Sending(objects=platform.objects, directory=directory, prefix=prefix, read_back=True)
@@ -274,25 +273,25 @@ def commit_final(platform: Platform, held: Claim, directory: Path, *, step: int,
 
 
 def final_prefix(tenant: str, job_id: str, attempt: int) -> str:
-    """Where the finished model of a job lies until it is registered; each attempt has a place of its own."""
+    """Prefix of a job's finished model until it is registered; each attempt has its own."""
     return f"{layout.job_prefix(tenant, job_id)}/final/a{attempt}"
 
 
 def _best_step(manifest: Manifest) -> int | None:
-    """The step to which an early stop at this checkpoint would go back."""
+    """Return the step that an early stop at this checkpoint would return to."""
     best = manifest.metrics.get("best_step")
     return None if best is None else int(best)
 
 
 def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Checkpoint metrics under the names that OpenAI's clients know, and the step of the best validation where an early stop goes
-    back to it; what is not a number is left out, JSON has no word for it."""
+    """Return checkpoint metrics under the names of OpenAI's clients, and the step of the best validation if an early stop returns to it.
+    Values that are not finite are left out: JSON has no notation for them."""
     names = {"loss": "train_loss", "eval_loss": "full_valid_loss", "best_step": "best_step"}
     return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
 
 
 def upload_failed(what: str, step: int, error: Exception) -> Event:
-    """Its tenant is told that and what follows; why is in the log, for operators."""
+    """Report to the tenant that the upload is delayed; the cause is logged for operators."""
     reason = error.message if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
     log.warning("the object store does not take %s: %s", what, without_credentials(reason))
     message = f"The object store is not accepting {what}. Training continues; the upload is retried."
@@ -305,19 +304,19 @@ def upload_recovered(lasted_s: float) -> Event:
 
 
 PATIENCE = Patience(give_up_s=300.0)
-"""For a store that is away: an older checkpoint of this machine is no substitute for a newer one that is merely out of reach."""
+"""The store is unavailable: an older checkpoint on this machine must not replace a newer one that is merely out of reach."""
 
 
 def restore(platform: Platform, held: Claim, work_dir: Path, *, patience: Patience = PATIENCE) -> int:
-    """Have the newest sound checkpoint on this machine and return its step; 0 to start from the beginning.
+    """Restore the newest sound checkpoint to this machine and return its step; 0 to start from the beginning.
 
-    Newest first, whatever is damaged, incomplete or of another training is passed over, and an event names it with the
-    reason; it is given up, here and in the store. A store that stays away is ``Unavailable``, not damage: nothing is trained anew
-    because of it.
+    Skips, newest first, checkpoints that are damaged, incomplete or of another training; an event names each with the reason, and it is
+    retired here and in the store. An unavailable store raises ``Unavailable`` and is not damage: it never causes a restart from the
+    beginning.
     """
     directory = work_dir / "checkpoints"
     if attempts.holds(platform, held):
-        checkpoints.recover(directory)  # as the workload will, and this tells where it goes on from
+        checkpoints.recover(directory)  # the workload does the same; this shows where it resumes
     skipped: list[tuple[int, str]] = []
 
     def skip(path: Path, why: str) -> None:
@@ -338,7 +337,7 @@ Skip = Callable[[Path, str], None]
 
 
 def _newest_stored(platform: Platform, held: Claim, directory: Path, step: int, skip: Skip, patience: Patience) -> int:
-    """Fetch the newest sound checkpoint that is newer than `step`; its step, or `step` where there is none."""
+    """Fetch the newest sound checkpoint newer than `step`; returns its step, or `step` if there is none."""
     for row in attempts.committed(platform, held.job_id):
         if row.final or row.step <= step:
             continue
@@ -348,7 +347,7 @@ def _newest_stored(platform: Platform, held: Claim, directory: Path, step: int, 
 
 
 def _have_best(platform: Platform, held: Claim, directory: Path, step: int, skip: Skip, patience: Patience) -> None:
-    """Have the checkpoint of the best validation here too: an early stop goes back to it."""
+    """Fetch the checkpoint with the best validation too: an early stop returns to it."""
     state = json.loads((directory / checkpoints.step_name(step) / checkpoints.STATE).read_text())
     best = directory / checkpoints.step_name(int(state.get("best_step") or step))
     try:
@@ -382,7 +381,7 @@ def _fetch(platform: Platform, held: Claim, prefix: str, target: Path, manifest_
 def _say(platform: Platform, held: Claim, skipped: Sequence[tuple[int, str]], step: int) -> None:
     reasons: dict[int, str] = {}
     for at, why in skipped:
-        reasons[at] = why  # of two copies, what was found in the store
+        reasons[at] = why  # of two copies, report what was found in the store
     onward = f"Training continues from step {step}." if step else "Training starts from the beginning."
     for at, why in reasons.items():
         message = f"The checkpoint of step {at} was not used: {why}. {onward}"

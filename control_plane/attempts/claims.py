@@ -1,4 +1,4 @@
-"""What is said of one attempt: the right to train it, what it has reported, how it ended."""
+"""Records of one attempt: the right to train, what it reported, how it ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ft_assets.training.spec import TrainingSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """The right to train: an unreleased reservation and the frozen spec it was given for."""
+    """The right to train: an unreleased reservation and its frozen spec."""
 
     tenant: str
     job_id: str
@@ -19,7 +19,7 @@ class Claim:
     pool: str
     num_gpus: int
     devices: tuple[int, ...]
-    """Numbers of its GPUs on this machine."""
+    """Device numbers of its GPUs on this machine."""
     model: str
     spec: TrainingSpec
     workload: str
@@ -27,34 +27,34 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How an attempt ended, as seen from its evidence."""
+    """How an attempt ended, according to its evidence."""
 
     outcome: str
     """``succeeded`` or a failure class."""
     failure: FailureClass | None
-    """None when it succeeded."""
+    """None if it succeeded."""
     last_step: int
     trained_tokens: int
     status: WorkloadStatus
-    """A workload that was lost has its last sign of life as its end: nobody pays for the time until somebody noticed."""
+    """A lost workload counts as ended at its last sign of life, so that the time until the loss was noticed is not billed."""
     seen: bool = True
-    """Whether its end was seen; else it is inferred."""
+    """Whether its end was observed; otherwise it is inferred."""
     again_s: float = 0.0
-    """Seconds of its steps after the last committed checkpoint: what the next attempt does again."""
+    """Seconds of steps after the last committed checkpoint, which the next attempt repeats."""
     began_at: float | None = None
     """Unix seconds at which its first step began; None: it made none."""
     kept_until: float | None = None
-    """Unix seconds at which the last step ended that a committed checkpoint of its own has; None: there is none."""
+    """Unix seconds at which the last step ended that one of its committed checkpoints contains; None: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """Metrics that the job's events hold already: a step that is trained again, bit for bit, is not told again."""
+    """Metrics that are already in the job's events: a repeated step is bit-identical and not reported again."""
 
     step: int = 0
     validation: int = 0
     from_step: int = 0
-    """Where the attempt began; lines up to it are old, whoever reports them."""
+    """Step at which the attempt began; lines up to it are old."""
 
 
 NOTHING = Reported()

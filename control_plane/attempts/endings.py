@@ -1,4 +1,5 @@
-"""What the end of an attempt changes: its row, the ledger, the job; all in the transaction that gives its reservation back."""
+"""Ending an attempt: its row, the ledger and the job, all in the transaction that releases its reservation; and the history of ended
+attempts."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ from ft_assets.training.spec import TrainingSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Released:
-    """A reservation that was given back just now."""
+    """A reservation that was just released."""
 
     asked: bool
     """The scheduler had asked its attempt to make room."""
     for_tier: str | None
-    """Tier of the job that it was to make room for; None where nobody said for which."""
+    """Tier of the job that it made room for; None if unknown."""
 
     @property
     def for_whom(self) -> str:
@@ -42,7 +43,7 @@ class Released:
 
 
 def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
-    """Give the reservation back; None where it was before."""
+    """Release the reservation; None if it was already released."""
     this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt) & reservations.c.released_at.is_(None)
     given = sa.update(reservations).where(this).values(released_at=now)
     row = conn.execute(given.returning(reservations.c.stop_asked_at, reservations.c.preempted_for)).one_or_none()
@@ -53,7 +54,7 @@ def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
 
 
 def settled(ending: Ending, job: RowMapping, released: Released) -> Ending:
-    """The ending as the job's state has it: a tenant's stop that came while the attempt made room is the tenant's stop."""
+    """Adjust the ending to the job's state: if the tenant stopped the job while it made room, the tenant's stop counts."""
     failure, state = ending.failure, JobState(job["state"])
     made_room = released.asked and failure is not None and failure.code == Outcome.PREEMPTED
     if failure is None or not made_room or state not in (JobState.CANCELLED, JobState.PAUSING):
@@ -63,7 +64,7 @@ def settled(ending: Ending, job: RowMapping, released: Released) -> Ending:
 
 
 def close(conn: Connection, held: Claim, ending: Ending, now: datetime) -> None:
-    """Write how the attempt ended, and how much of its work is done again."""
+    """Record how the attempt ended, and how much of its work will be repeated."""
     status = ending.status
     conn.execute(
         sa.update(attempts)
@@ -85,7 +86,7 @@ def _goes_on(ending: Ending) -> bool:
 
 
 def bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> None:
-    """Report the end, and the start where nobody has, and bill what lies between; a workload that never started costs nothing."""
+    """Report the end, and the start if that is missing, and bill the time between; a workload that never started costs nothing."""
     status = ending.status
     started = moment(status.started_at)
     if started is not None:
@@ -105,7 +106,7 @@ def report_started(conn: Connection, platform: Platform, held: Claim, job: RowMa
 
 
 def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, released: Released, now: datetime) -> JobState:
-    """Move the job to where its attempt's end leads; the rules are those of ``attempts.finish``."""
+    """Move the job to the state that its attempt's end leads to; the rules are those of ``attempts.finish``."""
     data: dict[str, Any] = {"attempt": held.attempt, "outcome": ending.outcome, "step": ending.last_step}
 
     def to(target: JobState, message: str, *, more: Mapping[str, Any] | None = None, **columns: Any) -> JobState:
@@ -139,13 +140,13 @@ def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, release
 
 
 def _saved(conn: Connection, job_id: str) -> int:
-    """Step of the newest checkpoint that the next attempt may go on from; 0 for none."""
+    """Return the step of the newest usable checkpoint; 0 for none."""
     kept = sa.select(sa.func.max(checkpoints.c.step)).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
     return int(conn.execute(kept).scalar() or 0)
 
 
 def _onward(held: Claim, again: TrainingSpec | None, *, saved: int) -> str:
-    """Where the next attempt begins, and with what that this one did not have."""
+    """Describe where the next attempt begins, and what changes for it."""
     where = "resumes from the last verified checkpoint" if saved else "starts from the first step"
     if again is None or again.sha256 == held.spec.sha256:
         return where
@@ -157,10 +158,10 @@ def moment(unix: float | None) -> datetime | None:
 
 
 def history(platform: Platform, job_id: str) -> list[PastAttempt]:
-    """The job's ended attempts, oldest first.
+    """Return the job's ended attempts, oldest first.
 
-    What they committed is read from the events: a row is retired, and names the newest attempt that committed its step. After
-    an attempt that ran out of memory it counts anew, the next one may have started from the beginning.
+    Committed steps are read from the events, because checkpoint rows are retired and name only the newest attempt that committed their
+    step. The count restarts after an attempt that ran out of memory, because the next one may have started from the beginning.
     """
     step, by = (sa.cast(job_events.c.data[name].astext, sa.Integer) for name in ("step", "attempt"))
     told = (
@@ -193,11 +194,11 @@ log = logging.getLogger(__name__)
 
 
 def tell_when(platform: Platform, held: Claim) -> None:
-    """Write when the job of `held`, which is queued again, is expected to go on.
+    """Write when the job of `held`, which is queued again, is expected to resume.
 
-    A forecast of the queue as it is now, made behind the transaction that gave the GPUs back: what waits for them waits for no
-    forecast. Where none can be made, and where the job has gone on by then, nothing is written. It is for information: whatever goes wrong
-    with it, the attempt has ended as it should.
+    Forecasts from the present queue, after the transaction that released the GPUs, so that jobs waiting for them do not wait for the
+    forecast. Writes nothing if no forecast is possible or the job has already resumed. Errors are logged and do not affect the attempt's
+    end.
     """
     try:
         now = platform.clock().timestamp()

@@ -1,7 +1,7 @@
-"""Following one training workload: start or adopt it, relay what it reports, commit its checkpoints, judge its end.
+"""Follows one training workload: start or adopt it, relay its reports, commit its checkpoints, judge its end.
 
-The workload knows nothing of this module: it writes files, this reads them. Whoever follows may die; the next follower
-adopts the workload by its name and goes on from the files.
+The workload does not know this module: it writes files, which this module reads. A follower may die; the next one adopts the workload by
+its name and continues from the files.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from ft_assets.training.spec import RunFile
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Seconds between looks at the workload: what a tenant sees of a step lags by this much."""
+"""Seconds between polls of the workload: a tenant sees a step this much later."""
 STOPPING_POLL_S = 0.1
-"""The same while it stops: somebody waits for its GPUs."""
+"""The same while it stops, because a job may be waiting for its GPUs."""
 LOG_PATIENCE = Patience(give_up_s=30.0)
 STOP_GRACE_S = 30.0
-"""Seconds between SIGTERM and SIGKILL: a checkpoint is promised within 25."""
+"""Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
 
 
 @dataclass(kw_only=True)
 class Tail:
-    """New lines of the job's ``metrics.jsonl``; a resume rewrites the file, so it is followed by step and not by offset.
+    """New lines of the job's ``metrics.jsonl``. A resume rewrites the file, so lines are tracked by step, not by offset.
 
-    Until it does, the file also holds steps that an earlier attempt made after its last checkpoint: those are lost, and older than `since`.
+    Until then the file also holds steps that an earlier attempt made after its last checkpoint; those are lost, and older than `since`.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class Tail:
     seen: tuple[int, int] = (0, 0)
 
     def read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Metric lines and validation lines not returned before."""
+        """Return metric lines and validation lines not returned before."""
         try:
             stat = self.path.stat()
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class Tail:
         return steps, validation
 
     def seconds_after(self, step: int) -> float:
-        """Seconds that this attempt has spent on the steps after `step`."""
+        """Return the seconds that this attempt spent on the steps after `step`."""
         mine = [m for m in self._lines() if "loss" in m and m["time"] >= self.since]
         after = [m for m in mine if m["step"] > step]
         if not after:
@@ -89,7 +89,7 @@ class Tail:
         return max(0.0, float(after[-1]["time"] - began))
 
     def began_at(self) -> float | None:
-        """When the first step of this attempt began. One that took longer than the second is held to have warmed up before it."""
+        """Return when the first step of this attempt began. If it took longer than the second, the excess counts as warm-up."""
         mine = [m for m in self._lines() if "loss" in m and m["time"] >= self.since]
         if not mine:
             return None
@@ -97,7 +97,7 @@ class Tail:
         return float(mine[0]["time"]) - (took if len(mine) == 1 else min(took, float(mine[1]["time"] - mine[0]["time"])))
 
     def ended_at(self, step: int) -> float | None:
-        """When this attempt ended `step`."""
+        """Return when this attempt ended `step`."""
         ends = [float(m["time"]) for m in self._lines() if "loss" in m and m["time"] >= self.since and m["step"] == step]
         return max(ends, default=None)
 
@@ -109,12 +109,12 @@ class Tail:
 
 
 def job_dir(platform: Platform, job_id: str) -> Path:
-    """Node-local directory of the job, shared by its attempts on this machine."""
+    """Return the job's directory on this node, shared by its attempts on this machine."""
     return platform.settings.work_dir / "jobs" / layout.checked_id(job_id)
 
 
 def take(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Claim:
-    """The right to train a job. One whose spec this platform cannot read ends here, and so does its workload: asking again is no help."""
+    """Claim the right to train a job. If its spec is unreadable, the job and its workload end here, because a retry cannot help."""
     try:
         return attempts.claim(platform, tenant, job_id)
     except NotAdmitted as error:
@@ -138,13 +138,13 @@ def follow(
 ) -> Ending:
     """Run the attempt to its end and return how it ended; ``attempts.finish`` then moves the job.
 
-    `patience` and `final_patience` are had with an object store that takes no checkpoints, and no finished model. After the
-    latter ``Unavailable`` is raised: the step is replaced, and the next one adopts the workload and commits what it left.
+    `patience` bounds the retries of uploading the last checkpoint, `final_patience` those of the finished model. After the latter,
+    ``Unavailable`` is raised: the step is replaced, and the next one adopts the workload and commits what it left.
     """
     correlation.bind(attempt=held.attempt)
     work_dir = job_dir(platform, held.job_id)
     restored = attempts.from_step(platform, held)
-    if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:  # what runs has its checkpoint already, and writes new ones
+    if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:  # a running workload already has its checkpoint, and writes new ones
         if (unbegun := _unbegun(platform, held)) is not None:
             say(f"not started: {unbegun.outcome}")
             return unbegun
@@ -155,10 +155,10 @@ def follow(
         if launcher.status(held.workload).phase is WorkloadPhase.ABSENT:
             attempts.record_provisioning(platform, held, "fetch")
         workload = _workload(platform, launcher, held, work_dir)
-        attempts.must_hold(platform, held)  # to fetch what it needs took a while
+        attempts.must_hold(platform, held)  # fetching took a while
         status = launcher.start_or_adopt(workload)
     except NotAdmitted:
-        if launcher.status(held.workload).phase is not WorkloadPhase.ABSENT:  # one to adopt: nobody else follows it any more
+        if launcher.status(held.workload).phase is not WorkloadPhase.ABSENT:  # adopt it: no other follower has it any more
             launcher.stop(held.workload, grace_s=stop_grace_s)
         raise
     except IntegrityError as error:
@@ -199,7 +199,7 @@ def follow(
 
 
 def _unbegun(platform: Platform, held: Claim) -> Ending | None:
-    """How an attempt ends that was asked to stop before its workload was started; None where nobody asked."""
+    """Return the ending of an attempt that was asked to stop before its workload started; None if it was not asked."""
     asked = attempts.stop_asked(platform, held)
     if asked is None:
         return None
@@ -211,8 +211,8 @@ def _unbegun(platform: Platform, held: Claim) -> Ending | None:
 
 
 def _follow_to_end(launcher: Launcher, follower: _Follower, shipper: LogShipper, say: Callable[[str], None]) -> Ending:
-    """Look at the workload again and again. A stop that was sent is waited for like this, too: what is saved goes on its way, and
-    whoever watches this follower hears of it."""
+    """Poll the workload until it ends, including after a stop was sent: saved checkpoints are still uploaded, and the follower's
+    heartbeats continue."""
     platform, held, watch = follower.platform, follower.held, follower.watch
     stopping: Stopping | None = None
     while True:
@@ -240,17 +240,17 @@ def _follow_to_end(launcher: Launcher, follower: _Follower, shipper: LogShipper,
 
 
 def _shipper(platform: Platform, launcher: Launcher, held: Claim) -> LogShipper:
-    """Stores the attempt's output with the job while it is written; the tenant reads it there."""
+    """Start storing the attempt's output with the job while it is written, for the tenant to read."""
     prefix = layout.attempt_prefix(held.tenant, held.job_id, held.attempt)
     return LogShipper(platform.objects, launcher, workload=held.workload, prefix=prefix)
 
 
 def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
-    """The pack in this machine's cache, downloaded once and verified."""
+    """Return the pack in this machine's cache, downloaded once and verified."""
     target = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / layout.checked_id(fingerprint)
     try:
         verify_pack(target)
-    except IntegrityError:  # absent, or damaged on this machine
+    except IntegrityError:  # missing or damaged on this machine
         shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, layout.pack_prefix(tenant, fingerprint), target, last="manifest.json")
         verify_pack(target)
@@ -258,11 +258,11 @@ def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
 
 
 def fetch_reference(platform: Platform, tenant: str, key: str) -> Path:
-    """Reference log-probabilities in this machine's cache, downloaded once and verified."""
+    """Return the reference log-probabilities in this machine's cache, downloaded once and verified."""
     target = platform.settings.work_dir / "references" / layout.checked_id(tenant) / layout.checked_id(key)
     try:
         verify_reference(target)
-    except IntegrityError:  # absent, or damaged on this machine
+    except IntegrityError:  # missing or damaged on this machine
         shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, layout.reference_prefix(tenant, key), target, last="manifest.json")
         verify_reference(target)
@@ -270,8 +270,8 @@ def fetch_reference(platform: Platform, tenant: str, key: str) -> Path:
 
 
 def _workload(platform: Platform, launcher: Launcher, held: Claim, work_dir: Path) -> Workload:
-    """What is to run; before it begins, every byte of the base model is read and held against the digest that the spec is made for."""
-    begins = launcher.status(held.workload).phase is WorkloadPhase.ABSENT  # one that runs has loaded its model
+    """Return the workload to run. Before it starts, every byte of the base model is verified against the digest that the spec names."""
+    begins = launcher.status(held.workload).phase is WorkloadPhase.ABSENT  # a running workload has already loaded its model
     _, model_dir = catalogue.for_job(platform, held.model, held.spec.base_digest, fresh=begins)
     run_file = work_dir / f"run-a{held.attempt}.json"
     RunFile(
@@ -298,7 +298,7 @@ def _workload(platform: Platform, launcher: Launcher, held: Claim, work_dir: Pat
 
 
 def _watched_as(held: Claim) -> dict[str, str]:
-    """The workload's logs and spans are of this attempt, and of the trace in which it is started."""
+    """Environment that ties the workload's logs and spans to this attempt and its trace."""
     with correlation.scope(tenant=held.tenant, job=held.job_id, attempt=held.attempt):
         return logs.environment()
 
@@ -318,12 +318,12 @@ class _Follower:
     stop_reason: StopReason | None = None
     stall: str | None = None
     offered: str = ""
-    """Name of the newest checkpoint that was seen."""
+    """Name of the newest checkpoint seen."""
     told: str = ""
-    """The newest phase before the first step that the tenant was told of."""
+    """The newest phase before the first step that was reported to the tenant."""
 
     def relay(self) -> None:
-        """Pass on new metrics and newly committed checkpoints."""
+        """Relay new metrics and newly committed checkpoints."""
         phase = self.alive.phase()
         if phase in PROVISIONING and phase != self.told:
             self.told = phase
@@ -338,8 +338,8 @@ class _Follower:
             self.uploader.offer(newest[0])
 
     def ending(self, status: WorkloadStatus) -> Ending:
-        """Judge the end of the workload, once its last checkpoint is stored, or the store has failed for too long; on success the
-        finished model is committed first."""
+        """Judge the end of the workload, once its last checkpoint is stored or the store has failed for too long; on success, commit the
+        finished model first."""
         self.uploader.drain(abandon=lambda: attempts.stop_asked(self.platform, self.held) == StopReason.CANCEL)
         exit_ = ExitEvidence.read(self.work_dir, self.held.attempt)
         committed = attempts.committed(self.platform, self.held.job_id)
@@ -382,7 +382,7 @@ class _Follower:
 
 
 class Stopping:
-    """A stop that was sent: SIGTERM, and SIGKILL after `grace_s`. Whoever follows may die; a stop that is sent again does no harm."""
+    """A stop in progress: SIGTERM, and SIGKILL after `grace_s`. The follower may die meanwhile; sending a stop again is harmless."""
 
     def __init__(self, launcher: Launcher, workload: str, *, grace_s: float) -> None:
         self._error: Exception | None = None
@@ -390,17 +390,17 @@ class Stopping:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what went wrong so far."""
+        """Raise the error of the stop, if any."""
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
-        """Until it is over; raises what went wrong."""
+        """Wait until the stop is done; raises its error."""
         self._thread.join()
         self.check()
 
     def _stop(self, launcher: Launcher, workload: str, grace_s: float) -> None:
         try:
             launcher.stop(workload, grace_s=grace_s)
-        except Exception as error:  # told to the follower by check()
+        except Exception as error:  # raised by check()
             self._error = error

@@ -1,6 +1,6 @@
-"""Watching one attempt while it is followed: verdicts on its health become events, its numbers are copied to the tracker.
+"""Health of one attempt while it is followed: verdicts become events, metrics are copied to the tracker, heartbeats are checked.
 
-Nothing here may end what it watches: an error of its own is logged, and the attempt goes on unwatched.
+Errors in here never end an attempt: they are logged, and the attempt continues without supervision.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from ft_assets.training.loss_curve_svg import loss_curve_svg
 from ft_assets.training.spec import TrainingSpec
 
 WATCHED_STEPS = 2000
-"""Newest steps that verdicts look at."""
+"""Newest steps that verdicts consider."""
 MIN_ALIKE = 3
-"""Earlier jobs below which their pace is no expectation."""
+"""Earlier similar jobs needed before their pace counts as the expected one."""
 MAX_ALIKE = 20
 
 FLUSH_S = 20.0
-"""A short job ends before its tracker is even imported."""
+"""A short job ends before its tracker has even been imported."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class Watch:
-    """The watch over one attempt; made by :func:`begin`."""
+    """Supervision of one attempt; created by :func:`begin`."""
 
     platform: Platform
     held: Claim
@@ -58,11 +58,11 @@ class Watch:
     raised: set[str]
     tracked: RunLog | None
     told: set[str] = field(default_factory=set)
-    """Of :data:`~control_plane.attempts.rules.ONCE`, what this attempt was told already."""
+    """Verdicts of :data:`~control_plane.attempts.rules.ONCE` already reported for this attempt."""
     told_of_tracking: bool = field(default=False)
 
     def saw(self, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> None:
-        """Take in new lines of ``metrics.jsonl``."""
+        """Process new lines of ``metrics.jsonl``."""
         if not steps and not validation:
             return
         with _unharmed("the watch"):
@@ -74,7 +74,7 @@ class Watch:
             self._judge()
 
     def heard(self, *, silence_s: float, running: bool) -> None:
-        """Take in how long the workload has given no sign of life."""
+        """Process how long the workload has been silent."""
         self.signs = replace(self.signs, silence_s=silence_s, running=running)
         with _unharmed("the watch"):
             if "heartbeat_missed" in self.raised or silence_s > HEARTBEAT_AGAIN_S:
@@ -82,7 +82,7 @@ class Watch:
             self._tell_of_tracking()
 
     def ended(self, ending: Ending, result: Path) -> None:
-        """Judge the end, close what is still raised, and let the tracker go. `result`: directory of the finished model."""
+        """Judge the end, close open verdicts and end the tracked run. `result`: directory of the finished model."""
         with _unharmed("the watch"):
             if ending.failure is not None and ending.failure.code == "diverged":
                 self._record([diverged(step=ending.last_step, remedy=ending.failure.remedy)])
@@ -115,7 +115,7 @@ class Watch:
                 _raise(conn, self.platform, self.held, verdict)
 
     def _tell_of_tracking(self) -> None:
-        """Say once that the copy of this run is not whole."""
+        """Report once that the tracked copy of this run is incomplete."""
         problem = None if self.tracked is None or self.told_of_tracking else self.tracked.problem()
         if problem is None:
             return
@@ -131,7 +131,7 @@ class Watch:
 
 
 def begin(platform: Platform, held: Claim) -> Watch:
-    """Watch an attempt that has started; a follower that replaces a dead one takes over what that one had raised."""
+    """Start supervising an attempt that has started; a new follower takes over the open verdicts of a dead one."""
     signs = Signs(steps=(), validations=(), total_steps=0, from_step=0, silence_s=0.0, running=False)
     raised, told = set[str](), set[str]()
     with _unharmed("the watch"), platform.engine.begin() as conn:
@@ -152,21 +152,21 @@ def begin(platform: Platform, held: Claim) -> Watch:
 
 
 def attach(platform: Platform, run: TrackedRun, files: Mapping[str, bytes]) -> None:
-    """Add `files` to a tracked run that has ended; :func:`flush` waits for them."""
+    """Attach `files` to a tracked run that has ended; :func:`flush` waits for them."""
     if platform.tracker is not None:
         with _unharmed("tracking"):
             platform.tracker.attach(run, files)
 
 
 def flush(platform: Platform) -> None:
-    """Let the copies of ended runs arrive. For the end of a process, when GPUs are given back: who follows a job never waits."""
+    """Wait until copies of ended runs have arrived. For the end of a process, after GPUs are released; following never waits for them."""
     if platform.tracker is not None:
         with _unharmed("tracking"):
             platform.tracker.flush(timeout_s=FLUSH_S)
 
 
 def run_of(held: Claim) -> TrackedRun:
-    """The attempt as a tracker shows it: what it was made from as tags, its settings as parameters."""
+    """Return the attempt as the tracker shows it: its inputs as tags, its settings as parameters."""
     spec = held.spec
     tags = {
         "tenant": held.tenant, "job": held.job_id, "attempt": str(held.attempt), "base_model": spec.base_model,
@@ -178,7 +178,7 @@ def run_of(held: Claim) -> TrackedRun:
 
 
 def open_verdicts(platform: Platform) -> list[sa.Row[Any]]:
-    """Verdicts that hold now on jobs that have not ended, newest first, with the job's tenant and model."""
+    """Return open verdicts on unfinished jobs, newest first, with the job's tenant and model."""
     query = (
         sa.select(health_verdicts, jobs.c.tenant_id, jobs.c.model)
         .join(jobs, jobs.c.id == health_verdicts.c.job_id)
@@ -211,7 +211,7 @@ def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Se
 
 
 def _with_events(conn: Connection, job_id: str, signs: Signs) -> Signs:
-    """What earlier attempts, or an earlier follower, reported: a curve does not begin anew with an attempt."""
+    """Add what earlier attempts, or an earlier follower, reported: curves continue across attempts."""
     query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
     newest = list(conn.execute(query.order_by(job_events.c.seq.desc()).limit(WATCHED_STEPS)).scalars())[::-1]
     first = list(conn.execute(query.order_by(job_events.c.seq).limit(EARLY_STEPS)).scalars())
@@ -220,7 +220,7 @@ def _with_events(conn: Connection, job_id: str, signs: Signs) -> Signs:
 
 
 def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
-    """The median of the newest jobs that trained the same model in the same way on as many GPUs of the same pool."""
+    """Return the median pace of the newest jobs that trained the same model in the same way on as many GPUs of the same pool."""
     spec = held.spec
     same = ("method", "adapter", "precision", "max_seq_len", "gradient_checkpointing")
     alike: dict[str, Any] = {k: getattr(spec, k) for k in same}
@@ -265,7 +265,7 @@ def _recover(conn: Connection, platform: Platform, job_id: str, code: str) -> No
 
 
 def _close(conn: Connection, platform: Platform, *of: sa.ColumnElement[bool]) -> None:
-    """End the episodes of attempts that are over: nobody watches whether they recover."""
+    """Close the verdicts of ended attempts, whose recovery is no longer watched."""
     this = (*of, health_verdicts.c.cleared_at.is_(None))
     conn.execute(sa.update(health_verdicts).where(*this).values(cleared_at=platform.clock()))
 
@@ -279,11 +279,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 STUCK_AFTER_S = 600.0
-"""Seconds without progress, heartbeat or not, after which a workload is ended and resumed: no micro-batch, validation window or save."""
+"""Seconds without progress, even with heartbeats, after which a workload is stopped and resumed: no micro-batch, validation window or
+save."""
 STUCK_AFTER_STEPS = 20
-"""The same in usual steps, where they are slow."""
+"""The same in usual steps, if they are slow."""
 LOADING_S = 1800.0
-"""The same where a big model is read or written, and nothing counts it."""
+"""The same while a big model is read or written, which reports no progress."""
 PATIENCE_S = {
     "setup": LOADING_S,
     "import": LOADING_S,
@@ -300,7 +301,7 @@ class Liveness:
     """Signs of life of one attempt's workload."""
 
     path: Path
-    """Its ``heartbeat.json``; an attempt before it may have left one."""
+    """Its ``heartbeat.json``; an earlier attempt may have left one."""
     attempt: int
     timeout_s: float
     """Seconds without a heartbeat after which a workload is stopped and resumed: ``FT_HEARTBEAT_TIMEOUT_S``."""
@@ -308,16 +309,16 @@ class Liveness:
     """When the newest steps ended."""
 
     def saw(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Take in metric lines: how long a step usually takes."""
+        """Process metric lines, to learn how long a step usually takes."""
         self._times = [*self._times, *(float(m["time"]) for m in steps)][-KEPT_STEPS:]
 
     def phase(self) -> str:
-        """Of this attempt; empty before its first heartbeat."""
+        """The heartbeat of this attempt; empty before its first one."""
         beat = self._heartbeat()
         return str(beat.get("phase", "")) if beat.get("attempt") == self.attempt else ""
 
     def silence_s(self, status: WorkloadStatus) -> float:
-        """Seconds since the workload last gave a sign of life; before its first heartbeat, since its start."""
+        """Return the seconds since the workload's last sign of life; before its first heartbeat, since its start."""
         try:
             last = self.path.stat().st_mtime
         except FileNotFoundError:
@@ -325,7 +326,7 @@ class Liveness:
         return time.time() - max(last, status.started_at or time.time())
 
     def last_sign(self) -> float | None:
-        """When this attempt last beat; None where it never did."""
+        """Return when this attempt last sent a heartbeat; None if it never did."""
         try:
             last = self.path.stat().st_mtime
         except FileNotFoundError:
@@ -337,7 +338,7 @@ class Liveness:
         return status.phase is WorkloadPhase.RUNNING and self.silence_s(status) > self.timeout_s
 
     def stall(self, status: WorkloadStatus) -> str | None:
-        """What tells that a running workload hangs; None where nothing does."""
+        """Return why a running workload counts as hung; None if it does not."""
         if status.phase is not WorkloadPhase.RUNNING:
             return None
         if self.is_silent(status):
@@ -365,16 +366,16 @@ class Liveness:
 
 SPEC = "spec.json"
 RESULT = ("adapter_config.json", "config.json", "manifest.json")
-"""Of an adapter or a whole model, in the directory of the finished training."""
+"""Files of an adapter or a whole model, in the directory of the finished training."""
 
 
 def of_spec(spec: TrainingSpec) -> dict[str, bytes]:
-    """The resolved spec: every setting of the training, defaults included."""
+    """Return the resolved spec: every setting of the training, defaults included."""
     return {SPEC: as_json(spec.to_dict())}
 
 
 def of_attempt(platform: Platform, held: Claim, result: Path) -> dict[str, bytes]:
-    """The job's loss curve and measurements so far, and what describes the finished model in `result`, where there is one."""
+    """Return the job's loss curve and metrics so far, and the files that describe the finished model in `result`, if there are any."""
     found = {}
     if curve := loss_curve_svg(results.metric_lines(platform, held.job_id)):
         found["loss_curve.svg"] = curve.encode()

@@ -1,8 +1,8 @@
-"""The output of a training on its way to whoever reads it: piece by piece while it runs, whole when it has ended.
+"""Stores the output of a training for its readers: in pieces while it runs, as a whole when it has ended.
 
-Pieces lie beside the attempt's checkpoints, so that they are read on any machine. A piece is cut behind a line and named by
-where it begins, in what is read (without secrets) and in the workload's own log; the last one is written anew as it grows. So
-whoever takes over goes on where the pieces end, and what two followers wrote at once is the same.
+Pieces are stored beside the attempt's checkpoints, so that they can be read on any machine. A piece is cut after a line and named by where
+it begins, in the readable log (without secrets) and in the workload's own log; the last piece is rewritten as it grows. So the next
+follower continues where the pieces end, and two followers at once write the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ft_assets.telemetry.redaction import without_secrets
 log = logging.getLogger(__name__)
 
 SHIP_EVERY_S = 2.0
-"""What a reader is behind by; each time the last piece is written anew, so the store is asked this often at most."""
+"""How far a reader lags behind; the last piece is rewritten at most this often."""
 PIECE_BYTES = 256 << 10
 MAX_LOG_BYTES = 4 << 20
-"""Of an attempt's output, while it runs and afterwards; the end says why it ended."""
+"""Size limit of an attempt's log, while it runs and afterwards; the end shows why it ended."""
 WHOLE, BEGINS, PIECES = "train.log", "train.log.begins", "log"
-"""Under the prefix of an attempt: its log, where that begins if the beginning was dropped, and the pieces of one that runs."""
+"""Object names under an attempt's prefix: its log, where that begins if the beginning was dropped, and the pieces of a running one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -44,7 +44,7 @@ class Piece:
 
 
 def pieces(objects: ObjectStore, prefix: str) -> list[Piece]:
-    """What is stored of a log that is being written, in order."""
+    """The stored pieces of a log that is being written, in order."""
     found = []
     for info in objects.list(f"{prefix}/{PIECES}"):
         begins, _, raw_begins = info.key.rpartition("/")[2].partition("-")
@@ -53,7 +53,7 @@ def pieces(objects: ObjectStore, prefix: str) -> list[Piece]:
 
 
 def read_pieces(objects: ObjectStore, found: list[Piece], offset: int) -> tuple[int, bytes]:
-    """The bytes from `offset` on, and where they begin: later than that if the beginning was dropped."""
+    """Return the bytes from `offset` on and where they begin, which is later if the beginning was dropped."""
     collected, begins, at = bytearray(), max(offset, found[0].begins if found else 0), None
     for piece in found:
         at = begins if at is None else at
@@ -82,7 +82,8 @@ class LogShipper:
         self._thread.start()
 
     def finish(self, patience: Patience) -> None:
-        """Store what is left, and the whole in place of the pieces. No job waits long for its log: a store that is away loses it."""
+        """Store the rest, and the whole log in place of the pieces. If the store is unavailable, the log is lost rather than the job
+        delayed."""
         self.close()
         if not self._shipping.acquire(timeout=patience.give_up_s):
             log.warning("the log of %s was not stored: the store did not answer", self._workload)
@@ -95,7 +96,7 @@ class LogShipper:
             self._shipping.release()
 
     def close(self) -> None:
-        """End the thread at its next look around; what is stored stays."""
+        """End the thread at its next poll; stored pieces stay."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
@@ -109,14 +110,14 @@ class LogShipper:
                     log.debug("the log of %s is not shipped now: %s", self._workload, error)
 
     def ship(self, *, last: bool = False) -> None:
-        """Store every line that is not stored; with `last` also one that has no end."""
+        """Store every line not stored yet; with `last`, also an unfinished one."""
         kept = self._resumed()
         self._raw += self._launcher.read_log(self._workload, offset=self._raw_begins + len(self._raw))
         while True:
             is_full = len(self._raw) >= PIECE_BYTES
             cut = len(self._raw) if last and not is_full else _behind_line(self._raw, PIECE_BYTES)
             if is_full and cut == 0:
-                cut = PIECE_BYTES  # a line that long is cut somewhere
+                cut = PIECE_BYTES  # a line this long is cut anywhere
             if cut > self._stored_raw:
                 self._put(kept, cut)
             if not is_full:
@@ -128,7 +129,7 @@ class LogShipper:
             self._objects.delete(kept.pop(0).key)
 
     def _put(self, kept: list[Piece], cut: int) -> None:
-        """Store the first `cut` bytes at hand as the last piece."""
+        """Store the first `cut` pending bytes as the last piece."""
         readable = bytes(self._readable) + _readable(bytes(self._raw[self._stored_raw : cut]))
         key = f"{self._prefix}/{PIECES}/{self._begins:012d}-{self._raw_begins:012d}"
         self._objects.put_bytes(key, readable)
@@ -138,7 +139,7 @@ class LogShipper:
         self._stored_raw, self._readable = cut, bytearray(readable)
 
     def _resumed(self) -> list[Piece]:
-        """The pieces that are there; the first time, those of whoever followed before."""
+        """Return the stored pieces; on the first call, those of an earlier follower."""
         if self._kept is None:
             found = pieces(self._objects, self._prefix)
             if found:
@@ -151,7 +152,7 @@ class LogShipper:
         found = pieces(self._objects, self._prefix)
         whole = f"{self._prefix}/{WHOLE}"
         if not found and self._objects.exists(whole):
-            return  # it was finished before, by another follower
+            return  # another follower finished it
         begins, data = read_pieces(self._objects, found, 0)
         if len(data) > MAX_LOG_BYTES:
             cut = len(data) - MAX_LOG_BYTES
@@ -165,10 +166,10 @@ class LogShipper:
 
 
 def _readable(raw: bytes) -> bytes:
-    """Line by line: wherever a log is cut behind lines, its pieces say what the whole says."""
+    """Process line by line: wherever a log is cut after a line, its pieces equal the whole."""
     return "".join(without_secrets(line) for line in raw.decode(errors="replace").splitlines(keepends=True)).encode()
 
 
 def _behind_line(raw: bytearray, most: int) -> int:
-    """Length of the whole lines among the first `most` bytes; a carriage return of a progress bar ends one, too."""
+    """Return the length of the whole lines among the first `most` bytes; a carriage return of a progress bar also ends a line."""
     return max(raw.rfind(b"\n", 0, most), raw.rfind(b"\r", 0, most)) + 1

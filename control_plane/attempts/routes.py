@@ -1,4 +1,5 @@
-"""``/v1/fine_tuning/checkpoints/{checkpoint}/permissions``: for OpenAI's client. A project is a tenant, and none is opened to another."""
+"""``/v1/fine_tuning/checkpoints/{checkpoint}/permissions``, for OpenAI's client. A project is a tenant, and permissions never cross
+tenants."""
 
 from __future__ import annotations
 

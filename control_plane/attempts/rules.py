@@ -1,7 +1,7 @@
-"""Verdicts on a running attempt: what its numbers say, for whom, and what to do about it. Pure: numbers in, verdicts out.
+"""Verdicts on a running attempt: what is wrong, for whom, and what to do. Pure: numbers in, verdicts out.
 
-A verdict holds as long as its rule says so. Each rule has two limits: one that raises the verdict and an easier one that
-keeps it raised, so that a number that swings around its limit makes one episode and not a hundred.
+Each rule has two limits: one that raises the verdict and an easier one that clears it, so that a value that swings around its limit makes
+one episode and not a hundred.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from control_plane.platform.job_events import Level
 Audience = Literal["tenant", "operator"]
 
 HEARTBEAT_LIMIT_S, HEARTBEAT_AGAIN_S = 30.0, 10.0
-"""A beat is written every 2 s by a thread of its own, and promised every 5 s."""
+"""A thread writes a heartbeat every 2 s; one is promised every 5 s."""
 SETTLING_STEPS = 3
-"""First steps of an attempt that say nothing of its pace: kernels are chosen, caches and allocator fill."""
+"""First steps of an attempt, which do not show its pace: kernels are chosen, caches and allocator fill."""
 BASELINE_STEPS = 20
-"""Steps behind the settling ones whose median is what the attempt is held against where there is no history."""
+"""Steps after the settling ones whose median is the expected pace if there is no history."""
 PACE_STEPS = 20
-"""Newest steps that are judged: their median is not moved by one slow step."""
+"""Newest steps that are judged; one slow step does not move their median."""
 SLOW_BELOW, SLOW_UNTIL = 0.5, 0.6
-"""Shares of the expected tokens/s."""
+"""Limits as shares of the expected tokens/s."""
 STARVED_ABOVE, STARVED_UNTIL = 0.2, 0.1
-"""Shares of the time of a step that the device waited for data."""
+"""Limits as shares of step time spent waiting for data."""
 STARVED_MIN_S = 1.0
-"""Seconds lost to waiting within the window below which nobody needs to act."""
+"""Seconds lost to waiting within the window below which no action is needed."""
 EXPLODED_ABOVE, EXPLODED_UNTIL, EXPLODED_BY = 2.0, 1.5, 0.5
-"""Multiples of the lowest median of many steps, and the least distance to it: a small loss doubles by chance."""
+"""Limits as multiples of the lowest median of many steps, and the least distance to it: a small loss can double by chance."""
 LOSS_STEPS, BEST_STEPS = 10, 100
-"""Newest steps whose median is judged, and the steps of a median that it is held against (a third of what there is, at first): the
+"""Newest steps whose median is judged, and the steps of each median it is compared with (a third of the existing ones at first): the
 lowest of many short medians is low by chance."""
 EXPLODED_ERRORS = 4.0
-"""Standard errors of the newest median by which it has to be above the best one."""
+"""Standard errors by which the newest median must exceed the best one."""
 EARLY_STEPS = 500
-"""First steps of a job, which are kept as long as it runs: a plateau is a loss that never left them."""
+"""First steps of a job, kept as long as it runs: a plateau is a loss that never left them."""
 PLATEAU_STEPS = 400
-"""Least steps before a plateau is called one; a third of them is held against the first third."""
+"""Least steps before a plateau is reported; a third of them is compared with the first third."""
 PLATEAU_BELOW, PLATEAU_UNTIL = 0.05, 0.08
-"""Relative fall since the start; the first has to be above what the fall may be at most, its standard errors included."""
+"""Relative fall since the start, including its standard errors."""
 PLATEAU_AFTER, PLATEAU_BEFORE = 0.3, 0.8
-"""Shares of the run: before, a slow fall looks flat; behind, a flat curve is how a schedule should end."""
+"""Shares of the run in which plateaus are judged: early, a slow fall looks flat; late, a flat curve is how a schedule should end."""
 PLATEAU_ERRORS, FELL_ERRORS = 2.0, 3.0
 STARTS = (20, 50, 100, 200)
-"""Numbers of first steps from which a loss may have fallen at once: one that did is no plateau, it has converged."""
+"""Numbers of first steps from which a loss may have fallen at once: then it has converged and is not a plateau."""
 NEWEST_STEPS = 1000
 NEGLIGIBLE_LOSS = 0.01
 OVERFIT_ABOVE, OVERFIT_UNTIL = 1.02, 1.01
-"""Multiples of the best validation loss; two validations in a row have to pass the first."""
+"""Multiples of the best validation loss; two validations in a row must exceed the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one optimizer step reported; None for what it did not say."""
+    """Report of one optimizer step; None for missing values."""
 
     step: int
     loss: float | None = None
@@ -66,7 +66,7 @@ class Step:
 
     @classmethod
     def of(cls, metric: Mapping[str, Any]) -> Self:
-        """From a line of ``metrics.jsonl`` or the data of a metrics event, where a loss that is no number is null."""
+        """Read a line of ``metrics.jsonl`` or the data of a metrics event, where a non-finite loss is null."""
         name = "loss" if "loss" in metric else "train_loss"
         loss = math.nan if metric.get(name, 0.0) is None else metric.get(name)
         return cls(step=metric["step"], loss=loss, **{k: metric.get(k) for k in ("tokens_per_s", "step_s", "data_s")})
@@ -86,19 +86,19 @@ class Signs:
     """What is known of an attempt now."""
 
     steps: Sequence[Step]
-    """The job's newest steps, oldest first; of a step that was trained twice, the last."""
+    """The job's newest steps, oldest first; if a step was trained twice, the last report."""
     validations: Sequence[tuple[int, float]]
     """Step and loss, oldest first."""
     total_steps: int
     from_step: int
-    """Where this attempt began: pace and waiting are judged behind it."""
+    """Step at which this attempt began: pace and waiting are judged after it."""
     silence_s: float
-    """Since the workload's last sign of life."""
+    """Seconds since the workload's last sign of life."""
     running: bool
     expected: Pace | None = None
-    """None as long as nothing is known of it."""
+    """None while unknown."""
     early: Sequence[Step] = ()
-    """The job's first :data:`EARLY_STEPS`, where `steps` has lost them."""
+    """The job's first :data:`EARLY_STEPS`, if `steps` no longer has them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,35 +107,35 @@ class Verdict:
     audience: Audience
     level: Level
     message: str
-    """With value, limit and next step."""
+    """Value, limit and next step."""
     value: float | None
     limit: float | None
     next_step: str
 
 
 def judge(signs: Signs, raised: Collection[str] = ()) -> list[Verdict]:
-    """Verdicts that hold now; those named in `raised` hold until their easier limit is passed.
+    """Return the verdicts that hold now; those in `raised` hold until their easier limit is passed.
 
     1. Operators: no heartbeat for 30 s.
-    2. Operators: throughput under 50 % of what jobs like it reached, or else of its own early steps.
-    3. Operators: over 20 % of the time of the newest steps went into waiting for data.
-    4. Tenant: a loss that is no number.
+    2. Operators: throughput under 50 % of similar jobs, or else of its own early steps.
+    3. Operators: over 20 % of the time of the newest steps spent waiting for data.
+    4. Tenant: a loss that is not a number.
     5. Tenant: the loss is at twice its best.
     6. Tenant: the loss has not fallen since the start.
-    7. Tenant: the validation loss rises while training goes on.
+    7. Tenant: the validation loss rises while training continues.
     """
     found = (rule(signs, code in raised) for code, rule in RULES.items())
     return [v for v in found if v is not None]
 
 
 def diverged(*, step: int, remedy: str) -> Verdict:
-    """The verdict on an attempt whose own evidence says that it diverged: the step was refused before it was reported."""
+    """Return the verdict on an attempt whose evidence shows that it diverged: the step was refused before it was reported."""
     message = f"The loss or a gradient of step {step} was not finite, or the loss exploded; training stopped. Next: {remedy}."
     return Verdict(code=NOT_FINITE, audience="tenant", level="error", message=message, value=None, limit=None, next_step=remedy)
 
 
 def own_pace(signs: Signs) -> Pace | None:
-    """What the attempt's early steps reached, once there are enough: expected of it where no job like it ran before."""
+    """Return the pace of the attempt's early steps once there are enough: the expected pace if no similar job ran before."""
     early = _paces(signs)[:BASELINE_STEPS]
     if len(early) < BASELINE_STEPS:
         return None
@@ -235,7 +235,7 @@ def _flat(signs: Signs, raised: bool) -> Verdict | None:
 
 
 def _fell(before: _Mean, now: _Mean, *, by: float) -> bool:
-    """Whether the loss is lower for certain, and by enough."""
+    """Whether the loss is significantly lower, and by enough."""
     return before.value - now.value > max(by * before.value, FELL_ERRORS * _error(before, now))
 
 
@@ -265,7 +265,7 @@ RULES: Mapping[str, Callable[[Signs, bool], Verdict | None]] = {
     "overfitting": _overfitting,
 }
 ONCE = frozenset({"loss_plateau"})
-"""Verdicts that an attempt is told of once, however often they come and go."""
+"""Verdicts that are reported to an attempt once, however often they come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ def _error(one: _Mean, other: _Mean) -> float:
 
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:
-    """Median, and the standard error that a median of :data:`LOSS_STEPS` such values has; outliers move neither."""
+    """Return the median, and the standard error of a median of :data:`LOSS_STEPS` such values; outliers move neither."""
     middle = median(values)
     scatter = 1.4826 * median(abs(v - middle) for v in values)
     return middle, 1.2533 * scatter / math.sqrt(LOSS_STEPS)

@@ -1,7 +1,7 @@
-"""One attempt of training, from the reservation to the ledger: every write is fenced by the attempt number.
+"""One attempt of training, from the reservation to the ledger; every write is fenced by the attempt number.
 
-The attempt number of the unreleased reservation is the fencing token: a step that was replaced, or a workload that
-outlived its reservation, finds its token released and can neither commit a checkpoint nor move the job.
+The attempt number of the unreleased reservation is the fencing token: a replaced step, or a workload that outlived its reservation, finds
+its token released and can neither commit a checkpoint nor move the job.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ft_assets.training.failures import StopReason
 from ft_assets.training.spec import TrainingSpec
 
 UNREADABLE = "spec_unreadable"
-"""Code of a spec whose format is not that of this platform."""
+"""Code of a spec whose format this platform does not know."""
 
 log = logging.getLogger(__name__)
 
 
 def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
-    """The job's reservation; ``NotAdmitted`` when it holds none, so nobody trains around the queue, and with the code
-    :data:`UNREADABLE` where its spec is of another format."""
+    """Return the job's reservation; raises ``NotAdmitted`` if it has none, so that nothing trains around the queue, or with code
+    :data:`UNREADABLE` if its spec has another format."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))).first()
@@ -65,7 +65,7 @@ def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
 
 
 def workload_held(platform: Platform, job_id: str) -> str | None:
-    """Name of the workload that the job's reservation is for."""
+    """Name of the workload of the job's reservation."""
     query = sa.select(reservations.c.attempt).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))
     with platform.engine.connect() as conn:
         attempt = conn.execute(query).scalar_one_or_none()
@@ -73,9 +73,9 @@ def workload_held(platform: Platform, job_id: str) -> str | None:
 
 
 def abandon(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
-    """End a job that cannot be trained: it fails with `error`, and its reservation goes; what ran is billed and given back.
+    """Fail a job that cannot be trained, with `error`, and release its reservation; what ran is billed and refunded.
 
-    One transaction, which locks as the end of an attempt does: the reservation, then the job.
+    One transaction, which locks in the same order as the end of an attempt: the reservation, then the job.
     """
     now = platform.clock()
     with platform.engine.begin() as conn:
@@ -107,10 +107,10 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
 
 
 def stop_asked(platform: Platform, held: Claim) -> str | None:
-    """``cancel``, ``pause`` or ``preempt`` when somebody asked this attempt to end; records a beat in passing.
+    """Return ``cancel``, ``pause`` or ``preempt`` if this attempt was asked to stop; records a heartbeat as well.
 
-    A word to make room is for the attempt that it was said to: one that it has outlived stops nobody. An attempt without its reservation
-    beats for nobody, or nobody would miss whoever follows the next one, and is cancelled: its GPUs are another's.
+    A request to make room is for the attempt that it was made to, and does not stop a later one. An attempt without its reservation records
+    no heartbeat, which would hide a missing follower of the next attempt, and is told to cancel: its GPUs belong to another job.
     """
     this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt) & reservations.c.released_at.is_(None)
     beat = sa.update(jobs).where(jobs.c.id == reservations.c.job_id, this).values(heartbeat_at=platform.clock())
@@ -123,7 +123,7 @@ def stop_asked(platform: Platform, held: Claim) -> str | None:
 
 
 def reported(platform: Platform, held: Claim, *, from_step: int = 0) -> Reported:
-    """What earlier attempts and earlier followers of this one have reported."""
+    """Return what earlier attempts, and earlier followers of this one, have reported."""
     step = sa.cast(job_events.c.data["step"].astext, sa.Integer)
     trained, validated = (sa.func.coalesce(sa.func.max(step).filter(job_events.c.data.has_key(k)), 0) for k in ("train_loss", "valid_loss"))
     query = sa.select(trained, validated).where(job_events.c.job_id == held.job_id, job_events.c.type == "metrics")
@@ -143,7 +143,7 @@ def record_progress(
 ) -> None:
     """Store new metric lines of the workload as events and the newest on the job; the first step makes the job ``running``.
 
-    Lines of steps that were reported `before` move the job, and make no second event.
+    Lines of steps reported `before` move the job but make no second event.
     """
     if not steps and not validation:
         return
@@ -160,7 +160,7 @@ def record_progress(
                 _start_running(conn, job, held, now)
             left = last["total_steps"] - last["step"]
             pace = _seconds_per_step(steps)
-            known = pace or left == 0  # after the last step it is that step's moment
+            known = pace or left == 0  # after the last step it is that step's time
             finish = datetime.fromtimestamp(now.timestamp() + left * (pace or 0.0), tz=UTC) if known else None
             values = {
                 "step": last["step"],
@@ -177,7 +177,7 @@ def record_progress(
 
 
 def record_provisioning(platform: Platform, held: Claim, phase: str) -> None:
-    """Tell the job's tenant what the attempt does before its first step (``job_events.PROVISIONING``); each phase once."""
+    """Report what the attempt does before its first step (``job_events.PROVISIONING``), each phase once."""
     event = provisioning_event(phase, attempt=held.attempt)
     before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
     with platform.engine.begin() as conn:
@@ -224,11 +224,10 @@ def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict
 def record_checkpoint(
     platform: Platform, held: Claim, *, step: int, prefix: str, manifest_sha256: str, metrics: Mapping[str, Any], final: bool = False
 ) -> bool:
-    """Commit a checkpoint whose verified files lie under `prefix`; False when the token is no
-    longer held or the job has ended.
+    """Commit a checkpoint whose verified files lie under `prefix`; returns False if the token was released or the job has ended.
 
-    The row is the commit: files without one are leftovers. Each attempt has a prefix of its own, so that uploading a step
-    again never touches what is committed; the row then names the newer one.
+    The row is the commit: files without one are leftovers. Each attempt has its own prefix, so that uploading a step again never touches a
+    committed checkpoint; the row then names the newer one.
     """
     with platform.engine.begin() as conn:
         if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
@@ -251,7 +250,7 @@ def record_checkpoint(
             index_elements=["job_id", "step"], set_=changed, where=sa.true() if final else ~checkpoints.c.final
         )
         if conn.execute(replaced.returning(checkpoints.c.id)).first() is None:
-            return True  # the finished model has this step: it is not replaced by its checkpoint
+            return True  # the finished model has this step; its checkpoint does not replace it
         message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
         record(
             conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step, "attempt": held.attempt}), now=platform.clock()
@@ -260,7 +259,7 @@ def record_checkpoint(
 
 
 def committed(platform: Platform, job_id: str) -> list[sa.Row[Any]]:
-    """Committed checkpoints of the job that are kept, newest step first."""
+    """Return the job's committed checkpoints that are kept, highest step first."""
     kept = sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
     with platform.engine.connect() as conn:
         return list(conn.execute(kept.order_by(checkpoints.c.step.desc())).all())
@@ -273,7 +272,7 @@ def holds(platform: Platform, held: Claim) -> bool:
 
 
 def must_hold(platform: Platform, held: Claim) -> None:
-    """``NotAdmitted`` when the attempt was released: it may start nothing any more."""
+    """Raise ``NotAdmitted`` if the attempt was released: it may no longer start anything."""
     if not holds(platform, held):
         raise NotAdmitted(
             f"attempt {held.attempt} of job {held.job_id} was released before its workload was started, so it starts nothing; the job goes "
@@ -282,7 +281,7 @@ def must_hold(platform: Platform, held: Claim) -> None:
 
 
 def tell(platform: Platform, held: Claim, event: Event) -> bool:
-    """Write an event of the job; False, and nothing is written, when the attempt was released or the job has ended."""
+    """Write an event of the job; returns False, and writes nothing, if the attempt was released or the job has ended."""
     with platform.engine.begin() as conn:
         if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
             return False
@@ -291,14 +290,15 @@ def tell(platform: Platform, held: Claim, event: Event) -> bool:
 
 
 def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
-    """Close the attempt: release the reservation, write the ledger, move the job. A second call changes nothing.
+    """End the attempt: release the reservation, write the ledger, move the job. A second call changes nothing.
 
-    1. Succeeded: the job goes on to evaluation, also where it was asked to make room meanwhile.
+    1. Succeeded: the job continues to evaluation, even if it was asked to make room meanwhile.
     2. Cancelled meanwhile: the job stays cancelled.
-    3. A pause was asked for and the workload made its checkpoint: paused, also where it was to make room.
-    4. The failure may be resumed: preempted, then queued again at its old place; the next attempt goes on from the last checkpoint.
-    5. Out of memory, the first time: queued again with half the micro-batch and the same global batch; paused with it, if that was asked.
-    6. Else failed, with the failure's remedy.
+    3. A pause was requested and the workload saved its checkpoint: paused, even if it was to make room.
+    4. The failure can be resumed: preempted, then queued again at its old place; the next attempt resumes from the last checkpoint.
+    5. Out of memory for the first time: queued again with half the micro-batch and the same global batch, or paused with it if a pause was
+       requested.
+    6. Otherwise failed, with the failure's remedy.
     """
     with platform.engine.begin() as conn:
         now = platform.clock()
@@ -318,8 +318,8 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
 def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at: float | None) -> int:
     """Record where the attempt resumes and when its workload started; billing counts from there.
 
-    Returns the step up to which metrics were reported: `from_step`, or later when a dead follower is being replaced. Of an attempt that
-    was released nothing is recorded: whoever released it has billed what there was.
+    Returns the step up to which metrics were reported: `from_step`, or later if a dead follower is being replaced. Records nothing for a
+    released attempt, which has been billed already.
     """
     this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
     with platform.engine.begin() as conn:
@@ -337,7 +337,7 @@ def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at:
 
 
 def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
-    """Record where the attempt will go on from, before its workload starts; of one that was released, nothing."""
+    """Record where the attempt will resume, before its workload starts; nothing for a released attempt."""
     this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt) & attempts.c.started_at.is_(None)
     with platform.engine.begin() as conn:
         if holds_in(conn, held):
@@ -345,7 +345,7 @@ def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
 
 
 def from_step(platform: Platform, held: Claim) -> int:
-    """Where the attempt went on from; 0 while that is not known."""
+    """Return the step from which the attempt resumed; 0 while unknown."""
     query = sa.select(attempts.c.from_step).where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
     with platform.engine.connect() as conn:
         return conn.execute(query).scalar() or 0

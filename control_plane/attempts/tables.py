@@ -30,7 +30,7 @@ attempts = sa.Table(
     sa.Column("outcome", sa.Text),  # failure class, or succeeded; null while it runs
     sa.Column("exit_code", sa.Integer),
     sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
-    sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt does again
+    sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt repeats
     timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
     sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
 )  # fmt: skip
@@ -46,8 +46,8 @@ checkpoints = sa.Table(
     sa.Column("metrics", JSONB, nullable=False),
     sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),
     timestamp("created_at"),
-    timestamp("retired_at", nullable=True),  # not kept any more, and nobody reads it
-    timestamp("removed_at", nullable=True),  # and its objects are gone
+    timestamp("retired_at", nullable=True),  # when retention dropped it; no longer read
+    timestamp("removed_at", nullable=True),  # when its objects were deleted
     sa.UniqueConstraint("job_id", "step"),
 )  # fmt: skip
 

@@ -1,10 +1,12 @@
-"""Work that is done already: a job that would train what an earlier one has trained is answered with that one.
+"""Work that is already done: a job that would repeat an earlier one returns the earlier one.
 
-Equal means equal: data, base, hyperparameters, seed, locked dependencies, image and commit of the code, and what is asked of
-the evaluation and of the name. Code with changes that no commit holds (``-dirty``) is equal to nothing. ``force`` trains anyway.
+Two jobs are equal if their data, base, hyperparameters, seed, locked dependencies, image, code commit, evaluation settings and name suffix
+are equal. Code with uncommitted changes (``-dirty``) equals nothing. ``force`` trains anyway.
 
-1. At submission (:func:`finished_request`): the same request, its seed given. The finished job itself is the answer.
-2. Prepared (:func:`finished_spec`): the frozen spec has the same digest. The new job ends with the earlier one's adapter.
+1. At submission (:func:`finished_request`): the same request, with its seed given. The finished job itself is returned.
+2. After preparation (:func:`finished_spec`): the frozen spec has the same digest. The new job ends with the earlier one's adapter.
+
+A retried request returns the job that its first try created (:func:`find`).
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ from ft_assets.training.spec import TrainingSpec
 
 DIRTY = "-dirty"
 USABLE = (Stage.DRAFT.value, Stage.STAGING.value, Stage.PRODUCTION.value)
-"""Stages of an adapter that passed its gates and that nobody has withdrawn for good."""
+"""Stages of an adapter that passed its gates and was not withdrawn permanently."""
 COMPARED_OTHERWISE = frozenset({
-    # by what they were resolved to
+    # compared by what they resolved to
     "model", "training_file", "validation_file", "method", "adapter", "hyperparameters", "seed", "warm_start",
     # how and when it was trained, not what
     "force", "tier", "spot", "idempotency_key",
@@ -49,9 +51,9 @@ MAX_CANDIDATES = 100
 def finished_request(
     conn: Connection, tenant: str, request: JobRequest, *, model: BaseModel, dataset_id: str | None, warm_start: Source | None
 ) -> RowMapping | None:
-    """The newest succeeded job of the same request whose adapter is there (and served, where the request asks for that).
+    """Return the newest succeeded job of the same request whose adapter still exists (and is served, if the request asks for that).
 
-    Only for a request that gives its seed: without one, another job is asked for each time.
+    Only for requests that give their seed; without one, each request asks for another job.
     """
     if request.force or request.seed is None or dataset_id is None:
         return None
@@ -73,7 +75,7 @@ def finished_request(
 
 
 def finished_spec(conn: Connection, job: RowMapping, spec: TrainingSpec) -> RowMapping | None:
-    """The newest succeeded job that trained this very spec, was judged by the same rules and made a name of the same suffix."""
+    """Return the newest succeeded job that trained this exact spec under the same evaluation rules and the same name suffix."""
     if (job["request"] or {}).get("force") or spec.commit.endswith(DIRTY):
         return None
     query = _with_adapter(job["tenant_id"], USABLE).where(
@@ -98,7 +100,7 @@ def _with_adapter(tenant: str, stages: tuple[str, ...]) -> sa.Select[Any]:
 
 
 def _pinned(conn: Connection, tenant: str, file_id: str | None) -> tuple[str, Mapping[str, Any]] | None:
-    """Dataset version of a file and what its upload asked of the packing: the same data may come under another file id."""
+    """Dataset version of a file and the packing options of its upload; the same data may have another file id."""
     if file_id is None:
         return None
     row = conn.execute(sa.select(files.c.dataset_id, files.c.policies).where(files.c.id == file_id, files.c.tenant_id == tenant)).one()
@@ -123,7 +125,7 @@ def _given(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rest(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What is compared as it was sent: suffix, metadata, eval_config, recipe, ..."""
+    """Fields that are compared as sent: suffix, metadata, eval_config, recipe, ..."""
     return {"auto_promote": True} | {k: v for k, v in body.items() if k not in COMPARED_OTHERWISE and v is not None}
 
 
@@ -132,15 +134,15 @@ def _judged(body: Mapping[str, Any] | None) -> eval_config.EvalConfig:
 
 
 READ_TIMEOUT_S = 600.0
-"""OpenAI's client gives up on a call after that, unless it says otherwise, and then sends it again."""
+"""Default time-out of OpenAI's client, after which it sends the request again."""
 RETRY_DELAY_S = 120.0
-"""Longest wait between two tries: what the client honours of ``retry-after``."""
+"""Longest wait between two tries: the largest ``retry-after`` that the client honors."""
 MAX_RETRIED_FOR = timedelta(hours=1)
-"""Whatever a client says: an equal body that is older than that is meant."""
+"""Upper bound whatever a client claims: an equal body after this long is a new request."""
 TWIN_WINDOW = timedelta(seconds=60)
-"""A person's second click, a script's loop after a time-out of its proxy: later than that an equal body is meant."""
+"""A double click, or a script that retries after its proxy timed out. After this long, an equal body is a new request."""
 KEPT = timedelta(days=30)
-"""How long a key is known. Longer than any queue, and a bill can be questioned no later."""
+"""How long a key is remembered: longer than any queue, and as long as a bill can be disputed."""
 PURGED_AT_ONCE = 10_000
 MAX_KEY = 255
 
@@ -151,13 +153,13 @@ class Attempt:
 
     received_at: datetime
     key: str | None = None
-    """The client's own name for the submission."""
+    """The idempotency key of the client."""
     retried_for: timedelta | None = None
-    """How long ago the client may have sent this first; None: it does not say that it has sent it before."""
+    """How long ago the client may have sent this request first; None: it does not claim to have sent it before."""
     twin_meant: bool = False
-    """An equal job is wanted, though one was made just now."""
+    """The client wants another equal job."""
     scope: str = "key"
-    """What the key names: the same key of another scope is another one."""
+    """Scope of the key: equal keys in different scopes are different."""
 
     def __post_init__(self) -> None:
         if self.key is not None and not 1 <= len(self.key) <= MAX_KEY:
@@ -165,7 +167,7 @@ class Attempt:
 
 
 def retried_for(retries: str | None, read_timeout: str | None) -> timedelta | None:
-    """From the headers of OpenAI's clients: how long ago this call began at most; None for one that was not sent before."""
+    """Return, from the headers of OpenAI's clients, how long ago this call began at most; None if it was not sent before."""
     count = _number(retries, default=0.0)
     if count < 1:
         return None
@@ -174,7 +176,7 @@ def retried_for(retries: str | None, read_timeout: str | None) -> timedelta | No
 
 
 def _number(text: str | None, *, default: float) -> float:
-    """A value that is not a number, or too large for an interval, is ignored."""
+    """Ignores a value that is not a number, or too large for an interval."""
     try:
         value = float(text or default)
     except ValueError:
@@ -183,7 +185,7 @@ def _number(text: str | None, *, default: float) -> float:
 
 
 def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -> str | None:
-    """The job that this request made before, if it did. ``Conflict`` for a known key with another body."""
+    """Return the job that this request created before, if any; ``Conflict`` for a known key with another body."""
     if attempt.key is not None:
         return _by_key(conn, tenant, attempt, request_sha256)
     if attempt.retried_for is not None:
@@ -198,7 +200,7 @@ def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -
 
 
 def remember(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt, *, job_id: str, now: datetime) -> None:
-    """Store what :func:`find` needs later, in the transaction that makes the job."""
+    """Store what :func:`find` needs, in the transaction that creates the job."""
     if attempt.key is None and attempt.retried_for is None:
         return
     key = _retry_key(request_sha256) if attempt.key is None else stored_key(attempt)
@@ -209,7 +211,7 @@ def remember(conn: Connection, tenant: str, request_sha256: str, attempt: Attemp
 
 
 def purge(platform: Platform) -> int:
-    """Forget keys whose time is over; how many there were."""
+    """Delete expired keys; returns how many."""
     table = idempotency_keys
     old = sa.select(table.c.tenant_id, table.c.key).where(table.c.created_at < platform.clock() - KEPT).limit(PURGED_AT_ONCE)
     with platform.engine.begin() as conn:
@@ -217,7 +219,7 @@ def purge(platform: Platform) -> int:
 
 
 def _equal(conn: Connection, tenant: str, request_sha256: str, *only: sa.ColumnElement[bool], since: datetime) -> str | None:
-    """The newest job of an equal body."""
+    """Return the newest job with an equal body."""
     query = sa.select(jobs.c.id).where(
         jobs.c.tenant_id == tenant, jobs.c.request_sha256 == request_sha256, jobs.c.created_at >= since, *only
     )
@@ -239,7 +241,7 @@ def _by_key(conn: Connection, tenant: str, attempt: Attempt, request_sha256: str
 
 
 def _overtaken(conn: Connection, tenant: str, request_sha256: str, received_at: datetime) -> str | None:
-    """The job that a retry of this very request has made meanwhile: the retry was faster than its original."""
+    """Return the job that a retry of this request has created meanwhile, if the retry was faster than the original."""
     row = conn.execute(_stored(tenant, _retry_key(request_sha256))).one_or_none()
     return str(row.job_id) if row is not None and row.created_at >= received_at else None
 

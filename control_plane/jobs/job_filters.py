@@ -1,4 +1,4 @@
-"""What a list of jobs may be narrowed by."""
+"""Filters of the job list."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ LATEST = 253_402_300_799
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFilter:
-    """Jobs that fit everything that is given."""
+    """A filter; a job has to match every field that is set."""
 
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Pairs that a job carries."""
+    """Pairs that the job must have."""
     without_metadata: bool = False
     status: str | None = None
-    """A word of OpenAI's."""
+    """One of OpenAI's status words."""
     state: str | None = None
-    """A state of ours."""
+    """One of the platform's states."""
     model: str | None = None
-    """The base model, or the model that came of it."""
+    """The base model, or the fine-tuned model."""
     method: str | None = None
     created_after: int | None = None
-    """Seconds since 1970; this very second included."""
+    """Unix seconds, inclusive."""
     created_before: int | None = None
-    """This very second excluded."""
+    """Unix seconds, exclusive."""
 
     def clauses(self) -> list[sa.ColumnElement[bool]]:
-        """Conditions on ``jobs``; ``InvalidRequest`` (``invalid_filter``) for a word that no job could have."""
+        """Return the conditions on ``jobs``; ``InvalidRequest`` (``invalid_filter``) for a value that no job can have."""
         found: list[sa.ColumnElement[bool]] = []
         if self.metadata:
             found.append(jobs.c.metadata.contains(dict(self.metadata)))

@@ -1,4 +1,4 @@
-"""Logs of a job's attempts: as they were stored beside its checkpoints, piece by piece while training runs."""
+"""Logs of a job's attempts, read from the object store, piece by piece while training runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ft_assets.errors import NotFound
 from ft_assets.layout import attempt_prefix
 
 LATE = timedelta(minutes=10)
-"""After the end of a job: a log that is not stored by then is not waited for."""
+"""How long after a job's end its log may still arrive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Excerpt:
     attempt: int
-    """0 while the job has had none."""
+    """0 if the job has had no attempt yet."""
     begins: int
-    """Offset of the first byte; later than asked for where the beginning of a long log was dropped."""
+    """Offset of the first byte; later than requested if the beginning of a long log was dropped."""
     data: bytes
     is_over: bool
-    """Nothing follows: the attempt has ended, and its log is stored."""
+    """Whether the log is complete: the attempt has ended, and its log is stored."""
 
     @property
     def ends(self) -> int:
@@ -38,7 +38,7 @@ class Excerpt:
 
 
 def read(platform: Platform, tenant: str, job_id: str, *, attempt: int | None = None, offset: int = 0) -> Excerpt:
-    """The training log of `attempt` (default: the job's last one) from `offset` on; ``NotFound`` while nothing of it is stored."""
+    """Return the training log of `attempt` (default: the job's last one) from `offset` on; ``NotFound`` while none is stored."""
     found = since(platform, tenant, job_id, attempt=attempt, offset=offset)
     if found is None:
         raise _none(job_id, attempt)
@@ -46,12 +46,12 @@ def read(platform: Platform, tenant: str, job_id: str, *, attempt: int | None = 
 
 
 def since(platform: Platform, tenant: str, job_id: str, *, attempt: int | None, offset: int) -> Excerpt | None:
-    """What is stored from `offset` on; None if nothing is yet, and ``NotFound`` where nothing ever will be."""
+    """Return what is stored from `offset` on; None if nothing is yet, ``NotFound`` if nothing ever will be."""
     with platform.engine.connect() as conn:
         mine = (job_rows.c.id == job_id) & (job_rows.c.tenant_id == tenant)
         job = conn.execute(sa.select(job_rows).where(mine)).mappings().one_or_none() or jobs.get(platform, tenant, job_id).row
         number = job["attempt"] if attempt is None else attempt
-        is_over = _has_ended(conn, job, number, platform)  # asked first: nothing follows what is stored then
+        is_over = _has_ended(conn, job, number, platform)  # checked first: if it has ended, what is stored is complete
     if number > job["attempt"] or number < (0 if attempt is None else 1):
         raise _none(job_id, attempt)
     stored = None if number == 0 else _stored(platform.objects, attempt_prefix(tenant, job_id, number), offset)
@@ -73,7 +73,7 @@ def _has_ended(conn: Connection, job: RowMapping, number: int, platform: Platfor
 
 
 def _stored(objects: ObjectStore, prefix: str, offset: int) -> tuple[int, bytes] | None:
-    """The bytes from `offset` on and where they begin, of the whole log or else of its pieces."""
+    """Return the bytes from `offset` on and where they begin, from the whole log or its pieces."""
     for is_last in (False, True):
         try:
             data = objects.get_bytes(f"{prefix}/{WHOLE}")
@@ -87,7 +87,7 @@ def _stored(objects: ObjectStore, prefix: str, offset: int) -> tuple[int, bytes]
             continue
         try:
             return read_pieces(objects, found, offset)
-        except NotFound:  # they were replaced by the whole since they were listed
+        except NotFound:  # the whole log replaced them since they were listed
             if is_last:
                 raise
     return None

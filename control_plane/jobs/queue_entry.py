@@ -36,11 +36,11 @@ def mark_packed(
     expected_s: float,
     modelled: Cost | None = None,
 ) -> None:
-    """Freeze the spec and queue the job, or end it with the adapter of an earlier job that trained this very spec.
+    """Freeze the spec and queue the job, or end it with the adapter of an earlier job that trained this exact spec.
 
-    A job that has left ``validating`` keeps the spec it was frozen with. What it is expected to take is counted by now and is held
-    instead of the first estimate; where the hard cap has no room for that, the job fails before it takes a GPU. `modelled` is its time by
-    the cost model alone; of a job without one nothing is learned.
+    A job that has left ``validating`` keeps its spec. Its expected time, counted by now, replaces the first estimate in its hold; if the
+    hard cap has no room for it, the job fails before it takes a GPU. `modelled`: its time by the cost model alone; None if nothing is to be
+    learned from the job.
     """
     found = _finished(platform, tenant, job_id, spec)
     with platform.engine.begin() as conn:
@@ -69,11 +69,11 @@ def mark_packed(
                 total_steps=total_steps,
             )
     if found is not None and found.promoted is not None and (found.unserved or not waits):
-        promotions.undo_promotion(platform, found.before, found.promoted)  # cancelled meanwhile, or no server takes it
+        promotions.undo_promotion(platform, found.before, found.promoted)  # it was cancelled meanwhile, or no server takes the adapter
 
 
 def _admitted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: float, now: datetime) -> bool:
-    """Whether what was counted fits the tenant's hard cap; if not the job has failed."""
+    """Hold the counted time under the tenant's hard cap; returns False if it does not fit, and the job has failed."""
     refusal = quotas.hold_counted(conn, owner, job_id, gpu_seconds, now)
     if refusal is None:
         return True
@@ -84,19 +84,19 @@ def _admitted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: flo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Finished:
-    """The job that has done another one's work, and what became of its adapter."""
+    """The finished job to reuse, and the state of its adapter."""
 
     job: RowMapping
     before: Mapping[str, Any]
-    """The adapter as it was found."""
+    """The adapter as found."""
     promoted: Mapping[str, Any] | None
-    """The adapter, where it was promoted for this."""
+    """The adapter, if it was promoted for this job."""
     unserved: str | None
-    """Why no server takes it, where it has to be served."""
+    """Why no server takes it, if it has to be served."""
 
 
 def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) -> _Finished | None:
-    """The job that has done this one's work, its adapter served if this one asks for that; None if it has to be trained."""
+    """Return the finished job to reuse, its adapter served if this job asks for that; None if the job has to be trained."""
     with platform.engine.connect() as conn:
         job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one()
         done = duplicate_requests.finished_spec(conn, job, spec) if job["state"] == JobState.VALIDATING else None

@@ -1,4 +1,4 @@
-"""Jobs, their events and checkpoints as the API returns them."""
+"""API responses for jobs, their events and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ft_assets.training.stored_specs import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
 EXPLAINED = WAITING | {JobState.PAUSING, JobState.PAUSED}
-"""States whose reason is shown."""
+"""States in which the reason is shown."""
 OPENAI_HYPERPARAMETERS = ("batch_size", "learning_rate_multiplier", "n_epochs")
 
 
 def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -> schemas.Job:
-    """A job; `reused` where it is the answer to a submission that came after its end, `quota` in every answer to one."""
+    """Return a job. `reused`: it answers a submission made after its end; `quota` is part of every answer to a submission."""
     row = view.row
     state, request = JobState(row["state"]), row["request"]
     hyperparameters = _hyperparameters(row)
@@ -91,7 +91,7 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
 
 
 def _hyperparameters(row: RowMapping) -> dict[str, Any]:
-    """As asked, until the spec is frozen; then as resolved."""
+    """As requested until the spec is frozen, then as resolved."""
     asked: dict[str, Any] = dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto") | row["hyperparameters"]
     if not row["spec"]:
         return asked
@@ -99,7 +99,7 @@ def _hyperparameters(row: RowMapping) -> dict[str, Any]:
 
 
 def _hardware(row: RowMapping) -> dict[str, Any] | None:
-    """As planned once the spec is frozen, before as asked."""
+    """As planned once the spec is frozen, before that as requested."""
     if not row["spec"]:
         asked: dict[str, Any] | None = row["request"].get("hardware")
         return asked
@@ -107,7 +107,7 @@ def _hardware(row: RowMapping) -> dict[str, Any] | None:
 
 
 def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's object: ``supervised`` is its word for SFT, the others are called as they are."""
+    """Return OpenAI's object: SFT is called ``supervised``, other methods keep their names."""
     shown = "supervised" if name == "sft" else name
     return {"type": shown, shown: {"hyperparameters": hyperparameters}}
 
@@ -123,7 +123,7 @@ def _reservation(row: RowMapping) -> status_schemas.Reservation | None:
 
 
 def _estimated_start(row: RowMapping, state: JobState) -> int | None:
-    """Of a waiting job: as the queue foresees it."""
+    """A waiting job's expected start, from the queue."""
     return epoch_seconds(row["expected_start_at"]) if state in WAITING else None
 
 

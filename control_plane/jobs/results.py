@@ -1,6 +1,6 @@
-"""A job's measurements: live as a list or a table, and as the result file that a job lists once it has succeeded.
+"""A job's metrics: live as a list or a table, and as the result file of a succeeded job.
 
-A long job has a hundred thousand steps: they are read through a cursor and written into a file, never held together.
+A long job has a hundred thousand steps, so they are read through a cursor and written to a file, never held in memory.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ PURPOSE = "fine-tune-results"
 FILENAME = "step_metrics.csv"
 FIRST_COLUMNS = ("step", "train_loss", "valid_loss", "valid_perplexity", "learning_rate", "grad_norm", "epoch", "tokens_per_s")
 ALWAYS = ("step", "train_loss", "valid_loss")
-"""Columns that are there even if nothing was measured."""
+"""Columns present even if nothing was measured."""
 WHOLE = ("step", "num_tokens", "memory_bytes")
 LEFT_OUT = frozenset({"total_steps"})
 AT_A_TIME = 1000
-"""Measurements that are in memory."""
+"""Metrics held in memory at a time."""
 IN_MEMORY_BYTES = 4 * 2**20
-"""Of a table; a larger one is a file while it is sent."""
+"""Size of a table kept in memory; a larger one is a file while it is sent."""
 
 
 def table(platform: Platform, job_id: str) -> BinaryIO:
-    """The job's measurements as CSV, one row per optimizer step.
+    """Return the job's metrics as CSV, one row per optimizer step.
 
-    Training and validation of a step are one row, and of a step that was trained twice the last stands. Known columns come
-    first, those of the method behind them by name.
+    Training and validation metrics of a step share a row; if a step was trained twice, the last values count. Known columns come first,
+    then those of the method by name.
     """
     out = _opened()
     step = sa.cast(job_events.c.data["step"].astext, sa.BigInteger)
@@ -57,7 +57,7 @@ def table(platform: Platform, job_id: str) -> BinaryIO:
 
 
 def listed(platform: Platform, job_id: str) -> BinaryIO:
-    """The same as JSON, in the order in which it was reported: a list as the API has it."""
+    """Return the same as a JSON list, in the order reported."""
     out = _opened()
     out.write(b'{"object":"list","data":[')
     with platform.engine.connect() as conn:
@@ -69,7 +69,7 @@ def listed(platform: Platform, job_id: str) -> BinaryIO:
 
 
 def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
-    """The job's curve as in ``metrics.jsonl``, from its events; of a step that was trained twice, the last."""
+    """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values."""
     query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics").order_by(job_events.c.seq)
     with platform.engine.connect() as conn:
         found = [row.data for row in conn.execute(query)]
@@ -82,7 +82,7 @@ def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
 
 
 def _opened() -> BinaryIO:
-    return cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES))  # whoever asked closes it
+    return cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES))  # the caller closes it
 
 
 def _measured(conn: Connection, job_id: str, *order: sa.ColumnElement[Any]) -> Iterator[Mapping[str, Any]]:
@@ -91,7 +91,7 @@ def _measured(conn: Connection, job_id: str, *order: sa.ColumnElement[Any]) -> I
 
 
 def _columns(conn: Connection, job_id: str) -> list[str]:
-    """Names of what has a value in any step."""
+    """Names with a value in any step."""
     pair = sa.func.jsonb_each(job_events.c.data).table_valued("key", "value").lateral("pair")
     known = sa.func.jsonb_typeof(sa.cast(pair.c.value, job_events.c.data.type)).in_(("number", "string", "boolean"))
     query = sa.select(pair.c.key).select_from(job_events).join(pair, sa.true()).where(_of(job_id), known).distinct()
@@ -115,21 +115,21 @@ def _line(cells: Sequence[Any]) -> bytes:
 
 
 def pieces(body: BinaryIO, size: int = 2**16) -> Iterable[bytes]:
-    """The bytes of `body`, which is closed behind the last."""
+    """Yield the bytes of `body` and close it at the end."""
     with body:
         while piece := body.read(size):
             yield piece
 
 
 def file_id(job_id: str) -> str:
-    """Of the job's result file, known before it exists: storing it twice stores it once."""
+    """Id of the job's result file, derived from the job, so that storing it twice stores it once."""
     return f"file-{hashlib.sha256(job_id.encode()).hexdigest()[:24]}"
 
 
 def store(platform: Platform, tenant: str, job_id: str) -> str:
-    """Keep the measurements of a job that succeeds as a file of the tenant; returns its id. A second call changes nothing.
+    """Store the metrics of a succeeding job as a file of the tenant; returns its id. A second call changes nothing.
 
-    As at OpenAI only such a job has a result file; the table of any other is made when it is asked for.
+    As with OpenAI, only succeeded jobs have a result file; for other jobs the table is built on request.
     """
     id_ = file_id(job_id)
     key = file_key(tenant, id_, FILENAME)
@@ -152,7 +152,7 @@ def store(platform: Platform, tenant: str, job_id: str) -> str:
 
 
 def stored(conn: Connection, measured_by: Mapping[str, str]) -> dict[str, list[str]]:
-    """Ids of the result files of each job that has one, given the job that measured for it; a deleted file is gone from here too."""
+    """Return the ids of the result files by job that has one, given the job that measured for it; deleted files are left out."""
     by_job = {job_id: file_id(source) for job_id, source in measured_by.items()}
     query = sa.select(files.c.id).where(files.c.id.in_(set(by_job.values())), files.c.purpose == PURPOSE, files.c.deleted_at.is_(None))
     there = set(conn.execute(query).scalars())

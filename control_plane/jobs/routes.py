@@ -1,4 +1,4 @@
-"""``/v1/fine_tuning/jobs``: the router is mounted under its other spellings too."""
+"""``/v1/fine_tuning/jobs``; the router is also mounted under the alternative spellings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> 
     return schemas.Estimate(**estimates.estimate(platform, tenant, request))
 
 
-router.add_api_route("/estimate-price", estimate, methods=["POST"], include_in_schema=False)  # the name that Together gave it
+router.add_api_route("/estimate-price", estimate, methods=["POST"], include_in_schema=False)  # Together's name for it
 
 
 @router.get("", summary="List fine-tuning jobs")
@@ -170,7 +170,7 @@ def events(
     if not stream:
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
         return http_schemas.ListOf(data=[responses.event(r) for r in found.items], has_more=found.has_more)
-    jobs.get(platform, tenant, job_id)  # a stream that cannot begin is an error, not an empty stream
+    jobs.get(platform, tenant, job_id)  # fail before the stream starts, not with an empty stream
     return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id))
 
 
@@ -231,7 +231,7 @@ def _log_headers(found: job_logs.Excerpt) -> dict[str, str]:
 
 
 class _Growing:
-    """What one reader has not read of a log yet; it stays with the attempt that it began with."""
+    """What one reader has not read of a log yet; it stays with the attempt that it started with."""
 
     def __init__(
         self, platform: Platform, tenant: str, job_id: str, *, attempt: int | None, offset: int, first: job_logs.Excerpt | None

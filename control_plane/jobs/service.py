@@ -1,4 +1,4 @@
-"""Fine-tuning jobs as their tenant sees them: submit, look, cancel, pause, resume."""
+"""Fine-tuning jobs as their tenant sees them: submit, get, list, cancel, pause, resume."""
 
 from __future__ import annotations
 
@@ -45,35 +45,35 @@ from ft_assets.telemetry import spans
 class Submitted(NamedTuple):
     job: RowMapping
     created: bool
-    """False: an earlier submission is being answered again, or an earlier job with the same work is the answer."""
+    """False if an earlier submission is answered again, or an earlier job with the same work is returned."""
     reused: bool = False
-    """The job had succeeded before this submission, and has trained what it asks for."""
+    """The job had succeeded before this submission and trained what it asks for."""
 
 
 class JobRefused(QuotaExceeded):
-    """A limit allows no job now."""
+    """A limit currently allows no job."""
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None, left_s: float | None = None) -> None:
         super().__init__(message, code=code, param=param)
         self.left_s = left_s
-        """GPU-seconds that the hard cap left, where they were too few."""
+        """GPU-seconds left under the hard cap, if they were too few."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobView:
-    """A job with what other tables know of it."""
+    """A job with related rows of other tables."""
 
     row: RowMapping
     cost_micros: int
     sweep_id: str | None = None
-    """Of a job that a sweep submitted."""
+    """The sweep that submitted the job."""
     result_files: Sequence[str] = ()
-    """Ids of the files that it left: its measurements as CSV."""
+    """Ids of its result files: its metrics as CSV."""
     promised_start: datetime | None = None
-    """By then its tier promises a start; None: best effort."""
+    """When its tier promises a start; None: best effort."""
     sla_missed: bool = False
     own_ahead: int = 0
-    """Of a job that waits: how many of its tenant's stand before it."""
+    """If it waits: how many jobs of its tenant are ahead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +83,10 @@ class Jobs:
 
 
 def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplicate_requests.Attempt | None = None) -> Submitted:
-    """Admit a job: the job, its first event and its idempotency key appear in one transaction, or nothing does.
+    """Admit a job: the job, its first event and its idempotency key appear in one transaction, or none of them.
 
-    The tenant's row is locked for it, so that of 50 submissions at once against a limit of 5, five enter, and a request
-    that is sent again finds its job. Without `attempt` the platform itself submits, and means it each time.
+    Locks the tenant's row, so that of 50 concurrent submissions against a limit of 5, five enter, and a repeated request finds its job.
+    Without `attempt` the platform itself submits, and every call is a new submission.
     """
     attempt = attempt or duplicate_requests.Attempt(received_at=platform.clock(), twin_meant=True)
     with platform.engine.connect() as conn:  # a repeated request should not queue for the lock
@@ -122,7 +122,7 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
 
 
 def check(platform: Platform, tenant: str, request: JobRequest) -> None:
-    """Refuse what a submission would always refuse, whatever is in flight, used or held; nothing is submitted."""
+    """Refuse what a submission would always refuse, regardless of current use; submits nothing."""
     asked = _resolved(platform, tenant, request)
     expected = _expected(platform, tenant, asked)
     with platform.engine.connect() as conn:
@@ -136,7 +136,7 @@ def check(platform: Platform, tenant: str, request: JobRequest) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Resolved:
-    """A request with what it refers to."""
+    """A request with the rows that it refers to."""
 
     request: JobRequest
     model: BaseModel
@@ -145,7 +145,7 @@ class _Resolved:
 
 
 def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved:
-    """The request on its base model, planned: what no file and no quota has a say in."""
+    """The request planned on its base model, before files and quotas are checked."""
     on_base, warm_start = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
     placed = job_plan.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
@@ -175,7 +175,7 @@ def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: st
 
 
 def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str | None:
-    """The dataset version of the training file, None while it is not validated yet; both files are refused if they do not fit."""
+    """Return the dataset version of the training file, None while it is being validated; refuses files that do not fit."""
     dataset_id = _trainable(conn, tenant, request.training_file, method=request.method, param="training_file")
     if request.validation_file is not None:
         _trainable(conn, tenant, request.validation_file, method=request.method, param="validation_file")
@@ -183,7 +183,7 @@ def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str 
 
 
 def without_room(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
-    """Of these tenants, those whose limit of jobs in flight is reached or who are suspended: a submission would be refused."""
+    """Return those of these tenants that are suspended or at their limit of jobs in flight: a submission would be refused."""
     owned = (jobs.c.tenant_id == tenants.c.id) & jobs.c.state.not_in([s.value for s in FINAL])
     in_flight = sa.select(sa.func.count()).where(owned).correlate(tenants).scalar_subquery()
     query = sa.select(tenants, in_flight.label("in_flight")).where(tenants.c.id.in_(tenant_ids))
@@ -193,7 +193,7 @@ def without_room(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
 
 
 def get(platform: Platform, tenant: str, job_id: str) -> JobView:
-    """The job; another tenant's is ``NotFound``."""
+    """Return the job; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
         return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
 
@@ -206,7 +206,7 @@ def list_jobs(
     limit: int = 20,
     narrowed: JobFilter | None = None,
 ) -> Jobs:
-    """Jobs of the tenant, newest first; those that fit `narrowed`."""
+    """Return the tenant's jobs that match `narrowed`, newest first."""
     query = sa.select(jobs).where(jobs.c.tenant_id == tenant, *(narrowed.clauses() if narrowed else ()))
     with platform.engine.connect() as conn:
         found = page(conn, query, (jobs.c.created_at, jobs.c.id), id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
@@ -214,7 +214,7 @@ def list_jobs(
 
 
 def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
-    """End a job; its workload, if there is one, is stopped by whoever follows it. Cancelling again changes nothing."""
+    """Cancel a job; its follower stops the workload, if there is one. Cancelling again changes nothing."""
     with platform.engine.begin() as conn:
         row = locked(conn, job_id, tenant_id=tenant)
         state = JobState(row["state"])
@@ -225,7 +225,7 @@ def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
 
 
 def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
-    """Give the job's GPUs back at its next checkpoint; a queued one just leaves the queue. Pausing again changes nothing."""
+    """Pause a job: it releases its GPUs at its next checkpoint; a queued one leaves the queue. Pausing again changes nothing."""
     with platform.engine.begin() as conn:
         row = locked(conn, job_id, tenant_id=tenant)
         state, now = JobState(row["state"]), platform.clock()
@@ -235,7 +235,7 @@ def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
             transition(conn, job_id, JobState.PAUSING, message=message, now=now, stop_requested="pause")
         elif state not in (JobState.PAUSING, JobState.PAUSED):
             transition(conn, job_id, JobState.PAUSED, message="The job was paused in the queue.", now=now)
-        elif row["reason"] == HARD_CAP_REACHED:  # from now on it is the tenant's own pause, which no month ends
+        elif row["reason"] == HARD_CAP_REACHED:  # from now on it is the tenant's own pause, which does not end with the month
             conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(reason=None, reason_detail=None))
             kept = events.Event(code="job_paused", message="The job stays paused until you resume it, even when the hard cap has room.")
             record(conn, job_id, kept, now=now)
@@ -243,7 +243,7 @@ def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
 
 
 def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
-    """Queue a paused job again; it goes on from its last checkpoint. One that the hard cap paused needs room for the rest of it."""
+    """Queue a paused job again; it resumes from its last checkpoint. A job paused by the hard cap needs room for the rest of it."""
     with platform.engine.begin() as conn:
         owner = quotas.lock_tenant(conn, tenant)
         refuse_suspended(platform, tenant_of(owner))
@@ -263,7 +263,7 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
 
 
 def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page:
-    """Events of the job, newest first."""
+    """Return the job's events, newest first."""
     with platform.engine.connect() as conn:
         _row(conn, tenant, job_id)
         query = sa.select(job_events).where(_shown(job_id))
@@ -271,7 +271,7 @@ def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | No
 
 
 def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[RowMapping], bool]:
-    """Events numbered above `seq`, oldest first, and whether the job is final: then these are the last ones if fewer than `limit`."""
+    """Return events numbered above `seq`, oldest first, and whether the job is final: then they are the last if fewer than `limit`."""
     with platform.engine.connect() as conn:
         final = JobState(_row(conn, tenant, job_id)["state"]) in FINAL  # read first: no event follows a final state
         query = sa.select(job_events).where(_shown(job_id), job_events.c.seq > seq).order_by(job_events.c.seq).limit(limit)
@@ -279,14 +279,14 @@ def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limi
 
 
 def measured_by(platform: Platform, tenant: str, job_id: str) -> str:
-    """The job whose training measured what this one lists: an earlier one where that one's adapter is the answer."""
+    """Return the job whose training produced the metrics listed here: an earlier job if its adapter was reused."""
     with platform.engine.connect() as conn:
         row = _row(conn, tenant, job_id)
     return str(row["reused_job_id"] or job_id)
 
 
 def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page:
-    """Committed checkpoints of the job that are kept, newest step first."""
+    """Return the job's committed checkpoints that are kept, highest step first."""
     table = checkpoints_table
     with platform.engine.connect() as conn:
         _row(conn, tenant, job_id)
@@ -299,7 +299,7 @@ def _shown(job_id: str) -> sa.ColumnElement[bool]:
 
 
 def shown_to_tenant() -> sa.ColumnElement[bool]:
-    """Events of a job that are for its tenant; others speak of the platform's own machines and services."""
+    """Events for the tenant; others concern the platform's machines and services."""
     shown: sa.ColumnElement[bool] = job_events.c.data["audience"].astext.is_distinct_from(events.FOR_OPERATORS)
     return shown
 
@@ -345,12 +345,12 @@ def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> 
 
 
 def _promised(row: RowMapping) -> datetime | None:
-    """By when the job is promised to start: the promise begins again when the tenant's own cap no longer keeps it from that."""
+    """Return when the job is promised to start; the promise restarts when the tenant's own cap no longer bars it."""
     return promised_start(row["tier"], max(row["created_at"], row["capped_at"] or row["created_at"]))
 
 
 def _sla_missed(row: RowMapping, now: datetime) -> bool:
-    """Whether the job has not begun, or began, after its promise; one that its tenant stops before its start misses nothing."""
+    """Whether the job started, or is still waiting, past its promise; one that its tenant stops before its start misses nothing."""
     promised = _promised(row)
     stopped = (JobState.PAUSING, JobState.PAUSED, JobState.CANCELLED)
     if promised is None or (row["started_at"] is None and row["state"] in stopped):
@@ -365,7 +365,7 @@ def _in_flight(conn: Connection, tenant: str) -> int:
 
 
 def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, param: str) -> str | None:
-    """The dataset version of a file, None while it is not validated yet; refused when it is missing or cannot be trained on."""
+    """Return the dataset version of a file, None while it is being validated; refuses missing and unusable files."""
     query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     file = conn.execute(query.with_for_update(read=True)).mappings().one_or_none()
     if file is None:
@@ -408,7 +408,7 @@ def _insert(conn: Connection, tenant: str, asked: _Resolved, *, tier: str, datas
         "request": dict(request.body),
         "request_sha256": request.sha256,
         "hyperparameters": dict(request.hyperparameters),
-        "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL's null, not JSON's
+        "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL null, not JSON null
         "dataset_id": dataset_id,
         "warm_start": sa.null() if warm_start is None else warm_start.to_row(),
         "trace_parent": spans.current(),

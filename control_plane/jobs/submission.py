@@ -1,9 +1,9 @@
-"""What a submission asks for: one reading of the request's body for every entrance (REST, GraphQL, command line).
+"""Reads the body of a submission, the same way for REST, GraphQL and the command line.
 
-``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT
-with that adapter); the kind of adapter may also stand at the top or among the hyperparameters. What cannot be done is refused here,
-by the name of its field. ``spot`` is a wish: :mod:`control_plane.capacity.pools` says which jobs it moves to spot pools, and no job is
-refused for it. ``integrations`` are refused, unless there are none.
+``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT with
+that adapter); the kind of adapter may also be given at the top level or among the hyperparameters. Unsupported values are refused with the
+name of the field. ``spot`` is a preference: :mod:`control_plane.capacity.pools` decides which jobs move to spot pools, and it never refuses
+a job. ``integrations`` must be empty.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ft_assets.training.requested_hyperparameters import checked, checked_hardwa
 from ft_assets.training.spec import canonical_json
 
 ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTERS, "sft")
-"""Names of methods beside those that are registered: OpenAI's word, and a kind of adapter alone."""
+"""Method names beyond the registered ones: OpenAI's word, and kinds of adapter."""
 BODY_ALIASES: Mapping[str, str] = {"base_model": "model"}
 HYPERPARAMETER_ALIASES: Mapping[str, str] = {"lora_rank": "rank", "lora_alpha": "alpha", "lora_target_modules": "target_modules"}
-"""Names that other services use; those of hyperparameters are read at the top level too."""
+"""Names used by other services; those of hyperparameters are also accepted at the top level."""
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 MAX_SUFFIX = 64
-"""OpenAI's limit, and what a served model's name has room for."""
+"""OpenAI's limit, which also fits into the name of a served model."""
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits on metadata."""
 MAX_SEED = 2**31 - 1
@@ -48,36 +48,36 @@ class JobRequest:
     validation_file: str | None = None
     suffix: str | None = None
     seed: int | None = None
-    """None: drawn when the job is made."""
+    """None: drawn when the job is created."""
     metadata: Mapping[str, str] | None = None
     method: str = "sft"
     adapter: AdapterKind = "lora"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    """As asked, ``auto`` included, the kind of adapter taken out; each value is within its limits."""
+    """As requested, including ``auto``, without the kind of adapter; each value is within its limits."""
     eval_config: Mapping[str, Any] | None = None
     tier: str | None = None
-    """None: the tenant's own."""
+    """None: the tenant's own tier."""
     spot: bool = False
-    """It may run on cheaper GPUs that can be taken away; where it pays (``control_plane.capacity.pools.may_use_spot``)."""
+    """It may run on cheaper GPUs that can be reclaimed, where that pays (``control_plane.capacity.pools.may_use_spot``)."""
     recipe: str | None = None
     hardware: Mapping[str, Any] | None = None
     auto_promote: bool = True
     """Serve the adapter as soon as it has passed its gates."""
     warm_start: str | None = None
-    """The tenant's adapter or checkpoint from which the weights start; an adapter may be given as `model` too."""
+    """The tenant's adapter or checkpoint that training starts from; an adapter may be given as `model` too."""
     force: bool = False
-    """Train even where an earlier job has trained the same."""
+    """Train even if an earlier job trained the same."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """The request as sent, without its idempotency key and without nulls."""
 
     @property
     def sha256(self) -> str:
-        """Two requests are the same when their bodies are."""
+        """Digest of the body: two requests are the same if their bodies are."""
         return hashlib.sha256(canonical_json(self.body).encode()).hexdigest()
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
-        """Read a request; ``InvalidRequest`` names the first field that is unknown, missing or of a wrong type or value."""
+        """Read a request; ``InvalidRequest`` names the first field that is unknown, missing or has a wrong type or value."""
         given = {k: v for k, v in body.items() if v is not None}
         check_storable(given)
         given = canonical_body(given)
@@ -114,9 +114,9 @@ class JobRequest:
 
 
 def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`body` with the field names of this API in place of :data:`BODY_ALIASES` and :data:`HYPERPARAMETER_ALIASES`; twice is as once.
+    """Return `body` with this API's field names in place of :data:`BODY_ALIASES` and :data:`HYPERPARAMETER_ALIASES`.
 
-    A field that is given under both names with different values is refused (``conflicting_parameters``); null is no value.
+    A field given under both names with different values is refused (``conflicting_parameters``); null counts as absent.
     """
     of_loras = {name: value for name, value in body.items() if name in HYPERPARAMETER_ALIASES and value is not None}
     given = _renamed({name: value for name, value in body.items() if name not in HYPERPARAMETER_ALIASES}, {}, BODY_ALIASES)
@@ -152,7 +152,7 @@ def _renamed(given: Mapping[str, Any], more: Mapping[str, Any], aliases: Mapping
 
 
 def adapter_of(body: Mapping[str, Any]) -> AdapterKind:
-    """The kind of adapter that a stored request asks for."""
+    """Return the kind of adapter of a stored request."""
     name, asked = _method(body)
     return _adapter(body, name, _hyperparameters(body, asked).get("adapter"))
 
@@ -172,7 +172,7 @@ def _check_types(given: Mapping[str, Any]) -> None:
 
 
 def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The name as it was asked for, and the hyperparameters beside it."""
+    """Return the method name as requested, and the hyperparameters beside it."""
     asked = given.get("method", "supervised")
     name = asked if isinstance(asked, str) else asked.get("type")
     if not isinstance(name, str):
@@ -193,7 +193,7 @@ def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> AdapterKind:
-    """The kind of adapter, from wherever it was given; said twice it has to be the same."""
+    """Return the kind of adapter, wherever it was given; if given twice, the values must agree."""
     of_method = method if method in ADAPTERS else None
     places = {"method": of_method, "adapter": given.get("adapter"), "hyperparameters.adapter": of_hyperparameters}
     asked = {where: kind for where, kind in places.items() if kind not in (None, "auto")}
@@ -209,7 +209,7 @@ def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> 
 
 
 def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, Any]:
-    """Those of the method, else the older top-level ones; both at once would be ambiguous."""
+    """Return the method's hyperparameters, or else the older top-level ones; both at once would be ambiguous."""
     of_body = given.get("hyperparameters", {})
     if not isinstance(of_method, dict):
         raise InvalidRequest(f"hyperparameters {str(of_method)[:80]!r} is not an object", code="invalid_type", param="method")

@@ -22,7 +22,7 @@ jobs = sa.Table(
     sa.Column("seed", sa.BigInteger, nullable=False),
     sa.Column("request", JSONB, nullable=False),  # the body as accepted
     sa.Column("request_sha256", sa.Text, nullable=False),
-    sa.Column("hyperparameters", JSONB, nullable=False),  # as asked; "auto" resolved once prepared
+    sa.Column("hyperparameters", JSONB, nullable=False),  # as requested; "auto" is resolved once prepared
     sa.Column("metadata", JSONB),
     sa.Column("dataset_id", sa.Text),
     sa.Column("pack_fingerprint", sa.Text),
@@ -32,7 +32,7 @@ jobs = sa.Table(
     sa.Column("job_class", sa.Text, nullable=False, server_default="lora"),  # lora | large | full: which pools take it
     sa.Column("modelled_s", sa.Float),  # training time by the cost model
     sa.Column("setup_s", sa.Float),  # of that, until the first step
-    sa.Column("expected_s", sa.Float),  # the same, corrected by what jobs like it took
+    sa.Column("expected_s", sa.Float),  # the same, corrected by similar jobs
     sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
     sa.Column("prepare_runs", sa.Integer, nullable=False, server_default="0"),
     sa.Column("train_runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs of the present attempt
@@ -40,16 +40,16 @@ jobs = sa.Table(
     sa.Column("reason", sa.Text),  # why it waits: a reason code
     sa.Column("reason_detail", sa.Text),
     sa.Column("queue_position", sa.Integer),
-    sa.Column("ahead", JSONB),  # who is before it in the queue, in kind: {"jobs": {tier: n}, "num_gpus": n}
-    sa.Column("promise", JSONB),  # its reservation of GPUs to come: {"start", "pool", "placement", "made_at"}
-    sa.Column("waited_s", sa.Float, nullable=False, server_default="0"),  # in the queue, in stays that are over
+    sa.Column("ahead", JSONB),  # jobs ahead in the queue, as counts: {"jobs": {tier: n}, "num_gpus": n}
+    sa.Column("promise", JSONB),  # its reservation: {"start", "pool", "placement", "made_at"}
+    sa.Column("waited_s", sa.Float, nullable=False, server_default="0"),  # seconds in the queue in earlier stays
     sa.Column("preemptions", sa.Integer, nullable=False, server_default="0"),
-    timestamp("waiting_since", nullable=True),  # of its present stay in the queue, or the last
-    timestamp("due_at", nullable=True),  # when it stops being overtaken
+    timestamp("waiting_since", nullable=True),  # start of its present or last stay in the queue
+    timestamp("due_at", nullable=True),  # when it can no longer be overtaken
     timestamp("expected_start_at", nullable=True),
-    timestamp("partition_retired_at", nullable=True),  # its key is gone from Dagster's lists; events and runs stay
-    timestamp("barred_until", nullable=True),  # when a cap, a suspension or what else no GPU ends last kept it from GPUs: no waiting
-    timestamp("capped_at", nullable=True),  # until then its tenant's hard cap kept it from its first start
+    timestamp("partition_retired_at", nullable=True),  # when its key was removed from Dagster; events and runs stay
+    timestamp("barred_until", nullable=True),  # when a cap or suspension last barred it; does not count as waiting
+    timestamp("capped_at", nullable=True),  # until when its tenant's hard cap delayed its first start
     sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
     sa.Column("tokens_per_s", sa.Float),
     sa.Column("trained_tokens", sa.BigInteger),
@@ -58,10 +58,10 @@ jobs = sa.Table(
     sa.Column("stop_requested", sa.Text),  # cancel | pause | preempt
     sa.Column("adapter_id", sa.Text),
     sa.Column("fine_tuned_model", sa.Text),
-    sa.Column("warm_start", JSONB),  # adapter or checkpoint from which the weights start: adapter, manifest_sha256, rank, ...
-    sa.Column("reused_job_id", sa.Text),  # the job whose adapter answers for this one, which trained nothing itself
+    sa.Column("warm_start", JSONB),  # adapter or checkpoint that training starts from: adapter, manifest_sha256, rank, ...
+    sa.Column("reused_job_id", sa.Text),  # the job whose adapter was reused; this one trained nothing
     sa.Column("error", JSONB),
-    sa.Column("trace_parent", sa.Text),  # W3C traceparent of the request that made it: what follows is part of its trace
+    sa.Column("trace_parent", sa.Text),  # W3C traceparent of the submitting request
     timestamp("created_at"), timestamp("queued_at", nullable=True), timestamp("started_at", nullable=True),
     timestamp("first_step_at", nullable=True),
     timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
@@ -91,17 +91,17 @@ job_events = sa.Table(
 )  # fmt: skip
 
 HAS_VALIDATION = sa.text("job_events.data ? 'valid_loss'")
-"""Events that report a validation, as the index over them is worded."""
+"""Events that report a validation, worded as in the index over them."""
 
 sweeps = sa.Table(
     "sweeps", metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
-    sa.Column("request", JSONB, nullable=False),  # the body that all trials share, without "sweep"
+    sa.Column("request", JSONB, nullable=False),  # the body shared by all trials, without "sweep"
     sa.Column("settings", JSONB, nullable=False),  # "sweep" of the body, with its seed
     timestamp("created_at"), timestamp("cancelled_at", nullable=True),
-    timestamp("submitted_at", nullable=True),  # every trial has its job, or the reason why it has none
-    sa.Column("waits", JSONB),  # why its next trial was refused for now: reason, at, left_s (GPU-seconds, where they are the reason)
+    timestamp("submitted_at", nullable=True),  # when every trial had its job, or the reason why it has none
+    sa.Column("waits", JSONB),  # why its next trial was refused for now: reason, at, left_s (GPU-seconds, if they are the reason)
     sa.Index("ix_sweeps_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_sweeps_open", "created_at", postgresql_where=sa.text("submitted_at IS NULL")),
 )  # fmt: skip
@@ -112,6 +112,6 @@ sweep_trials = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("parameters", JSONB, nullable=False),
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), index=True),  # null until there is room for it
-    sa.Column("reused", sa.Boolean, nullable=False, server_default=sa.false()),  # the job was there before, and had succeeded
+    sa.Column("reused", sa.Boolean, nullable=False, server_default=sa.false()),  # the job existed before, and had succeeded
     sa.Column("error", JSONB),  # why it could not be submitted
 )  # fmt: skip

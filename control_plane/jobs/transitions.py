@@ -1,4 +1,4 @@
-"""The one place where a job's state changes, and where its events are written."""
+"""Job state transitions and events. Nothing else changes a job's state or writes its events."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ft_assets.errors import FtError, NotFound
 
 GPU_TIME_OVER = frozenset({*FINAL, JobState.EVALUATING})
 READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at", "barred_until")
-"""Columns that the consequences of a move are made of."""
+"""Columns that a transition reads."""
 
 
 def locked(conn: Connection, job_id: str, *, tenant_id: str | None = None) -> RowMapping:
-    """The row of a job, locked until the transaction ends: two changes of one job never interleave.
+    """Return the row of a job, locked until the transaction ends, so that changes of one job never interleave.
 
     With `tenant_id`, another tenant's job is ``NotFound`` like one that does not exist.
     """
@@ -54,18 +54,18 @@ def transition(
     now: datetime | None = None,
     **columns: Any,
 ) -> RowMapping:
-    """Move a job to `target`, set further `columns`, write the event, and have the tenant told, all in the caller's transaction.
+    """Move a job to `target`, set further `columns`, write the event and queue notifications, all in the caller's transaction.
 
-    Illegal moves raise ``Conflict`` and change nothing. ``queued_at``, ``started_at`` (first time only) and ``finished_at``
-    follow from the target; so does the end of waiting: reason and queue position are cleared outside the queue. `code` is
-    the event's code, the state's own by default, and `level` that of the state. Returns the row as it is now.
+    Illegal moves raise ``Conflict`` and change nothing. ``queued_at``, ``started_at`` (first time only) and ``finished_at`` follow from the
+    target; reason and queue position are cleared outside the queue. `code` and `level` of the event default to those of the state. Returns
+    the new row.
     """
     now = now or utc_now()
     row = locked(conn, job_id)
     values = _change(dict(row), target, columns, now)
     if target in GPU_TIME_OVER:
         release_all(conn, [job_id], now)
-    stored = {name: sa.null() if value is None else value for name, value in values.items()}  # JSON has a null of its own
+    stored = {name: sa.null() if value is None else value for name, value in values.items()}  # JSON has its own null
     updated = conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(stored).returning(jobs)).mappings().one()
     record_many(conn, [(job_id, entered(target, message=message, code=code, level=level, data=data))], now=now)
     outbox.publish_many(conn, _told([dict(updated)]), now=now)
@@ -74,7 +74,7 @@ def transition(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """What :func:`transition` is given, for :func:`transition_many`."""
+    """Arguments of :func:`transition`, for :func:`transition_many`."""
 
     job_id: str
     target: JobState
@@ -86,9 +86,9 @@ class Move:
 
 
 def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -> None:
-    """:func:`transition` of many jobs, with as many statements as of one; one illegal move among them, and nothing changes.
+    """:func:`transition` for many jobs, with as many statements as for one; if one move is illegal, nothing changes.
 
-    Rows are locked in the order of their ids, so that two who move several jobs never wait for each other in a circle.
+    Rows are locked in order of their ids, so that concurrent callers do not deadlock.
     """
     if not moves:
         return
@@ -109,15 +109,15 @@ def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -
 def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None = None) -> None:
     """Write an event of a job without changing its state.
 
-    The job's row is locked first, so that the events of one job become visible in the order of their numbers and a reader
-    that follows them misses none.
+    Locks the job's row first, so that the job's events become visible in the order of their numbers and a reader that follows them misses
+    none.
     """
     locked(conn, job_id)
     record_many(conn, [(job_id, event)], now=now or utc_now())
 
 
 def _told(rows: Iterable[Mapping[str, Any]]) -> list[outbox.Told]:
-    """Ids and states alone: receivers keep what they are sent, also after the tenant has its data deleted."""
+    """Only ids and states: receivers keep what they get, even after the tenant has its data deleted."""
     told: list[outbox.Told] = []
     for job in rows:
         kind = f"fine_tuning.job.{job['state']}"
@@ -131,7 +131,7 @@ def _told(rows: Iterable[Mapping[str, Any]]) -> list[outbox.Told]:
 
 
 def _change(row: Mapping[str, Any], target: JobState, columns: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """What a legal move writes into the job's row, of which it reads :data:`READ`."""
+    """Return the columns that a legal move writes; reads :data:`READ`."""
     check_transition(row["id"], JobState(row["state"]), target)
     return {"state": target.value, **_consequences(target, row, now), **columns}
 
@@ -139,13 +139,13 @@ def _change(row: Mapping[str, Any], target: JobState, columns: Mapping[str, Any]
 def _consequences(target: JobState, row: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if row["state"] == JobState.QUEUED and row["waiting_since"] is not None:
-        since = max(row["waiting_since"], row["barred_until"] or row["waiting_since"])  # as long as it was barred it did not wait
+        since = max(row["waiting_since"], row["barred_until"] or row["waiting_since"])  # time barred does not count as waiting
         values |= {"waited_s": row["waited_s"] + max(0.0, (now - since).total_seconds())}
     if target is JobState.QUEUED:
         values |= {"queued_at": now, "waiting_since": now}
-        if row["state"] != JobState.PREEMPTED:  # a new place, at which it has not waited yet; one that was preempted keeps its own
+        if row["state"] != JobState.PREEMPTED:  # a new place without a wait so far; a preempted job keeps its place
             values |= {"due_at": None, "waited_s": 0.0}
-    elif not (target is JobState.PAUSED and row["state"] == JobState.PAUSING):  # why it is paused outlasts the pausing
+    elif not (target is JobState.PAUSED and row["state"] == JobState.PAUSING):  # a paused job keeps the reason of its pause
         values |= {"reason": None, "reason_detail": None, "queue_position": None, "ahead": None, "promise": None, "expected_start_at": None}
     if target is JobState.RUNNING and row["started_at"] is None:
         values |= {"started_at": now}
@@ -157,7 +157,7 @@ def _consequences(target: JobState, row: Mapping[str, Any], now: datetime) -> di
 
 
 def record_many(conn: Connection, events: Sequence[tuple[str, Event]], *, now: datetime) -> None:
-    """:func:`record` of many jobs, whose rows the caller has locked."""
+    """:func:`record` for many jobs, whose rows the caller has locked."""
     rows = [
         {
             "id": f"ftevent-{uuid.uuid4().hex}",
@@ -176,7 +176,7 @@ def record_many(conn: Connection, events: Sequence[tuple[str, Event]], *, now: d
 
 
 def job_row(conn: Connection, tenant: str, job_id: str) -> sa.Row[Any]:
-    """The job of this tenant; another tenant's is ``NotFound``."""
+    """Return the tenant's job; ``NotFound`` for another tenant's."""
     row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).first()
     if row is None:
         raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="fine_tuning_job_id")
@@ -184,13 +184,13 @@ def job_row(conn: Connection, tenant: str, job_id: str) -> sa.Row[Any]:
 
 
 def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
-    """End the job with `error` unless it has ended already; its workload, if it has one, is told to stop."""
+    """Fail the job with `error` unless it has ended; its workload, if any, is asked to stop."""
     with platform.engine.begin() as conn:
         fail_in(conn, locked(conn, job_id, tenant_id=tenant), error, now=platform.clock())
 
 
 def fail_in(conn: Connection, job: RowMapping, error: FtError, *, now: datetime) -> None:
-    """:func:`fail` of a `job` whose row is locked."""
+    """:func:`fail` for a `job` whose row is locked."""
     state = JobState(job["state"])
     if state in FINAL:
         return
@@ -200,20 +200,20 @@ def fail_in(conn: Connection, job: RowMapping, error: FtError, *, now: datetime)
 
 
 RunNumbers = tuple[int, ...]
-"""The attempt of a job and the number of runs of each stage; a step that began with other numbers has been replaced."""
+"""The job's attempt number and the number of runs of each stage; a step with other numbers has been replaced."""
 RUN_NUMBERS = (jobs.c.attempt, jobs.c.prepare_runs, jobs.c.train_runs, jobs.c.evaluate_runs)
 
 
 def run_numbers(platform: Platform, job_id: str) -> RunNumbers:
-    """The numbers that a step beginning now sends its heartbeats with; empty if there is no such job."""
+    """Return the numbers that a step starting now sends with its heartbeats; empty if the job does not exist."""
     with platform.engine.connect() as conn:
         return tuple(conn.execute(sa.select(*RUN_NUMBERS).where(jobs.c.id == job_id)).first() or ())
 
 
 def record_heartbeat(platform: Platform, job_id: str, numbers: RunNumbers) -> None:
-    """Record that a step works on the job; a job without a heartbeat for a while gets another run.
+    """Record that a step works on the job; without a heartbeat for a while, the job gets another run.
 
-    Heartbeats of a step that was replaced are ignored: they would hide the death of its successor.
+    Ignores heartbeats of a replaced step, which would hide the death of its successor.
     """
     still = [column == number for column, number in zip(RUN_NUMBERS, numbers, strict=False)]
     with platform.engine.begin() as conn:

@@ -1,8 +1,7 @@
-"""Warm starts: which earlier adapter or checkpoint of its own a tenant means, whether a job can start from it, its files here.
+"""Warm starts: resolves the earlier adapter or checkpoint, checks that a job can start from it, and fetches its files.
 
-A reference is an adapter's id or model name (``adp-...``, ``ft:...``), a job (``ftjob-...``: its adapter), a checkpoint
-(``ftckpt_...``) or OpenAI's name of one (``ftjob-...:step-120``). OpenAI's clients put it into ``model``; ``warm_start`` beside
-a base model says the same.
+A reference is an adapter's id or model name (``adp-...``, ``ft:...``), a job (``ftjob-...``: its adapter), a checkpoint (``ftckpt_...``) or
+OpenAI's name of one (``ftjob-...:step-120``). OpenAI's clients pass it as ``model``; ``warm_start`` with a base model means the same.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.training.spec import WarmStart
 
 REFERENCES = ("ft:", "adp-", "ftjob-", "ftckpt_")
-"""How a reference begins; no base model's id does."""
+"""Prefixes of references; base model ids never start with them."""
 OF_STEP = re.compile(r"(?P<job>ftjob-[A-Za-z0-9]+):step-(?P<step>[0-9]{1,9})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What a job's weights start from; kept with the job."""
+    """The source of a job's initial weights; stored with the job."""
 
     adapter: str
-    """Name, for people."""
+    """Name for display."""
     manifest_sha256: str
     base_model: str
     base_digest: str
     object_prefix: str
     lora: Mapping[str, Any]
-    """Hyperparameters that have to stay as they were: rank, alpha, and the modules where they were chosen."""
+    """Hyperparameters that must not change: rank, alpha, and the modules if they were chosen."""
     adapter_id: str | None = None
     checkpoint_id: str | None = None
 
@@ -59,15 +58,15 @@ class Source:
 
 
 def spec_of(row: Mapping[str, Any] | None) -> WarmStart | None:
-    """The frozen spec's part of a job's ``warm_start`` column."""
+    """Return the frozen spec's part of a job's ``warm_start`` column."""
     return None if row is None else WarmStart(adapter=row["adapter"], manifest_sha256=row["manifest_sha256"])
 
 
 def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRequest, Source | None]:
-    """`request` for its base model with what the warm start fixes filled in, and the source; unchanged without a warm start.
+    """Return `request` for its base model with the fixed settings of the warm start, and the source; unchanged without a warm start.
 
-    Refused, each with its reason: a source that is not the tenant's, has no files any more, is no LoRA adapter, is of
-    another base, or has another rank, alpha or modules than asked for.
+    Refuses, with the reason, a source that is not the tenant's, has lost its files, is not a LoRA adapter, is of another base, or has
+    another rank, alpha or modules than requested.
     """
     as_model = request.model.startswith(REFERENCES) and request.model not in platform.models.ids()
     if as_model and request.warm_start not in (None, request.model):
@@ -97,7 +96,7 @@ def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRe
 
 
 def _kept(asked: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """`asked` with what the source fixes; a value that differs from it is refused."""
+    """Fill the source's fixed values into `asked`; a differing value is refused."""
     for name, value in source.lora.items():
         if asked.get(name) not in (None, "auto") and not _same(asked[name], value):
             raise _mismatch(
@@ -112,7 +111,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def find(platform: Platform, tenant: str, reference: str, *, param: str) -> Source:
-    """The adapter or checkpoint that `reference` names; ``NotFound`` unless it is the tenant's and its files are there."""
+    """Return the adapter or checkpoint that `reference` names; ``NotFound`` unless it is the tenant's and its files exist."""
     if (step := OF_STEP.fullmatch(reference)) is not None:
         this = (checkpoints.c.job_id == step["job"]) & (checkpoints.c.step == int(step["step"]))
         source = _checkpoint(platform, tenant, this, reference, param)
@@ -153,7 +152,7 @@ def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> Sou
 
 
 def _newest(platform: Platform, tenant: str, reference: str, param: str) -> registry.Adapter:
-    """The newest production adapter of a lineage that is named without its last part."""
+    """Return the newest production adapter of a lineage named without its last part."""
     if reference.startswith("ft:"):
         try:
             resolved = promotions.resolve_model(platform, tenant, reference)
@@ -207,18 +206,18 @@ def _lora(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
-    """The adapter's files on this machine, fetched once and checked each time against the manifest that the spec names."""
+    """Return the adapter's files on this machine, fetched once and verified every time against the manifest that the spec names."""
     target = platform.settings.work_dir / "warm_starts" / layout.checked_id(tenant) / layout.checked_id(start.manifest_sha256)
     if target.exists():
         if _is_whole(target, start.manifest_sha256):
             return target
-        shutil.rmtree(target)  # a disk that decays, or a hand that slipped
+        shutil.rmtree(target)  # disk corruption, or a file deleted by hand
     prefix = _prefix(platform, tenant, start)
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         beside = directory / "adapter"
         platform.objects.get_file(f"{prefix}/{package.MANIFEST}", beside / package.MANIFEST)
         known = package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=start.manifest_sha256)
-        for name in (package.CONFIG, package.WEIGHTS):  # of a checkpoint, neither optimizer nor random state
+        for name in (package.CONFIG, package.WEIGHTS):  # for a checkpoint, neither optimizer nor random state
             platform.objects.get_file(f"{prefix}/{name}", beside / name)
             if known.get(name) != package.file_sha256(beside / name):
                 raise IntegrityError(f"{name} of {start.adapter} is not the file that its manifest lists; restore it from a backup")
@@ -231,7 +230,7 @@ def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
 
 
 def _is_whole(directory: Path, manifest_sha256: str) -> bool:
-    """Whether the files that were fetched are still those of the manifest."""
+    """Whether the fetched files still match the manifest."""
     try:
         known = package.manifest_files((directory / package.MANIFEST).read_bytes(), sha256=manifest_sha256)
         return all(known.get(name) == package.file_sha256(directory / name) for name in (package.CONFIG, package.WEIGHTS))

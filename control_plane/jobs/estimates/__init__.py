@@ -1,1 +1,1 @@
-"""How long a job takes, what it costs, and what a base model can be asked for."""
+"""Estimates: how long a job takes, what it costs, and what a base model allows."""

@@ -1,7 +1,7 @@
-"""How long a job is expected to hold its GPUs: counted where its tokens are, else a first estimate.
+"""How long a job is expected to hold its GPUs: by its token count if known, else by a first estimate.
 
-The first estimate is made from the size of the uploaded file, for a submission waits for no tokenizer: four bytes a token and a KiB a
-row, markup included, which is more than the data has. Preparation counts, and what it has counted replaces the estimate.
+A submission does not wait for a tokenizer, so the first estimate uses the size of the uploaded file: four bytes per token and one KiB per
+row, markup included, which overestimates. Preparation counts the tokens and replaces the estimate.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ft_assets.training.methods import Method
 from ft_assets.training.spec import Quantization, TrainingSpec
 
 FILL = 0.999
-"""Share of a window that is filled: what best-fit packing reaches on all but the smallest datasets (B16)."""
+"""Filled share of a window: what best-fit packing reaches on all but the smallest datasets (B16)."""
 BYTES_PER_TOKEN = 4.0
-"""Of an uploaded file: English text has four to five in the vocabularies of Llama and Qwen; other scripts have fewer."""
+"""Bytes per token of an uploaded file: English text has four to five in the vocabularies of Llama and Qwen; other scripts have fewer."""
 BYTES_PER_ROW = 1024
-"""A row of chat data, of ten million in 10 GiB."""
+"""Bytes per row of chat data: ten million rows in 10 GiB."""
 THIS = "this-estimate"
 
 
@@ -48,11 +48,11 @@ THIS = "this-estimate"
 class Expected:
     gpu_seconds: float
     counted: bool
-    """From tokens that were counted at validation."""
+    """Whether it was counted at validation."""
 
 
 def of_request(platform: Platform, tenant: str, request: JobRequest, model: BaseModel, placed: Placed) -> Expected:
-    """What a job of this request is expected to take, from what is known without reading its data."""
+    """Return what a job of this request is expected to take, without reading its data."""
     query = (
         sa.select(
             files.c.bytes,
@@ -67,7 +67,7 @@ def of_request(platform: Platform, tenant: str, request: JobRequest, model: Base
     )
     with platform.engine.connect() as conn:
         row = conn.execute(query).mappings().one_or_none()
-    if row is None:  # the submission says so
+    if row is None:  # submission reports the missing file
         return Expected(gpu_seconds=0.0, counted=False)
     method = methods.get(request.method)
     rows = row["row_count"] or max(1, round((row["bytes"] or 0) / BYTES_PER_ROW))
@@ -85,7 +85,7 @@ def of_request(platform: Platform, tenant: str, request: JobRequest, model: Base
 
 
 def num_training(num_rows: int, splits: Mapping[str, Any] | None, *, own_validation: bool) -> int:
-    """Examples that are trained on: all of them, or those that the split leaves."""
+    """Examples to train on: all of them, or those that the validation split leaves."""
     if own_validation:
         return num_rows
     return int((splits or {}).get("train") or round(num_rows * (1.0 - automatic_fraction(num_rows))))
@@ -94,7 +94,7 @@ def num_training(num_rows: int, splits: Mapping[str, Any] | None, *, own_validat
 def counted_tokens(
     report: Mapping[str, Any], model: BaseModel, method: Method, policies: Policies, max_seq_len: int, *, share: float
 ) -> int | None:
-    """Tokens of the training part, once through, if the report counted those of this model and nothing of them is cut."""
+    """Tokens of the training part per epoch, if the report counted them for this model and no row is truncated."""
     counted, of = (report.get("stats") or {}).get("tokens"), report.get("model") or {}
     digests = (of.get("tokenizer_digest"), of.get("template_digest"))
     uncut = counted and (counted["max"] <= max_seq_len or splits_long_rows(method, policies))
@@ -104,12 +104,12 @@ def counted_tokens(
 
 
 def splits_long_rows(method: Method, policies: Policies) -> bool:
-    """Whether a row that is too long is packed in pieces, all of it."""
+    """Whether rows that are too long are packed in pieces instead of being truncated."""
     return method.every_token and policies.over_long == "truncate"
 
 
 def resolved(placed: Placed, method: Method, *, dataset_id: str, num_examples: int, tokens: int, seed: int) -> TrainingSpec:
-    """The spec of a pack with that many examples and tokens."""
+    """Build the spec of a pack with this many examples and tokens."""
     max_seq_len = placed.plan.max_seq_len
     return hyperparameters.resolve(
         placed.plan,
@@ -134,18 +134,17 @@ def num_rows(method: Method, *, num_examples: int, tokens: int, max_seq_len: int
 
 
 NEWEST = 100
-"""Finished jobs on GPUs of the type that are looked at, of the model and of all: ten half-lives, older ones weigh less than a
-thousandth."""
+"""Finished jobs read, on the same type of GPU, per model and over all models: ten half-lives; older ones weigh less than a thousandth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """A training's time by the cost model, and what it is expected to be."""
+    """A training's modeled and expected time."""
 
     modelled: Cost
     correction: Correction
     trained_tokens: float
-    """Of all epochs and ranks."""
+    """Tokens over all epochs and ranks."""
 
     @property
     def expected_s(self) -> float:
@@ -154,11 +153,11 @@ class Expectation:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all ranks together, by the cost model."""
+        """Tokens per second over all ranks, by the cost model."""
         return self.trained_tokens / self.modelled.steps_s
 
     def in_words(self) -> str:
-        """What it rests on, and how sure it is."""
+        """Return what the estimate is based on, and how certain it is."""
         seen = self.correction
         low, high = (self.modelled.total_s * ratio for ratio in (seen.low, seen.high))
         band = f"eight of ten jobs are expected within {low:.0f} to {high:.0f} s of training"
@@ -170,9 +169,9 @@ class Expectation:
 
 
 def expect(platform: Platform, model: BaseModel, spec: TrainingSpec, *, num_rows: int, tokens_per_epoch: int) -> Expectation:
-    """How long `spec` holds its GPUs on a pack of `num_rows`: by the cost model, and corrected by history.
+    """Return how long `spec` holds its GPUs on a pack of `num_rows`: by the cost model, corrected by history.
 
-    Whole steps are trained: the last one is filled up with rows of the next epoch.
+    Steps are always whole: the last one is filled with rows of the next epoch.
     """
     available = configured_pools.planned(platform.whole)
     kind_of_job = job_class(spec.adapter, model.num_parameters)
@@ -192,9 +191,9 @@ def expect(platform: Platform, model: BaseModel, spec: TrainingSpec, *, num_rows
 
 
 def learned(platform: Platform, kind: Kind) -> Correction:
-    """The correction for jobs of this `kind`.
+    """Return the correction for jobs of this `kind`.
 
-    Jobs of all tenants count, whoever asks: a ratio of two durations says nothing about their data.
+    Uses jobs of all tenants: a ratio of two durations reveals nothing about their data.
     """
     whole = platform.whole
     pools = [pool.name for pool in configured_pools.planned(whole) if pool.gpu_type == kind.gpu_type]
@@ -207,9 +206,9 @@ def learned(platform: Platform, kind: Kind) -> Correction:
 
 
 def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool]) -> list[sa.Row[Any]]:
-    """The newest jobs that were trained to their end in one of `pools`, each with what its attempts took. The last attempt's pool counts.
+    """Return the newest jobs trained to their end in one of `pools` (pool of the last attempt), with the time of each attempt.
 
-    Attempts after the first begin anew: their set-up, as long as the first one's, and what they do again is not the training's time.
+    Later attempts repeat the set-up, as long as the first one's, and some work; neither counts as training time.
     """
     pool = (
         sa.select(reservations.c.pool)

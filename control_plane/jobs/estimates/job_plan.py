@@ -1,6 +1,6 @@
-"""A request's plan and place: which recipe, which numbers, on how many GPUs, and how they share the model.
+"""Plan of a request: its recipe, resolved settings, number of GPUs and sharding strategy.
 
-Submission, estimate and packing ask here, so that what is refused later is refused at submission, and what was estimated is trained.
+Submission, estimate and packing all use it, so that a request is refused at submission or not at all, and trains as estimated.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ CLASS_WORDS: Mapping[str, str] = {
     "full": "training of all parameters (adapter full)",
 }
 WITHOUT_BF16 = ("p100", "v100", "t4")
-"""How types of GPUs begin that are older than Ampere: they compute in fp16 (with loss scaling) and fp32 only."""
+"""GPU types older than Ampere begin with these names; they compute in fp16 (with loss scaling) and fp32 only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A plan with what the memory estimate made of it."""
+    """A plan with its memory estimate."""
 
     plan: Plan
     fit: Fit
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Arguments of ``hyperparameters.resolve``. On a CPU the recipe's micro-batch stays: nothing larger is faster there."""
+        """Arguments of ``hyperparameters.resolve``. On a CPU the recipe's micro-batch is kept, because larger ones are not faster."""
         return {
             "world_size": self.fit.num_gpus,
             "strategy": self.fit.strategy,
@@ -52,10 +52,10 @@ class Placed:
 
 
 def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str) -> Placed:
-    """Plan `request` on `model` and find room for it; ``InvalidRequest`` says what does not fit and what would.
+    """Plan `request` on `model` and fit it into memory; ``InvalidRequest`` states what does not fit and what would.
 
-    The same before and after packing: the estimate takes the batch that was asked for, or the recipe's, and not the smaller one of a
-    small dataset. What no pool could ever give to a job of `tier` is refused, whatever is in use or drained now.
+    Gives the same result before and after packing: the memory estimate uses the requested batch, or the recipe's, not the smaller one of a
+    small dataset. What no pool could ever give to a job of `tier` is refused, regardless of what is in use or drained now.
     """
     pool = pool_for(configured_pools.planned(platform), tier, job_class(request.adapter, model.num_parameters))
     facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
@@ -73,14 +73,14 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
 
 
 def of_job(platform: Platform, job: sa.Row[Any], model: BaseModel) -> Placed:
-    """The same for a stored job: its hyperparameters hold what a warm start filled in."""
+    """The same for a stored job, whose hyperparameters include those of a warm start."""
     request = JobRequest.from_body(job.request) if job.request else JobRequest(model=job.model, training_file=job.training_file)
     asked = replace(request, method=job.method, hyperparameters=job.hyperparameters)
     return placed(platform, asked, model, tier=job.tier)
 
 
 def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
-    """The pool whose limits hold for jobs of `tier` and class `kind`; pools of one class have GPUs of one type."""
+    """Return the pool whose limits apply to jobs of `tier` and class `kind`; pools of one class have one type of GPU."""
     found = most_capable(pools, tier, kind)
     if found is not None:
         return found
@@ -96,7 +96,7 @@ def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
 
 
 def likely_pool(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, num_gpus: int, expected_s: float) -> Pool:
-    """Where a job will most likely run, and whose price an estimate names: the first in the policy's order that can hold it."""
+    """Return the pool where a job most likely runs, whose price an estimate uses: the first in the policy's order that can hold it."""
     kind, all_pools = job_class(request.adapter, model.num_parameters), configured_pools.planned(platform)
     spot = may_use_spot(spot=request.spot, tier=tier, expected_s=expected_s)
     found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus, spot=spot)
@@ -117,7 +117,7 @@ def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
 
 
 def shape_of(model: BaseModel) -> ModelShape:
-    """Its layers; ``InvalidRequest`` for a model that is not a dense decoder."""
+    """Return the model's shape; ``InvalidRequest`` if it is not a dense decoder."""
     try:
         return model_shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
     except ValueError as e:
@@ -125,7 +125,7 @@ def shape_of(model: BaseModel) -> ModelShape:
 
 
 def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FOR) -> Fit:
-    """Where `pool` has room for the plan; what the request said of GPUs, strategy and micro-batch is kept or refused."""
+    """Fit the plan into a GPU of `pool`; requested GPUs, strategy and micro-batch are kept or refused."""
     _check_width(plan, pool, tier)
     asked = plan.requested.get("per_device_batch_size")
     on_cpu = memory.GPUS[pool.gpu_type].is_cpu

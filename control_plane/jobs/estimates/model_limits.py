@@ -1,4 +1,4 @@
-"""What each base model can be asked for: made with the functions that refuse what is beyond it."""
+"""What each base model allows, computed with the functions that enforce it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS, SERVA
 
 
 def model_limits(platform: Platform, *, model: str | None = None) -> list[dict[str, Any]]:
-    """Limits of every base model, or of the one that is named; ``NotFound`` where there is none."""
+    """Return the limits of every base model, or of one; ``NotFound`` if it does not exist."""
     names = platform.models.ids() if model is None else [platform.models.get(model).id]
     return [_of(platform, name) for name in names]
 
 
 def _of(platform: Platform, name: str) -> dict[str, Any]:
-    """One model; where its files are away, `unavailable` says so, and nothing is said of its size."""
+    """Return one model's limits; if its files are missing, `unavailable` says so and its size is left out."""
     limits = {"model": name, "methods": [_method(m) for m in methods.registered().values()], **_common(platform)}
     try:
         base = platform.models.card(name)
@@ -59,7 +59,7 @@ def _common(platform: Platform) -> dict[str, Any]:
 
 
 def shown(limit: Limit) -> dict[str, Any]:
-    """A limit as it is enforced: in words, and as numbers where it has some."""
+    """A limit as it is enforced: in words, and as numbers if it has any."""
     numeric = limit.kind in ("int", "float")
     return {
         "type": limit.kind,
@@ -78,9 +78,9 @@ def _method(method: methods.Method) -> dict[str, Any]:
 
 
 def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
-    """A kind of adapter on this model with a recipe's defaults: the GPUs that it takes, or why it does not fit.
+    """Return one kind of adapter on this model with a recipe's defaults: the GPUs it needs, or why it does not fit.
 
-    Its tiers are those that may train it and have a pool for it; the defaults are those of the last, which gets most.
+    Its tiers are those that may train it and have a pool for it; the defaults are those of the last tier, which gets most.
     """
     asked = JobRequest.from_body({"model": base.id, "training_file": "-", "adapter": kind})
     found: Mapping[str, Any] = {"num_gpus": None, "strategy": None, "per_device_batch_size": None, "max_seq_len": None, "refused": None}
@@ -103,7 +103,7 @@ def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
 
 
 def _admitted(tier: str, *, full: bool, num_parameters: int) -> bool:
-    """Whether a tenant of this tier that has used nothing may train it."""
+    """Whether a tenant of this tier with no use so far may train it."""
     tenant = Tenant(
         id="", name="", tier=tier, max_jobs_in_flight=1, soft_gpu_hours=None, hard_gpu_hours=None, requests_per_minute=1
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``/v1/fine_tuning``: what is asked before a job is submitted."""
+"""``/v1/fine_tuning``: previews and limits, for use before a job is submitted."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""How long trainings take: the cost model's time, corrected by what jobs like it took; and what is left of one that runs.
+"""Expected training time: the cost model's time corrected by similar jobs; and the time left of a running one.
 
-1. A finished job's ratio is the time that it took over the time that the cost model gave it, kept within :data:`BOUNDS`.
-2. Ratios are looked at in four groups, each within the one before: jobs on the same GPUs; of these, those of the same base model; of these,
-   those with the same method and adapter; of these, those on as many GPUs.
-3. In a group the weighted median of the ratios counts, on a log scale: a job that took ten times as long (a bad disk, a stalled store)
-   moves it no further than one that took a little longer. The newest job weighs most; :data:`HALF_LIFE` jobs later it weighs half.
-4. Few jobs say little: the median is drawn towards the ratio of the group before, which weighs as much as :data:`PRIOR_JOBS`; before the
+1. A finished job's ratio is its actual time divided by its modeled time, clipped to :data:`BOUNDS`.
+2. Ratios are grouped four times, each group within the previous one: jobs on the same GPUs; of these, the same base model; of these, the
+   same method and adapter; of these, the same number of GPUs.
+3. A group's value is the weighted median of its ratios on a log scale: a job that took ten times as long (a bad disk, a stalled store)
+   moves it no further than one that took a little longer. The newest job weighs most; one :data:`HALF_LIFE` jobs earlier weighs half.
+4. With few jobs, the median is shrunk towards the ratio of the enclosing group, which weighs as much as :data:`PRIOR_JOBS`; around the
    first group stands the cost model itself, with a ratio of 1.
-5. The band holds eight of ten jobs if they spread as the innermost group's did, drawn likewise towards :data:`PRIOR_SPREAD`.
+5. The band holds eight of ten jobs if they spread like the innermost group, shrunk likewise towards :data:`PRIOR_SPREAD`.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BOUNDS = (1 / 30, 30.0)
-"""Of a ratio: a GPU that is kept waiting for its data reaches a thirtieth of what the cost model gives it (2 % of an H100's peak). What
-lies beyond is a broken record."""
+"""Bounds of a ratio: a GPU that waits for its data reaches a thirtieth of the modeled speed (2 % of an H100's peak). Anything beyond is
+a broken record."""
 HALF_LIFE = 10
-"""Jobs: after a change of kernels or drivers, ten jobs later the new pace has as much weight as all that was before."""
+"""In jobs: after a change of kernels or drivers, ten jobs later the new pace weighs as much as everything before."""
 PRIOR_JOBS = 1.0
-"""One job says as much as the group around it: models differ in pace by more (a factor of two) than runs of one model do (10 to 30 %)."""
+"""One job weighs as much as the enclosing group: models differ in pace by more (a factor of two) than runs of one model do (10 to 30 %)."""
 PRIOR_SPREAD = math.log(2.0)
-"""Of the log ratio, where nothing was seen: half or twice as long."""
+"""Prior spread of the log ratio: half or twice as long."""
 Z80 = 1.2816
-"""Eight of ten lie within that many standard deviations of the mean."""
+"""Eight of ten values lie within this many standard deviations of the mean."""
 MAD_TO_SIGMA = 1.4826
-"""A normal distribution's standard deviation over its median absolute deviation."""
+"""Standard deviation of a normal distribution divided by its median absolute deviation."""
 PACE_STEPS = 5
-"""Steps as which the estimate counts beside the pace that is seen: the first ones compile, fill caches and say little."""
+"""Weight of the estimate in steps, next to the observed pace: the first steps compile and fill caches and say little."""
 OVERDUE_SHARE = 0.1
-"""Of the time it ran: what a job without a step is given beyond its estimate, so that its end lies ahead and is not promised at once."""
+"""Extra time for a job without a step beyond its estimate, as a share of its run time, so that its expected end stays ahead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What decides a training's pace beside its size."""
+    """What determines a training's pace apart from its size."""
 
     gpu_type: str
     model: str
@@ -53,30 +53,30 @@ class Finished:
     kind: Kind
     modelled_s: float
     took_s: float
-    """Of all its attempts, without what was done twice."""
+    """Seconds over all attempts, without repeated work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """What to multiply a modelled time with."""
+    """Correction of a modeled time."""
 
     ratio: float = 1.0
     low: float = math.exp(-Z80 * PRIOR_SPREAD)
-    """Ratio that one of ten jobs stays below."""
+    """One in ten jobs has a lower ratio."""
     high: float = math.exp(Z80 * PRIOR_SPREAD)
-    """Ratio that one of ten jobs exceeds."""
+    """One in ten jobs has a higher ratio."""
     num_jobs: int = 0
-    """On the same GPUs."""
+    """Jobs on the same GPUs."""
     num_alike: int = 0
-    """Of the same kind."""
+    """Jobs of the same kind."""
 
     def of(self, modelled_s: float) -> float:
-        """Seconds to be expected."""
+        """Return the expected seconds."""
         return modelled_s * self.ratio
 
 
 def correction(kind: Kind, finished: Sequence[Finished]) -> Correction:
-    """What `finished` jobs, newest first, say of one of this kind (rules 1 to 5)."""
+    """Compute the correction for one kind from `finished` jobs, newest first (rules 1 to 5)."""
     measured = [job for job in finished if job.modelled_s > 0 and job.took_s > 0 and job.kind.gpu_type == kind.gpu_type]
     ratios = [(job.kind, _log_ratio(job)) for job in measured]
     same_model = [(k, v) for k, v in ratios if k.model == kind.model]
@@ -100,7 +100,7 @@ def _log_ratio(job: Finished) -> float:
 
 
 def _drawn(values: Sequence[float], centre: float, spread: float) -> tuple[float, float]:
-    """Median and spread of a group, newest first, drawn towards those of the group before."""
+    """Return median and spread of a group, newest first, shrunk towards those of the enclosing group."""
     if not values:
         return centre, spread
     weights = [0.5 ** (place / HALF_LIFE) for place in range(len(values))]
@@ -112,7 +112,7 @@ def _drawn(values: Sequence[float], centre: float, spread: float) -> tuple[float
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The value at which half of the weight is reached; the mean of two where it is reached between them."""
+    """Return the weighted median; the mean of two values if half of the weight is reached exactly between them."""
     ordered = sorted(zip(values, weights, strict=True))
     half, reached = sum(weights) / 2, 0.0
     for place, (value, weight) in enumerate(ordered):
@@ -125,13 +125,14 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def remaining_s(*, expected_s: float, ran_s: float, setup_s: float, step: int = 0, from_step: int = 0, total_steps: int = 0) -> float:
-    """Seconds until an attempt ends that has run for `ran_s`, and at `from_step` took over what others had done.
+    """Return the seconds until the end of an attempt that has run for `ran_s` and continued from `from_step`.
 
-    1. Before its first step: what is expected of the steps that are left and of the set-up, less what it ran; where it ran longer than
-       that, a share of the time it ran.
-    2. Then by its pace: seconds a step since the set-up, drawn towards the expected ones, which count as :data:`PACE_STEPS` steps.
+    1. Before its first step: the expected time of the remaining steps and of the set-up, less what it ran; if it ran longer, a share of its
+       run time.
+    2. After that: by its pace in seconds per step since the set-up, shrunk towards the expected pace, which counts as :data:`PACE_STEPS`
+       steps.
 
-    `expected_s` is of the whole job, `setup_s` of every attempt's beginning; 0 `total_steps`: not known.
+    `expected_s` covers the whole job, `setup_s` the start of every attempt; `total_steps` 0 means unknown.
     """
     training_s = max(0.0, expected_s - setup_s)
     if total_steps <= 0:

@@ -1,4 +1,4 @@
-"""What a job would take and cost, before it is submitted: made with the very functions that plan, pack, bill and schedule it."""
+"""Estimates of a job before it is submitted, computed with the functions that plan, pack, bill and schedule it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ft_assets.training.methods import Method
 from ft_assets.training.spec import TrainingSpec
 
 SAMPLE_ROWS = 2000
-"""Rows tokenized for an estimate: a mean over them is within about 2 % for chat data, whose lengths spread by half their mean."""
+"""Rows tokenized for an estimate: their mean is within about 2 % for chat data, whose lengths spread by half their mean."""
 SAMPLE_GROUPS = 20
 """Parts of the dataset, evenly spread, that the sample comes from."""
 Z95 = 1.96
@@ -60,16 +60,16 @@ class Tokens:
 
     per_epoch: int
     error: int
-    """Half width of the 95 % interval; 0 where they were counted."""
+    """Half width of the 95 % interval; 0 if the tokens were counted."""
     counted: bool
     how: str
 
 
 def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, Any]:
-    """Tokens, steps, GPU-hours, price, start and finish of a job with this request, and what they rest on.
+    """Return tokens, steps, GPU-hours, price, start and finish of a job with this request, and the basis of each.
 
-    Where nothing can be said, the error's code is the reason: ``file_not_validated``, ``invalid_training_file``,
-    ``model_not_found``, ``estimate_needs_tokenizer`` and those of the submission.
+    If no estimate is possible, the error code is the reason: ``file_not_validated``, ``invalid_training_file``, ``model_not_found``,
+    ``estimate_needs_tokenizer`` or a code of the submission.
     """
     request, _ = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(request.model, today=platform.clock().date())
@@ -125,7 +125,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
 
 
 def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, RowMapping]:
-    """The file and its dataset version, refused with the reason where it has none."""
+    """Return the file and its dataset version; refused with the reason if it has none."""
     file = uploaded_files.get(platform, tenant, file_id)
     if file["status"] == "uploaded":
         raise Conflict(
@@ -153,7 +153,7 @@ def _tokens(
     *,
     share: float,
 ) -> Tokens:
-    """Counted if the report counted this model's tokens and nothing is cut; else from a sample of the rows."""
+    """Use the report's count if it is for this model and nothing is truncated; else sample rows."""
     report: Mapping[str, Any] = file["report"] or version["report"]
     policies = Policies.from_request(file["policies"])
     counted = expected_time.counted_tokens(report, model, method, policies, max_seq_len, share=share)
@@ -176,7 +176,7 @@ def _tokens(
 
 
 def _sample(path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies) -> tuple[NDArray[np.int64], int]:
-    """Tokens of rows from evenly spread parts of the dataset, as they would be packed, and how many rows it has."""
+    """Tokenize rows from evenly spread parts of the dataset as they would be packed; returns the row count too."""
     with pq.ParquetFile(path) as file:
         groups = np.unique(np.linspace(0, file.num_row_groups - 1, min(SAMPLE_GROUPS, file.num_row_groups)).round().astype(int))
         per_group = math.ceil(SAMPLE_ROWS / len(groups))
@@ -192,9 +192,9 @@ def _sample(path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: i
 def _packed_lengths(
     examples: list[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies
 ) -> NDArray[np.int64]:
-    """Tokens of each example in a pack, of a pair those of both sides.
+    """Return the tokens of each example in a pack; for a pair, of both sides.
 
-    After the cut, and 0 of one that is left out; refused where the packing would refuse.
+    Counts after truncation, 0 for a dropped example; refuses what packing would refuse.
     """
     escape = policies.control_tokens == "escape"
     lengths = np.zeros(len(examples), np.int64)
@@ -229,7 +229,7 @@ def _packed_lengths(
 def _sides(
     examples: Sequence[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, escape: bool
 ) -> list[tuple[TokenizedExample, ...]]:
-    """Each example as its method's pack holds it."""
+    """Build each example as its method's pack holds it."""
     if method.pack == "pairs":
         return [*tokenizer.encode_preference_batch(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
     encode = tokenizer.encode_judged_batch if method.pack == "judged" else tokenizer.encode_batch

@@ -1,1 +1,1 @@
-"""Recipes: tested defaults for a base model and a method, as jobs name them."""
+"""Recipes: tested defaults for a base model and a method."""

@@ -1,4 +1,4 @@
-"""Recipes as tenants see them: each default with its source, for one method."""
+"""Recipes as tenants see them: the defaults for one method, each with its source."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ft_assets.training.recipes import Default, Recipe
 
 
 def list_recipes(*, method: str = "sft") -> list[dict[str, Any]]:
-    """Every recipe, with its defaults for `method`."""
+    """Return every recipe with its defaults for `method`."""
     return [_shown(r, method) for r in recipes.load_all().values()]
 
 
 def get(name: str, *, method: str = "sft") -> dict[str, Any]:
-    """The recipe called `name`, with or without its version; ``InvalidRequest`` lists those that there are."""
+    """Return the recipe `name`, with or without its version; ``InvalidRequest`` lists the existing ones."""
     return _shown(recipes.named(name), method)
 
 

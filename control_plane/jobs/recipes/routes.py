@@ -1,4 +1,4 @@
-"""``/v1/recipes``: where the defaults of a job come from."""
+"""``/v1/recipes``: the sources of a job's defaults."""
 
 from __future__ import annotations
 

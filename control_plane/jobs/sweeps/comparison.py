@@ -1,4 +1,4 @@
-"""Jobs side by side: what differed in their training, and what came out."""
+"""Compares jobs: which settings differ, and what came out."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.training.stored_specs import global_batch_size
 
 MAX_JOBS = 100
-"""As many as one sweep has."""
+"""As many as one sweep can have."""
 OWN_NAMES = ("optimization.", "lora.", "method_settings.")
 """Parts of a spec whose fields are hyperparameters under their own names."""
 RENAMED = {"num_epochs": "n_epochs", "base_model": "model", "early_stopping.patience": "early_stopping_patience"}
 UNCOMPARED = frozenset({"commit", "lock_sha256", "image", "base_digest", "pack_fingerprint", "reference", "warm_start.manifest_sha256"})
-"""Fields that say where a result came from, not what was chosen."""
+"""Fields that record where a result came from, not what was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
     row: RowMapping
     hyperparameters: Mapping[str, Any]
-    """As resolved; as asked, until the spec is frozen."""
+    """As resolved; as requested until the spec is frozen."""
     measured: Mapping[str, float]
-    """``train_loss`` and ``eval_loss`` at the end, and the scores of the eval report, ``<suite>/<metric>``."""
+    """Final ``train_loss`` and ``eval_loss``, and the scores of the evaluation report, ``<suite>/<metric>``."""
     cost_micros: int
     duration_s: float | None
-    """From the first start to the end, waiting in between included; None for a job that never started."""
+    """From the first start to the end, including waits in between; None for a job that never started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     jobs: Sequence[Compared]
-    """In the order asked for."""
+    """In the requested order."""
     differing: Mapping[str, Sequence[Any]]
-    """Hyperparameters that are not the same in all jobs, each with its value in every one; None where a job has none."""
+    """Hyperparameters that differ between jobs, each with its value in every job; None if a job has none."""
 
 
 def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> Comparison:
-    """The tenant's jobs side by side. ``InvalidRequest`` unless 2 to 100 different ones are named; ``NotFound`` names the first unknown."""
+    """Compare the tenant's jobs. ``InvalidRequest`` unless 2 to 100 different ones are named; ``NotFound`` names the first unknown one."""
     if not 2 <= len(job_ids) <= MAX_JOBS or len(set(job_ids)) < len(job_ids):
         raise InvalidRequest(
             f"{len(set(job_ids))} different jobs of {len(job_ids)} were named; a comparison needs 2 to {MAX_JOBS}, each once: ids=ID,ID",
@@ -65,7 +65,7 @@ def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> Comparis
 
 
 def side_by_side(conn: Connection, rows: Sequence[RowMapping], *, now: float) -> Comparison:
-    """Rows of jobs with what was measured, and where they differ."""
+    """Build the comparison from the jobs' rows."""
     found, costs = measured(conn, rows), costs_of_jobs(conn, [r["id"] for r in rows])
     made = [
         Compared(
@@ -81,7 +81,7 @@ def side_by_side(conn: Connection, rows: Sequence[RowMapping], *, now: float) ->
 
 
 def measured(conn: Connection, rows: Iterable[RowMapping]) -> dict[str, dict[str, float]]:
-    """What each job came to; a job that answers with an earlier one's adapter has that one's numbers."""
+    """Results of each job; a job that reuses an earlier one's adapter has that job's numbers."""
     all_rows = list(rows)
     sources = {row["id"]: row["reused_job_id"] or row["id"] for row in all_rows}
     curves = _end_of_curves(conn, set(sources.values()))
@@ -91,14 +91,14 @@ def measured(conn: Connection, rows: Iterable[RowMapping]) -> dict[str, dict[str
 
 
 def _end_of_curves(conn: Connection, job_ids: set[str]) -> dict[str, dict[str, float]]:
-    """Losses of the finished adapter, from its committed checkpoint; those last reported, where it does not tell."""
+    """Losses of the finished adapter from its committed checkpoint, or else the last reported ones."""
     found: dict[str, dict[str, float]] = {job_id: {} for job_id in job_ids}
     for name, reported, among in (
         ("train_loss", "train_loss", job_events.c.type == "metrics"),
         ("eval_loss", "valid_loss", HAS_VALIDATION),
     ):
         of_job = job_events.c.data[reported].as_float()
-        last = (  # an index per job leads to it: no other event is looked at
+        last = (  # served by a per-job index, so that no other event is read
             sa.select(of_job.label("value"))
             .where(job_events.c.job_id == jobs.c.id, among, of_job.is_not(None))
             .order_by(job_events.c.seq.desc())

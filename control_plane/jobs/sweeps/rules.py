@@ -1,6 +1,6 @@
-"""Sweeps: many jobs from one request. Pure: what is tried, how the whole stands, which trial is best.
+"""Sweeps: many jobs from one request. Pure: which trials to run, the sweep's status, the best trial.
 
-``sweep`` of the body says what varies::
+``sweep`` in the body defines what varies::
 
     {"strategy": "grid" | "random", "parameters": {"learning_rate": [1e-4, 2e-4], "rank": [8, 16]}, "max_jobs": 20, "seed": 1,
      "metric": "eval_loss", "goal": "minimize"}
@@ -22,15 +22,15 @@ from control_plane.platform.job_states import FINAL, JobState
 from ft_assets.errors import InvalidRequest
 
 MAX_TRIALS = 100
-"""Jobs of one sweep: a premium tenant runs 20 at once, so this is five rounds of them."""
+"""Jobs of one sweep: a premium tenant runs 20 at once, so this is five rounds."""
 MAX_SEED = 2**31 - 1
 DRAWS_PER_TRIAL = 100
-"""Draws after which a random sweep has what it can get: whole numbers of a narrow range repeat."""
+"""Draws after which a random sweep takes what it has: whole numbers of a narrow range repeat."""
 MAX_LISTED = 10_000
-"""Combinations that are written out to draw from; of more, one draw in a hundred at most repeats."""
+"""Combinations listed for drawing without replacement; with more of them, at most one draw in a hundred repeats."""
 FIELDS = ("strategy", "parameters", "max_jobs", "seed", "metric", "goal")
 LOSSES = ("eval_loss", "train_loss")
-"""Metrics from the curves; every other one is a score of the eval report, ``<suite>/<metric>``."""
+"""Metrics from the curves; every other metric is a score of the evaluation report, ``<suite>/<metric>``."""
 LESS_IS_BETTER = (*LOSSES, "perplexity")
 
 Scale = Literal["linear", "log"]
@@ -39,7 +39,7 @@ Goal = Literal["minimize", "maximize"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """Numbers to draw from; whole ones where both ends are."""
+    """Range to draw from; whole numbers if both ends are whole."""
 
     low: float
     high: float
@@ -50,7 +50,7 @@ class Range:
             whole = round(math.exp(rng.uniform(math.log(self.low), math.log(self.high)))) if self.scale == "log" else None
             return rng.randint(self.low, self.high) if whole is None else whole
         drawn = math.exp(rng.uniform(math.log(self.low), math.log(self.high))) if self.scale == "log" else rng.uniform(self.low, self.high)
-        return min(max(float(f"{drawn:.3g}"), self.low), self.high)  # three digits say what a person would have written
+        return min(max(float(f"{drawn:.3g}"), self.low), self.high)  # three digits, as a person would write it
 
 
 Values = tuple[Any, ...] | Range
@@ -60,10 +60,10 @@ Values = tuple[Any, ...] | Range
 class Settings:
     strategy: Literal["grid", "random"]
     parameters: Mapping[str, Any]
-    """Hyperparameters that vary, as asked: each a list of values or a range."""
+    """Varying hyperparameters as requested: each a list of values or a range."""
     max_jobs: int
     seed: int
-    """Of the draws; and of the training of every trial, where the request names no other."""
+    """Seed of the draws, and of every trial's training if the request names no other."""
     metric: str = "eval_loss"
     goal: Goal = "minimize"
 
@@ -72,7 +72,7 @@ class Settings:
 
     @classmethod
     def from_body(cls, body: object, *, drawn_seed: int) -> Self:
-        """Read ``sweep``; ``InvalidRequest`` (``invalid_sweep``) names what is wrong. `drawn_seed` is used where none is given."""
+        """Read ``sweep``; ``InvalidRequest`` (``invalid_sweep``) names what is wrong. `drawn_seed` is used if none is given."""
         if not isinstance(body, Mapping):
             raise refusal("sweep", f"sweep {str(body)[:80]!r} is not an object; see the fields {', '.join(FIELDS)}")
         given = {k: v for k, v in body.items() if v is not None}
@@ -106,16 +106,16 @@ class Settings:
         return made
 
     def num_combinations(self) -> int | None:
-        """How many there are; None where a range makes them endless."""
+        """Number of combinations; None if a range makes them unlimited."""
         values = [_values(v) for v in self.parameters.values()]
         return None if any(isinstance(v, Range) for v in values) else math.prod(len(v) for v in values if isinstance(v, tuple))
 
     def trials(self) -> list[dict[str, Any]]:
-        """The hyperparameters of each trial, all different. Pure: the same settings give the same trials in the same order.
+        """Return the hyperparameters of each trial, all different; the same settings give the same trials in the same order.
 
         1. A grid: every combination, the last parameter varying fastest.
         2. Random over lists: up to ``max_jobs`` combinations, drawn without replacement.
-        3. Random with a range, or over very many combinations: ``max_jobs`` draws; one that was had before is drawn again.
+        3. Random with a range, or over very many combinations: ``max_jobs`` draws; a repeated one is drawn again.
         """
         names = list(self.parameters)
         values = [_values(v) for v in self.parameters.values()]
@@ -152,7 +152,7 @@ def _parameters(given: object, strategy: str) -> dict[str, Any]:
 
 
 def _values(asked: object, *, name: str = "") -> Values:
-    """A list of different values, or a range."""
+    """Read a list of different values, or a range."""
     where = f"parameters.{name}"
     if isinstance(asked, Mapping):
         low, high, scale = asked.get("min"), asked.get("max"), asked.get("scale", "linear")
@@ -171,7 +171,7 @@ def _values(asked: object, *, name: str = "") -> Values:
 
 
 def canonical(value: Any) -> Any:
-    """One spelling of values that train the same."""
+    """Return one spelling for values that train the same."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, (list, tuple)):
@@ -209,22 +209,22 @@ class SweepStatus(enum.StrEnum):
 
 
 class Trial(NamedTuple):
-    """One trial as it stands; `state` None: it waits for room, or was refused when its turn came."""
+    """Present state of one trial; `state` None: it waits for room, or was refused at submission."""
 
     number: int
     state: JobState | None
     refused: bool
     value: float | None
-    """Of the sweep's metric."""
+    """Value of the sweep's metric."""
 
 
 def status_of(trials: Sequence[Trial], *, cancelled: bool) -> SweepStatus:
-    """How the whole stands. The rules, in this order:
+    """Return the status of the whole sweep. Rules in order:
 
     1. Cancelled by its tenant: cancelled.
-    2. A trial that waits or runs: running.
-    3. A trial that succeeded: succeeded, whatever became of the others.
-    4. Every trial cancelled: cancelled; else failed.
+    2. A trial waits or runs: running.
+    3. A trial succeeded: succeeded, whatever happened to the others.
+    4. Every trial was cancelled: cancelled; else failed.
     """
     if cancelled:
         return SweepStatus.CANCELLED
@@ -237,7 +237,7 @@ def status_of(trials: Sequence[Trial], *, cancelled: bool) -> SweepStatus:
 
 
 def best(trials: Sequence[Trial], goal: Goal) -> int | None:
-    """Number of the trial that succeeded with the best value, the earlier one where two are equal; None where none has a value."""
+    """Return the number of the succeeded trial with the best value, the earlier one on a tie; None if none has a value."""
     sign = 1 if goal == "minimize" else -1
     done = [t for t in trials if t.state is JobState.SUCCEEDED]
     rated = [(sign * t.value, t.number) for t in done if t.value is not None and math.isfinite(t.value)]

@@ -1,8 +1,8 @@
-"""Sweeps as their tenant sees them: create, look, cancel; and the tick that submits a trial when there is room for its job.
+"""Sweeps as their tenant sees them: create, get, cancel; and the tick that submits trials when there is room.
 
-A trial's job is an ordinary one: admitted, scheduled and billed as such. Each submission has an idempotency key of its own, and
-its job is written to the trial at once: whoever dies in between, a trial has one job, no trial is lost, and a job that was
-not written yet is found by its key. No lock and no connection is held while a job is submitted.
+A trial's job is an ordinary job: admitted, scheduled and billed as such. Each submission has its own idempotency key, and its job is
+recorded on the trial at once. If the process dies in between, the job is found by its key: a trial has exactly one job, and none is lost.
+No lock or connection is held while a job is submitted.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from ft_assets.storable_text import check_storable
 from ft_assets.training.spec import canonical_json
 
 MAX_OPEN = 10
-"""Sweeps of a tenant with trials that wait: each may hold a hundred."""
+"""Open sweeps per tenant; each may have a hundred waiting trials."""
 FOLLOWED_FOR = timedelta(hours=1)
-"""After a sweep was cancelled, the time in which a submission that was under way may still end."""
+"""After a sweep is cancelled, how long a submission already under way may take to finish."""
 REFUSED_FOR = timedelta(minutes=5)
-"""A trial that was refused for GPU-hours is tried again when there are more of them, or by then: what it needs may have been counted."""
+"""A trial refused for GPU-hours is retried when more are left, or after this long: its needs may have been counted by then."""
 LEAST_MORE_S = 1.0
-"""GPU-seconds that are more, and no rounding of a sum."""
+"""An increase in GPU-seconds that is not a rounding error."""
 TRIAL = "trial"
 """Scope of the idempotency keys of trials."""
 
@@ -55,11 +55,11 @@ log = logging.getLogger(__name__)
 class TrialView:
     row: RowMapping
     job: RowMapping | None
-    """None while the trial waits for room, and where it was refused."""
+    """None while the trial waits for room, or if it was refused."""
     value: float | None
-    """Of the sweep's metric."""
+    """Value of the sweep's metric."""
     cost_micros: int
-    """Of its job; 0 where an earlier job is the answer."""
+    """Cost of its job; 0 if an earlier job is reused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class SweepView:
     status: SweepStatus
     trials: Sequence[TrialView]
     best: TrialView | None
-    """Of the trials that succeeded so far; None while none has the metric."""
+    """Best of the trials that have succeeded so far; None while none has the metric."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,16 +78,16 @@ class Sweeps:
 
 
 def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> SweepView:
-    """Check every trial, then store the sweep and submit as many as there is room for; one bad value refuses the whole.
+    """Check every trial, then store the sweep and submit as many as there is room for; one invalid trial refuses the sweep.
 
-    With an idempotency `key` the same body is the same sweep.
+    With an idempotency `key`, the same body is the same sweep.
     """
     given = {k: v for k, v in body.items() if v is not None}
     asked = given.pop("sweep", None)
     if asked is None:
         raise refusal("sweep", 'sweep is missing; write {"strategy": "grid", "parameters": {"learning_rate": [1e-4, 2e-4]}}')
     check_storable(asked, "sweep")
-    JobRequest.from_body(given)  # of the right types, before trials are made of it
+    JobRequest.from_body(given)  # check the types before building trials from it
     settings = Settings.from_body(asked, drawn_seed=secrets.randbelow(2**31))
     trials = settings.trials()
     for number, parameters in enumerate(trials):
@@ -102,19 +102,19 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     if known is None:
         try:
             _submit_waiting(platform, tenant, sweep_id)
-        except Exception:  # it is stored, and the next round submits what waits
+        except Exception:  # the sweep is stored, and the next tick submits what waits
             log.exception("the trials of %s wait", sweep_id)
     return get(platform, tenant, sweep_id)
 
 
 def get(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
-    """The sweep with its trials; another tenant's is ``NotFound``."""
+    """Return the sweep with its trials; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
         return _views(conn, [_row(conn, tenant, sweep_id)])[0]
 
 
 def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Sweeps:
-    """Sweeps of the tenant, newest first; what their trials came to, and so the best one, is with each sweep alone."""
+    """Return the tenant's sweeps, newest first; trial results, and so the best trial, are part of single sweeps only."""
     query = sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         found = page(conn, query, (sweeps.c.created_at, sweeps.c.id), id_column=sweeps.c.id, after=after, limit=limit, max_limit=100)
@@ -122,14 +122,14 @@ def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, li
 
 
 def compare(platform: Platform, tenant: str, sweep_id: str) -> comparison.Comparison:
-    """The jobs of a sweep side by side, as many as there are by now."""
+    """Compare the jobs that the sweep has so far."""
     rows = {t.job["id"]: t.job for t in get(platform, tenant, sweep_id).trials if t.job is not None}
     with platform.engine.connect() as conn:
         return comparison.side_by_side(conn, list(rows.values()), now=platform.clock().timestamp())
 
 
 def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
-    """Submit no further trial and cancel the jobs that have not ended. Cancelling again changes nothing."""
+    """Submit no further trial and cancel the unfinished jobs. Cancelling again changes nothing."""
     with platform.engine.begin() as conn:
         row = _row(conn, tenant, sweep_id, lock=True)
         view = _views(conn, [row])[0]
@@ -140,15 +140,15 @@ def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
             conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now, waits=sa.null()))
     try:
         _cancel_jobs(platform, tenant, sweep_id)
-    except Exception:  # the sweep is cancelled, and the next round ends its jobs
+    except Exception:  # the sweep is cancelled, and the next tick cancels its jobs
         log.exception("the jobs of %s are not cancelled yet", sweep_id)
     return get(platform, tenant, sweep_id)
 
 
 def advance(platform: Platform) -> list[str]:
-    """One round over all sweeps: submit what there is room for, end the jobs of the cancelled; returns the new jobs. Safe to repeat.
+    """Process all sweeps once: submit trials that have room, cancel jobs of cancelled sweeps; returns the new jobs. Safe to repeat.
 
-    What breaks in one sweep is logged, and the others go on.
+    An error in one sweep is logged, and the others continue.
     """
     for tenant, sweep_id in _to_cancel(platform):
         try:
@@ -175,7 +175,7 @@ def advance(platform: Platform) -> list[str]:
 
 
 def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[list[str], bool]:
-    """Submit the trials of one sweep in their order, until the tenant's limit says wait or an operator suspends the tenant.
+    """Submit the trials of one sweep in order, until the tenant's limit is reached or the tenant is suspended.
 
     Returns the new jobs, and whether there is room left.
     """
@@ -206,14 +206,14 @@ def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[lis
         if row["cancelled_at"] is not None:
             _cancel_jobs(platform, tenant, sweep_id)
             return made, True
-    with platform.engine.begin() as conn:  # nothing waits any more, whoever submitted it
+    with platform.engine.begin() as conn:  # all trials are submitted, whichever process did it
         done = sa.update(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.submitted_at.is_(None), ~sa.exists(waits))
         conn.execute(done.values(submitted_at=platform.clock(), waits=sa.null()))
     return made, True
 
 
 def _out_of_hours(platform: Platform, waiting: Sequence[Any]) -> set[str]:
-    """Tenants whose oldest sweep waits for GPU-hours, and who have no more of them left than when it was refused."""
+    """Return tenants whose oldest sweep waits for GPU-hours, and who have no more left than when it was refused."""
     oldest: dict[str, Mapping[str, Any]] = {}
     for row in waiting:
         oldest.setdefault(row.tenant_id, row.waits or {})
@@ -224,7 +224,7 @@ def _out_of_hours(platform: Platform, waiting: Sequence[Any]) -> set[str]:
 
 
 def _say_why(platform: Platform, tenant: str, sweep_id: str, error: FtError) -> None:
-    """Write down why the next trial waits."""
+    """Record why the next trial waits."""
     left_s = error.left_s if isinstance(error, jobs.JobRefused) else None
     why = {"reason": error.message, "at": platform.clock().timestamp(), "left_s": left_s}
     this = (sweeps.c.tenant_id == tenant) & (sweeps.c.id == sweep_id) & sweeps.c.submitted_at.is_(None)
@@ -240,7 +240,7 @@ def _submitted(platform: Platform, sweep: RowMapping, trial: RowMapping) -> dict
 
 
 def _link_submitted(conn: Connection, sweep: RowMapping) -> list[str]:
-    """Write down the jobs of trials that were submitted by a process that died before it could; those jobs."""
+    """Record and return the jobs of trials submitted by a process that died before recording them."""
     keys = idempotency_keys.c
     ended_before = sa.and_(jobs_table.c.finished_at.is_not(None), jobs_table.c.finished_at <= keys.created_at)
     found = (
@@ -254,15 +254,15 @@ def _link_submitted(conn: Connection, sweep: RowMapping) -> list[str]:
 
 
 def _same_trial() -> tuple[sa.ColumnElement[bool], ...]:
-    """Join a trial and its sweep to the key under which it was submitted."""
+    """Join condition of a trial and its sweep with the idempotency key of its submission."""
     key = sa.literal(f"{TRIAL}/") + sweeps.c.id + "/" + sa.cast(sweep_trials.c.number, sa.Text)
     return idempotency_keys.c.tenant_id == sweeps.c.tenant_id, idempotency_keys.c.key == key
 
 
 def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of one trial's job: what all share, with its own hyperparameters.
+    """Return the body of one trial's job: the shared fields with its own hyperparameters.
 
-    All train with one seed, so that they differ in their parameters alone. None is served on its own, unless the request says so.
+    All trials train with one seed, so that they differ only in their parameters. None is promoted by itself unless the request asks for it.
     """
     body = {"seed": seed, "auto_promote": False} | dict(request)
     method = body.get("method")
@@ -276,7 +276,7 @@ def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, A
 def _check(
     platform: Platform, tenant: str, request: Mapping[str, Any], settings: Settings, number: int, parameters: Mapping[str, Any]
 ) -> None:
-    """Refuse what the submission of this trial would refuse, with the parameter that it comes from."""
+    """Refuse what the submission of this trial would refuse, naming the parameter that caused it."""
     try:
         jobs.check(platform, tenant, JobRequest.from_body(trial_body(request, settings.seed, parameters)))
     except InvalidRequest as error:
@@ -306,7 +306,7 @@ def _insert(
 
 
 def _cancel_jobs(platform: Platform, tenant: str, sweep_id: str) -> None:
-    """Cancel what runs on of a cancelled sweep, jobs included that were not written to their trials yet."""
+    """Cancel the remaining jobs of a cancelled sweep, including those not recorded on their trials yet."""
     with platform.engine.begin() as conn:
         _link_submitted(conn, _row(conn, tenant, sweep_id, lock=True))
         found = conn.execute(_live().where(sweeps.c.id == sweep_id, sweeps.c.tenant_id == tenant)).all()
@@ -318,7 +318,7 @@ def _cancel_jobs(platform: Platform, tenant: str, sweep_id: str) -> None:
 
 
 def _to_cancel(platform: Platform) -> list[tuple[str, str]]:
-    """Cancelled sweeps, as tenant and id, whose jobs run on or may yet appear."""
+    """Return cancelled sweeps, as tenant and id, whose jobs still run or may yet appear."""
     fresh = sa.select(sweeps.c.tenant_id, sweeps.c.id).where(sweeps.c.cancelled_at > platform.clock() - FOLLOWED_FOR)
     unwritten = sa.exists().where(sweep_trials.c.sweep_id == sweeps.c.id, sweep_trials.c.job_id.is_(None), *_same_trial())
     live = _live().with_only_columns(sweeps.c.tenant_id, sweeps.c.id)
@@ -327,7 +327,7 @@ def _to_cancel(platform: Platform) -> list[tuple[str, str]]:
 
 
 def _live() -> sa.Select[tuple[str, str, str]]:
-    """Jobs of cancelled sweeps that have not ended: tenant, sweep, job."""
+    """Return unfinished jobs of cancelled sweeps: tenant, sweep, job."""
     return (
         sa.select(sweeps.c.tenant_id, sweeps.c.id, jobs_table.c.id.label("job_id"))
         .join(sweep_trials, sweep_trials.c.sweep_id == sweeps.c.id)

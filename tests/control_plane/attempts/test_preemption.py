@@ -127,7 +127,7 @@ def test_its_tenant_is_told_for_whom_that_nothing_is_lost_and_when_it_goes_on(ne
     assert told[0].message == f"Attempt 1: it gave its GPUs to a premium job at step {at}, which is saved; nothing is lost."
     assert (told[0].data["for_tier"], told[0].data["lost_gpu_s"]) == ("premium", 0)
     assert "resumes from the last verified checkpoint" in told[1].message
-    assert "expected to go on" in told[2].message and told[2].data["expected_start"] > 0
+    assert "expected to resume" in told[2].message and told[2].data["expected_start"] > 0
     assert not any(other in e.message for e in told)
     with job.platform.engine.connect() as conn:
         kinds = conn.execute(sa.select(outbox.c.type).where(outbox.c.subject == job.id).order_by(outbox.c.seq)).scalars().all()
@@ -206,7 +206,7 @@ def test_an_attempt_has_ended_also_where_nothing_can_be_forecast(new_job: Callab
 
     job = new_job()
     endings.tell_when(replace(job.platform, clock=clock), job.claim())
-    assert "could not be told" in caplog.text and job.events("preemption_forecast") == []
+    assert "could not forecast" in caplog.text and job.events("preemption_forecast") == []
 
 
 def test_while_it_loads_it_leaves_at_once(new_job: Callable[..., Job]) -> None:

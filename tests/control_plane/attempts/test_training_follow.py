@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(new_job: Calla
     assert ending.outcome == "succeeded"
     assert job.from_steps() == [0, 2]
     (event,) = job.events("checkpoint_skipped")
-    assert event.data == {"step": 4, "used": 2} and "Training goes on from step 2" in event.message
+    assert event.data == {"step": 4, "used": 2} and "Training continues from step 2" in event.message
     assert job.weights() == plain_weights(8)
 
 

@@ -125,7 +125,7 @@ def test_kueue_preempts_nothing_and_a_cluster_where_it_does_is_told_of() -> None
     changed = deepcopy(of_kind("ClusterQueue"))
     changed[0]["spec"]["preemption"]["reclaimWithinCohort"] = "Any"
     (told,) = kueue.differences(changed, EVERY)
-    assert "preemption.reclaimWithinCohort is Any: Kueue would kill by itself" in told
+    assert "preemption.reclaimWithinCohort is Any: Kueue would kill workloads on its own" in told
 
 
 def test_a_quota_without_a_pool_is_told_of_and_thousands_are_read() -> None:

@@ -116,7 +116,7 @@ def test_a_pool_kept_whole_for_premium_takes_no_other_tier(new_platform: Callabl
 
 def test_what_is_no_list_of_queues_is_refused(desk: Platform, new_platform: Callable[..., Platform], tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(TWO_NODES.replace("local", "h100-80gb"))
-    with pytest.raises(InvalidRequest, match="these are no ClusterQueues"):
+    with pytest.raises(InvalidRequest, match="these are not ClusterQueues"):
         kueue.check(new_platform(pools=str(tmp_path / "p.yaml")), "items: 5")
     with pytest.raises(Conflict, match="all are slots of this machine") as refused:
         kueue.files(desk)

@@ -50,7 +50,7 @@ def test_a_file_says_nodes_by_count_and_by_name() -> None:
         ({"nodes": [{"gpus": 8, "name": "a", "count": 2}]}, "both name and count"),
         ({"nodes": [{"gpus": 80, "count": 2}]}, "gpus is '80'; it is a whole number in 1..16"),
         ({"nodes": [{"gpus": 8, "count": 2, "nodes_per_fabric": 2}]}, "nodes_per_fabric is 2 without a fabric"),
-        ({"nodes": [{"gpus": 8, "name": "a"}, {"gpus": 8, "name": "a"}]}, "node a is there 2 times"),
+        ({"nodes": [{"gpus": 8, "name": "a"}, {"gpus": 8, "name": "a"}]}, "node a appears 2 times"),
         ({"colour": "red"}, "colour is unknown; it has name, gpu_type"),
         ({"pricing": "spot"}, "class lora is taken by spot pool small alone"),
     ],
@@ -65,7 +65,7 @@ def test_pools_of_one_class_have_gpus_of_one_type() -> None:
     with pytest.raises(ValueError, match=r"small \(h100-80gb\) and other \(h200-141gb\) both take class lora"):
         read(SMALL, other)
     assert len(read(SMALL, other | {"takes": ["large"]})) == 2
-    with pytest.raises(ValueError, match="pool small is there 2 times"):
+    with pytest.raises(ValueError, match="pool small appears 2 times"):
         read(SMALL, SMALL)
 
 

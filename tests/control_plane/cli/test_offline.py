@@ -29,11 +29,11 @@ def test_help_names_every_command(offline: Ft, process: Ft) -> None:
     ("args", "says"),
     [
         (["nonsense"], "No such command"),
-        (["submit", "no-such-file.jsonl"], "neither a file here nor the id of an uploaded one"),
+        (["submit", "no-such-file.jsonl"], "neither a local file nor the id of an uploaded one"),
         (["submit", "file-1", "--hp", "n_epochs"], "write --hp n_epochs=3"),
         (["check", "x.csv", "--map", "text"], "write text=prompt"),
         (["check", "x.csv", "--policy", "pii"], "write --policy pii=redact"),
-        (["upload", "no-such-file.jsonl"], "is no file here"),
+        (["upload", "no-such-file.jsonl"], "is not a file here"),
         (["suites", "add", "quiz", "no-such-file.jsonl"], "does not exist"),
         (["admin", "tenants", "create"], "Missing argument"),
     ],

@@ -170,6 +170,6 @@ def test_what_is_awaited_does_the_same(
 
 def test_any_other_call_goes_by_its_path(ft: FtClient) -> None:
     assert ft.request("GET", "/v1/models")["object"] == "list"
-    with pytest.raises(FtError, match="there is no GET"):
+    with pytest.raises(FtError, match="no route GET"):
         ft.request("GET", "/v1/nothing")
     assert json.dumps(ft.me.retrieve())

@@ -39,7 +39,7 @@ def test_a_month_that_does_not_exist_is_not_called_a_wrong_form(month: str, says
     assert ("not of the form" in refused.value.message) == (month == "11/2026")
 
 
-@pytest.mark.parametrize(("repo", "says"), [("no-slash", "of the form ORG/NAME"), ("org/na--me", "its name has '..' or '--'")])
+@pytest.mark.parametrize(("repo", "says"), [("no-slash", "of the form ORG/NAME"), ("org/na--me", "it contains '..' or '--'")])
 def test_a_repository_of_the_right_form_is_refused_for_what_it_is(repo: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(says)):
         fetch_model(repo, "0" * 40, tmp_path, endpoint="http://127.0.0.1:9")

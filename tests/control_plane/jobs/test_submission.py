@@ -99,7 +99,7 @@ def test_method_and_adapter_are_read_from_wherever_a_client_puts_them(fields: di
         ({"adapter": "dora"}, "unsupported_adapter", "use one of: lora, qlora, full"),
         ({"hyperparameters": {"adapter": 3}}, "unsupported_adapter", "use one of: lora"),
         ({"method": "qlora", "adapter": "full"}, "unsupported_adapter", r"qlora \(method\) and full \(adapter\)"),
-        ({"method": "dpo", "adapter": "lora", "hyperparameters": {"adapter": "full"}}, "unsupported_adapter", "keep one"),
+        ({"method": "dpo", "adapter": "lora", "hyperparameters": {"adapter": "full"}}, "unsupported_adapter", "keep only one"),
         ({"hyperparameters": {"beta": 0.1}}, "invalid_hyperparameter", "a setting of dpo, kto, orpo, simpo, and the method is sft"),
         ({"method": "orpo", "hyperparameters": {"loss_type": "ipo"}}, "invalid_hyperparameter", "a setting of dpo"),
         ({"method": "dpo", "hyperparameters": {"beta": -1}}, "invalid_hyperparameter", "above 0"),

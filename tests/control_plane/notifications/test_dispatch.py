@@ -354,7 +354,7 @@ def test_a_redirect_to_an_inner_address_is_a_failure_and_nobody_gets_a_connectio
         world.tell()
         world.send()
         (row,) = world.of(endpoint)
-        assert row["state"] == "pending" and "a redirect, which is not followed" in row["last_error"]
+        assert row["state"] == "pending" and "redirects are not followed" in row["last_error"]
         assert inner.num_connections == 0
 
 

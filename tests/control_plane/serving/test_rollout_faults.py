@@ -170,7 +170,7 @@ def test_a_rollback_to_what_no_server_answers_with_changes_nothing(place: Place)
     for server in place.servers.at.values():
         server.refuse = refusal
     lineage = f"ft:tiny-base:{place.tenant}:bot"
-    with pytest.raises(Conflict, match=r"goes on being served.*rank 8 is too much") as refused:
+    with pytest.raises(Conflict, match=r"stays in production.*rank 8 is too much") as refused:
         promotions.rollback(place.platform, place.tenant, second)
     assert refused.value.code == "previous_not_served"
     found = promotions.resolve_model(place.platform, place.tenant, lineage)

@@ -245,7 +245,7 @@ def world_file(world: World, tenant: str) -> str:
 
 def test_deletion_asks_twice_and_for_a_reason(world: World) -> None:
     tenant = world.tenant()
-    with pytest.raises(InvalidRequest, match="write the id to confirm"):
+    with pytest.raises(InvalidRequest, match="type the id to delete"):
         deletion_requests.request_tenant(world.platform, tenant, confirm="yes", reason="r", requested_by="k")
     with pytest.raises(Conflict, match="needs a reason"):
         deletion_requests.request_tenant(world.platform, tenant, confirm=tenant, reason=" ", requested_by="k")
@@ -389,7 +389,7 @@ def test_an_object_that_is_there_again_with_the_same_bytes_while_others_are_dele
 def test_objects_that_keep_appearing_leave_a_deletion_open_until_they_stop(world: World) -> None:
     tenant, _, id_ = returning(world, times=4)
     assert not deletion.carry_out(world.platform, id_)
-    assert "objects appear while it is carried out" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert "new objects appeared during the deletion" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
     assert world.carried_out(id_)
     assert world.keys(layout.tenant_prefix(tenant)) == []
 
@@ -419,7 +419,7 @@ def test_an_object_that_a_store_keeps_is_not_called_deleted(world: World) -> Non
     world.store.put_bytes(key, b"a row of acme")
     id_ = world.delete_data(tenant)
     assert not deletion.carry_out(replace(world.platform, objects=Keeping(root)), id_)
-    assert "is there though it was deleted" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert "still exists after its deletion" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
     with world.platform.engine.connect() as conn:
         noted = conn.execute(sa.select(deletion_objects.c.deleted_at).where(deletion_objects.c.deletion_id == id_)).scalars()
         assert list(noted) == [None]

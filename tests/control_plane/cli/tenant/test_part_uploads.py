@@ -54,7 +54,7 @@ def test_a_second_call_sends_what_the_first_did_not(
     first, second = Line(breaks_at=2), Line()
     with pytest.raises(httpx.WriteError):
         send(path, first, policies={"pii": "warn"})
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command within an hour" in capsys.readouterr().err
     made = send(path, second, policies={"pii": "warn"})
     assert (made["status"], made["bytes"], made["policies"]) == ("processed", path.stat().st_size, {"pii": "warn"})
     assert (first.parts, second.parts, second.uploads) == (2, total - 2, 0)

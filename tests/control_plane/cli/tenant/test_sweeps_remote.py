@@ -51,7 +51,7 @@ def test_a_sweep_is_made_watched_and_its_best_model_named(
     lines = dict(line.split("\t", 1) for line in compared.out.splitlines())
     assert (lines["rank"], lines["eval_loss"], lines["holdout/exact_match"]) == ("8\t16", "0.5\t0.25", "0.5\t0.25")
     refused = ft("sweep", "cancel", sweep_id)
-    assert (refused.code, "succeeded already" in refused.err) == (1, True)
+    assert (refused.code, "is already succeeded" in refused.err) == (1, True)
 
 
 def test_a_sweep_with_a_bad_value_is_refused_and_names_it(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:

@@ -41,7 +41,7 @@ def test_every_reason_has_words_of_its_own(reason: Reason) -> None:
 
 def test_what_a_tenants_own_cap_keeps_is_told_in_the_caps_words() -> None:
     said = line(reason_detail="the hard cap of 10 GPU-hours is reached", estimated_start=None)
-    assert said == "Position 3 of 7 · the hard cap of 10 GPU-hours is reached · no start can be foreseen"
+    assert said == "Position 3 of 7 · the hard cap of 10 GPU-hours is reached · no start can be estimated"
 
 
 def test_a_start_that_is_near_or_past_is_within_a_minute() -> None:
