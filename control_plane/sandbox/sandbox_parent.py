@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from control_plane.sandbox.group_memory import used_bytes
+from control_plane.sandbox.process_memory import used_bytes
 from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT, write_whole
 from control_plane.sandbox.task_validate import Order, Validated
 from ft_assets.datasets.pass_progress import Progress

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from control_plane.platform.settings import Settings, load
-from deploy.local import home, stack_services, workloads
+from deploy.local import private_home, stack_services, workloads
 from deploy.local.supervisor import lock, stack_report
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
@@ -57,7 +57,7 @@ def _stop_what_is_left(settings: Settings) -> str | None:
 
 
 def _prepare(settings: Settings) -> None:
-    closed = home.make_private(settings.home)
+    closed = private_home.make_private(settings.home)
     if closed:
         log.warning("%s", closed)
     stack_services.prepare_home(settings)

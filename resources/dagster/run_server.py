@@ -50,7 +50,7 @@ from resources.dagster.run_records import (
     socket_path,
 )
 from resources.launcher.process_identity import identity
-from resources.launcher.watch import write_json
+from resources.launcher.workload_watcher import write_json
 
 PRELOADED = "ft_assets.definitions"
 """The code location of ``workspace.yaml``; runs of another one are not forked."""

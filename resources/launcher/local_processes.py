@@ -19,7 +19,7 @@ from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadSt
 from ft_assets.errors import Unavailable
 from ft_assets.layout import checked_id
 from resources.launcher.process_identity import alive, group_alive
-from resources.launcher.watch import write_json
+from resources.launcher.workload_watcher import write_json
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE", "PYTHONHASHSEED")
@@ -104,7 +104,7 @@ class LocalLauncher:
         descriptors `held` open."""
         with (directory / "watch.log").open("ab") as log:
             done = subprocess.run(
-                [sys.executable, "-m", "resources.launcher.watch", str(directory.absolute()), *map(str, held)],
+                [sys.executable, "-m", "resources.launcher.workload_watcher", str(directory.absolute()), *map(str, held)],
                 pass_fds=held,
                 cwd=REPOSITORY,
                 env=_environment({name: os.environ[name] for name in workload.secrets if name in os.environ}),

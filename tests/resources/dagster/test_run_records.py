@@ -29,7 +29,7 @@ from resources.atomic_write import write_atomically
 from resources.dagster.run_records import address_file, check_owned, living, read_record, record_path, runs_dir, socket_path, told_socket
 from resources.dagster.run_server import RunServer
 from resources.launcher.process_identity import identity
-from resources.launcher.watch import write_json
+from resources.launcher.workload_watcher import write_json
 
 RUNS = "open('/proc/{pid}/stat').read().split()[2] != 'Z'"
 """Whether a process has not ended, as Python."""

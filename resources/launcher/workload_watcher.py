@@ -1,4 +1,4 @@
-"""The watcher of one workload: ``python -m resources.launcher.watch DIR [FD...]`` starts it, waits for it, writes how it ended.
+"""The watcher of one workload: ``python -m resources.launcher.workload_watcher DIR [FD...]`` starts it, waits for it, writes how it ended.
 
 Watcher and workload keep the file descriptors `FD` open: files that are locked for as long as the workload runs.
 
