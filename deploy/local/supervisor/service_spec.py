@@ -63,7 +63,7 @@ class Service:
     """Sent to the leader alone, which ends its own children."""
     grace_s: float = 10.0
     """Seconds after `stop_signal` before the whole process group is killed."""
-    patient: bool = False
+    full_grace: bool = False
     """Keeps its grace when a second Ctrl-C cuts the others' short (a database must close its files)."""
     required: bool = True
     """The platform is of no use without it: a first start that fails ends the stack, with the reason. The others keep being tried."""

@@ -235,7 +235,7 @@ class Supervisor:
         """Wait until `ending` have ended; kill the group of one whose grace is over."""
         while ending:
             for unit in ending:
-                hurried = self._stops > 1 and not unit.service.patient
+                hurried = self._stops > 1 and not unit.service.full_grace
                 if not unit.running or hurried or time.monotonic() > unit.kill_at:
                     self._gone(unit)
             self._publish()
