@@ -1,4 +1,4 @@
-"""What the supervisor knows of a service: how to start it, when it is ready, and how to end it."""
+"""Specification of a service: how to start it, when it is ready, and how to end it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Readiness:
 
     ready: bool
     detail: str = ""
-    """What it waits for, for the progress line."""
+    """What the service is waiting for, for the progress line."""
     broken: bool = False
     """This start will never be ready: it is replaced, with `detail` as the reason."""
 
@@ -24,7 +24,7 @@ Probe = Callable[[float], Readiness]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What the supervisor bears before it acts. Settings of the same names set them (``FT_START_TIMEOUT_S`` and so on)."""
+    """Limits at which the supervisor acts, from settings of the same names (``FT_START_TIMEOUT_S`` etc.)."""
 
     start_timeout_s: float = 180.0
     """Seconds to become ready before a start is replaced by another one, which gets twice the time."""
