@@ -15,7 +15,7 @@ from control_plane.platform.settings import Settings
 from control_plane.platform.webhook_targets import parse_networks
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_logins
-from resources.inference.fleet_client import SAME, HttpFleet, Mounted
+from resources.inference.fleet_client import SAME_PATHS, HttpFleet, VolumeMount
 from resources.mail import SmtpMailer
 from resources.tenant_records import DagsterRecords, MlflowRecords
 from resources.tracking.mlflow_tracker import MlflowTracker
@@ -40,7 +40,7 @@ def _open(_pid: int, settings: Settings) -> Platform:
         logins=shared_logins(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),
         models=catalogue_of(settings),
-        fleet=HttpFleet(settings.inference_urls, token=inference_token(settings), mounted=mounted(settings))
+        fleet=HttpFleet(settings.inference_urls, token=inference_token(settings), volume=adapters_volume(settings))
         if any(settings.inference_urls)
         else None,
         settings=settings,
@@ -52,7 +52,7 @@ def _open(_pid: int, settings: Settings) -> Platform:
     )
 
 
-def mounted(settings: Settings) -> Mounted:
-    """How the adapters' directory is called on each side."""
+def adapters_volume(settings: Settings) -> VolumeMount:
+    """Return the adapters' directory as the platform and the servers mount it."""
     there = settings.served_adapters_dir
-    return Mounted(here=PurePosixPath(settings.adapters_dir), there=there) if there else SAME
+    return VolumeMount(here=PurePosixPath(settings.adapters_dir), there=there) if there else SAME_PATHS

@@ -1,1 +1,1 @@
-"""How the platform is installed."""
+"""Installation of the platform."""

@@ -1,1 +1,1 @@
-"""Adapters to the outside: each seam of ``control_plane.platform.protocols`` with a real and a local implementation."""
+"""Adapters to external systems: a real and a local implementation of each protocol in ``control_plane.platform.protocols``."""

@@ -1,4 +1,4 @@
-"""Small files that other processes read while they are written."""
+"""Atomic writes of small files that other processes read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path`: a reader sees the old document or the new one, and only the owner is one (a URL may hold a password)."""
+    """Replace `path` atomically with a file that only its owner can read: its URLs may contain passwords."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
         out.write(text)

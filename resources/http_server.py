@@ -1,7 +1,7 @@
-"""uvicorn with bounds on what a caller may send before the application sees it: the bytes and the seconds of a request's head.
+"""uvicorn with limits on the size and duration of a request's head (request line and headers).
 
-The parser of uvicorn joins the pieces of a URL and of a header as they arrive, in time that grows with the square of their length, and it
-waits without end for the rest. Every HTTP server of the platform runs through :func:`config`.
+uvicorn's parser joins the pieces of a URL or header as they arrive, in time quadratic in their length, and waits for the rest without a
+time limit. All HTTP servers of the platform use :func:`config`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Request line and headers together, and the trailers of a chunked body: what nginx takes by default (four buffers of 8 KiB)."""
+"""Limit for request line and headers together, and for the trailers of a chunked body: nginx's default (four buffers of 8 KiB)."""
 HEAD_TIMEOUT_S = 10.0
-"""From the first byte to the end of the headers; from the connection on, for its first request."""
+"""From the first byte to the end of the headers; for the first request, from the start of the connection."""
 KEEP_ALIVE_S = 5
-"""An idle connection is closed after this, as uvicorn does by default."""
+"""Idle connections are closed after this; uvicorn's default."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 431 to a head that is too long and 408 to one that takes too long, and closes the connection."""
+    """Answers 431 to a head that is too long, 408 to one that takes too long, and closes the connection."""
 
     _head_open = True
-    """From the end of a request to the end of the next one's headers."""
+    """True from the end of a request to the end of the next one's headers."""
     _unparsed_bytes = 0
-    """Received since the parser last completed a head, a piece of a body, or a message."""
+    """Bytes received since the parser last completed a head, a piece of a body, or a message."""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -87,7 +87,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(408, message, code="headers_too_slow")
 
     def _refuse(self, status: int, message: str, *, code: str) -> None:
-        """Close the connection; with an answer where one fits: after whole responses, and to a caller that has sent something."""
+        """Close the connection, with an error response unless another response is in progress or the client has sent nothing."""
         if self.transport.is_closing():
             return
         responding = self.cycle is not None and not self.cycle.response_complete
@@ -99,14 +99,14 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def config(app: ASGIApp, **options: Any) -> uvicorn.Config:
-    """Configuration of a server of `app`; `options` as of ``uvicorn.Config``."""
+    """Return the configuration of a server for `app`; `options` are those of ``uvicorn.Config``."""
     return uvicorn.Config(app, **{"http": BoundedHttp, "timeout_keep_alive": KEEP_ALIVE_S, "access_log": False, **options})
 
 
 def run(app: ASGIApp, **options: Any) -> None:
     """Serve `app` until SIGTERM or SIGINT."""
     server = uvicorn.Server(config(app, **options))
-    with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn once it has shut down
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
         server.run()
     if not server.started:
-        sys.exit("the server did not start; its log says why")
+        sys.exit("the server did not start; see its log")

@@ -1,4 +1,4 @@
-"""E-mail by SMTP: plain text, one connection a message."""
+"""Plain-text e-mail by SMTP, one connection per message."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ft_assets.errors import Conflict, Unavailable
 from ft_assets.storable_text import printable
 
 TIMEOUT_S = 10.0
-"""Of each exchange with the server."""
+"""Limit for each exchange with the server."""
 WHOLE_TIMEOUT_S = 40.0
-"""Of all of them together: shorter than the lease of a delivery, so that no message is on its way twice."""
+"""Limit for the whole conversation: shorter than a delivery's lease, so that a message is not sent twice at once."""
 CUT_EVERY_S = 0.1
 DEFAULT_PORTS = {"smtp": 587, "smtps": 465}
 MAX_ADDRESS_CHARS = 254
@@ -37,10 +37,9 @@ class _Server:
 
 
 class SmtpMailer:
-    """Mail through the server at `url`: ``smtp://user:password@host:587`` or ``smtps://user:password@host:465``.
+    """Sends mail through the server at `url`: ``smtp://user:password@host:587`` or ``smtps://user:password@host:465``.
 
-    With ``smtp`` the connection is upgraded by STARTTLS where the server has it; a password is sent over nothing less.
-    Thread-safe.
+    With ``smtp``, STARTTLS is used if the server offers it. A password is sent only over TLS. Thread-safe.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class SmtpMailer:
         self._whole_timeout_s = whole_timeout_s
 
     def send(self, *, to: str, subject: str, text: str, message_id: str) -> None:
-        """Once the server has taken the message it is sent, however the conversation ends."""
+        """Send a message. Once the server has accepted it, errors in the rest of the conversation are ignored."""
         message = self._message(to, subject, text, message_id)
         try:
             with self._greeted() as server:
@@ -73,16 +72,16 @@ class SmtpMailer:
         except smtplib.SMTPDataError as e:
             raise _refused(e.smtp_code, e.smtp_error) from e
         except smtplib.SMTPSenderRefused as e:
-            raise Unavailable(f"the mail server refuses {self._sender!r} as a sender: check FT_SMTP_FROM", code="mail_unavailable") from e
+            raise Unavailable(f"the mail server refused sender {self._sender!r}; check FT_SMTP_FROM", code="mail_unavailable") from e
         except smtplib.SMTPResponseException as e:
             raise Unavailable(_answered(e.smtp_code, e.smtp_error), code="mail_unavailable") from e
         except (smtplib.SMTPException, OSError) as e:
-            raise Unavailable(f"the mail server does not answer: {type(e).__name__}", code="mail_unavailable") from e
+            raise Unavailable(f"the mail server did not answer: {type(e).__name__}", code="mail_unavailable") from e
 
     def _message(self, to: str, subject: str, text: str, message_id: str) -> EmailMessage:
-        """The message; what could become a header of its own is refused, by us and by the policy."""
+        """Build the message. The address check and the e-mail policy prevent header injection."""
         if not is_address(to):
-            raise Conflict("no message can be sent to the member's e-mail address; correct it", code="mail_refused")
+            raise Conflict("the member's e-mail address is not valid; correct it", code="mail_refused")
         message = EmailMessage(policy=SMTP)
         message["From"] = self._sender
         message["To"] = to
@@ -95,7 +94,7 @@ class SmtpMailer:
 
     @contextmanager
     def _greeted(self) -> Iterator[smtplib.SMTP]:
-        """A connection on which the server has said that it is ready; cut once the time for the whole is over, closed in the end."""
+        """Connect and read the server's greeting. The connection is cut after `whole_timeout_s`, and closed at the end."""
         s, deadline = self._server, time.monotonic() + self._whole_timeout_s
         if s.tls_at_once:
             server: smtplib.SMTP = smtplib.SMTP_SSL(s.host, s.port, timeout=self._timeout_s, context=self._trust())
@@ -117,26 +116,26 @@ class SmtpMailer:
             server.starttls(context=self._trust())
             server.ehlo()
         elif not s.tls_at_once and s.user:
-            raise Unavailable("the mail server has no STARTTLS, and the password is not sent in clear", code="mail_unavailable")
+            raise Unavailable("the mail server does not offer STARTTLS, and the password is only sent over TLS", code="mail_unavailable")
         if s.user:
             server.login(s.user, s.password)
 
 
 def _cut_off(server: smtplib.SMTP, deadline: float, ended: threading.Event) -> None:
-    """Cut the connection at the deadline: each wait of a conversation has a limit, but there may be many.
+    """Cut the connection at the deadline: each exchange has a limit, but a conversation may have many exchanges.
 
-    It is cut again until the conversation has ended: at any one moment it may be changing its socket for one with TLS.
+    Repeats until the conversation has ended, because it may be replacing its socket with a TLS socket at that moment.
     """
     wait_s = max(0.0, deadline - time.monotonic())
     while not ended.wait(wait_s):
         wait_s = CUT_EVERY_S
         if (connection := server.sock) is not None:
             with suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not TLS' own, which another thread may be in the middle of
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not SSLSocket.shutdown, which another thread may be in
 
 
 def is_address(text: str) -> bool:
-    """Whether `text` can stand in an envelope: one ``local@domain`` in printable ASCII, and nothing beside it."""
+    """Whether `text` is a valid envelope address: a single ``local@domain`` in printable ASCII."""
     local, at, domain = text.rpartition("@")
     plain = text.isascii() and text.isprintable() and not any(c in ' ,;:<>()[]"\\' for c in text)
     return bool(local and at and domain) and plain and "@" not in local and len(text) <= MAX_ADDRESS_CHARS
@@ -148,7 +147,7 @@ def _parse(url: str) -> _Server:
         raise ValueError("FT_SMTP_URL is not smtp://user:password@host:587 or smtps://user:password@host:465")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if not (user + password).isascii():
-        raise ValueError("the user name or password in FT_SMTP_URL holds characters that are not ASCII, which no login takes; set others")
+        raise ValueError("the user name or password in FT_SMTP_URL contains characters that are not ASCII; set an ASCII one")
     return _Server(
         host=parts.hostname,
         port=parts.port or DEFAULT_PORTS[parts.scheme],
@@ -159,12 +158,12 @@ def _parse(url: str) -> _Server:
 
 
 def _refused(code: int, why: bytes | str) -> Unavailable | Conflict:
-    """Of recipient or message: 4xx is for now, 55x for good, and the rest is the operator's to mend."""
+    """Map a refused recipient or message to an error: 550 to 554 are permanent; others may pass, or are the operator's to fix."""
     if code in (550, 551, 552, 553, 554):
         return Conflict(_answered(code, why), code="mail_refused")
     return Unavailable(_answered(code, why), code="mail_unavailable")
 
 
 def _answered(code: int, why: bytes | str) -> str:
-    said = why.decode(errors="replace") if isinstance(why, bytes) else why
-    return f"the mail server answered {code} {printable(' '.join(said.split()))[:200]}"
+    text = why.decode(errors="replace") if isinstance(why, bytes) else why
+    return f"the mail server answered {code} {printable(' '.join(text.split()))[:200]}"

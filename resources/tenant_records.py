@@ -1,7 +1,7 @@
-"""What Dagster and MLflow record about tenants, behind one seam: each is opened by a process of its own, which ends when it is done.
+"""Erases and searches what Dagster and MLflow record about tenants, each in a short-lived child process.
 
-Their libraries take seconds and hundreds of megabytes to import, and a store that is away keeps its caller waiting: neither is for the API
-or for a process that stays.
+Their libraries take seconds and hundreds of megabytes to import, and an unreachable store blocks its caller. Neither is acceptable in the
+API or another long-lived process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class DagsterRecords:
     name: ClassVar[str] = "dagster"
     settings: Settings
     limit_s: float = 600.0
-    """Of one call: a search reads every text of the database, about 50 MB a second."""
+    """Time limit of one call: a search reads every text of the database, at about 50 MB/s."""
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:
-        """See :class:`control_plane.platform.protocols.TenantRecords`. Refuses while a run of the tenant works."""
+        """See :class:`control_plane.platform.protocols.TenantRecords`. Refuses while a run of the tenant is in progress."""
         return _call("resources.dagster.dagster_records", {**self._order("erase", tenant, ids), "budget_s": budget_s}, self.limit_s)
 
     def search(self, tenant: str, ids: Collection[str]) -> Search:
@@ -46,10 +46,10 @@ class MlflowRecords:
     uri: str
     """Tracking store, which is the registry too: ``sqlite:///...``, ``postgresql+psycopg2://...`` or ``http://...``."""
     limit_s: float = 45.0
-    """Of one call; what was deleted until then stays deleted, and the next call goes on."""
+    """Time limit of one call; partial deletions persist, and the next call continues."""
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002 - `limit_s` bounds it
-        """See :class:`control_plane.platform.protocols.TenantRecords`. Everything that is recorded here has the tenant's tag."""
+        """See :class:`control_plane.platform.protocols.TenantRecords`. All records here have the tenant's tag."""
         return _call("resources.tracking.mlflow_records", {"call": "erase", "uri": self.uri, "tenant": tenant}, self.limit_s)
 
     def search(self, tenant: str, ids: Collection[str]) -> Search:  # noqa: ARG002
@@ -58,14 +58,14 @@ class MlflowRecords:
 
 
 def _call(module: str, order: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """The answer of ``python -m module`` to `order`, which goes to its standard input: it may hold a password."""
+    """Run ``python -m module`` and return its answer. `order` goes to standard input because it may contain a password."""
     command, system = [sys.executable, "-m", module], module.rpartition(".")[2].removesuffix("_records")
     try:
         done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as e:
-        raise Unavailable(f"records of {system}: no answer within {limit_s:.0f} s; the next round goes on") from e
+        raise Unavailable(f"{system} records: no answer within {limit_s:.0f} s; the next round continues") from e
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise Unavailable(f"records of {system}: {without_credentials(last)[:300]}")
+        raise Unavailable(f"{system} records: {without_credentials(last)[:300]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -1,8 +1,7 @@
-"""Webhooks over HTTP: one POST to an address that was checked, in a bounded time, whatever the receiver does.
+"""Sends webhooks over HTTP: one POST to a checked address, in a bounded time, whatever the receiver does.
 
-A name is resolved once, every address that it stands for is checked, and the connection goes to one of them: between check and
-connection there is no second resolution that could answer otherwise. TLS verifies the name as ever. Nothing else of the
-environment is used: no proxy, no cookie, no redirect.
+A name is resolved once, all its addresses are checked, and the connection goes to one of them, so no second resolution can return another
+address. TLS verifies the name as usual. Proxies, cookies and redirects are not used.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import printable
 
 TIMEOUT_S = 10.0
-"""Of everything: resolution, connection, handshake, answer. A receiver that answers drop by drop gets no more."""
+"""Limit for resolution, connection, handshake and response together, also if a receiver trickles its response."""
 CHECK_TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 16 * 1024
 BODY_S = 1.0
-"""Waited for the body once the status is there: the status decides."""
+"""Seconds to wait for the body after the status, which decides."""
 SHOWN_CHARS = 200
-"""Of an answer, where its address is not one of those `allowed` to us: what the operator's own network says is no tenant's to read."""
+"""Characters of a response that tenants see. Responses from `allowed` networks, which belong to the operator, are not shown."""
 
 Resolve = Callable[[str, int], Sequence[str]]
-"""Addresses of a host, as texts; ``OSError`` when there are none."""
+"""Returns the addresses of a host and port as strings; raises ``OSError`` if there are none."""
 
 
 def system_resolve(host: str, port: int) -> Sequence[str]:
@@ -51,7 +50,7 @@ def _public_trust() -> ssl.SSLContext:
 
 
 class HttpWebhookSender:
-    """Thread-safe; each call makes a connection of its own. `allowed` networks may be sent to although they are not public."""
+    """Sends over a new connection for each call. Thread-safe. `allowed` networks are permitted although they are not public."""
 
     def __init__(
         self,
@@ -84,26 +83,26 @@ class HttpWebhookSender:
         try:
             found = _within(deadline - time.monotonic(), lambda: self._resolve(target.host, target.port))
         except (OSError, UnicodeError):
-            found = []  # told in the same words as one that may not be sent to: names of the inner network are nobody's to learn
+            found = []  # same error as for an address that is not permitted, so that names of the internal network cannot be probed
         return permitted(target, found, allowed=self._allowed)
 
     async def _bounded(
         self, target: Target, addresses: Sequence[Address], headers: Mapping[str, str], body: bytes, deadline: float
     ) -> WebhookAnswer:
-        """The last that :meth:`_exchange` told: a status, once it is there, stands whatever becomes of the rest; else why there is none."""
+        """Return the last answer of :meth:`_exchange`. Once a status has arrived, later errors are ignored."""
         answer = WebhookAnswer(error="no answer")
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                async for told in self._exchange(target, addresses, headers, body):
-                    answer = told
+                async for received in self._exchange(target, addresses, headers, body):
+                    answer = received
         except (TimeoutError, httpcore.TimeoutException):
             error = f"no answer within {self._timeout_s:g} s"
         except httpcore.ConnectError as e:
             error = _connection_failed(e)
         except httpcore.RemoteProtocolError:
-            error = "the receiver closed the connection without an answer, or answered with something that is no HTTP"
+            error = "the receiver closed the connection without an answer, or its answer is not HTTP"
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
-            error = "the connection broke"
+            error = "the connection was interrupted"
         else:
             return answer
         return answer if answer.status is not None else WebhookAnswer(error=error)
@@ -111,7 +110,7 @@ class HttpWebhookSender:
     async def _exchange(
         self, target: Target, addresses: Sequence[Address], headers: Mapping[str, str], body: bytes
     ) -> AsyncIterator[WebhookAnswer]:
-        """The answer as soon as its status is there, and again with the beginning of its text."""
+        """Yield the answer when its status arrives, and again with the beginning of its text."""
         url = httpcore.URL(scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path)
         fields = [(b"host", target.host_header), (b"content-length", str(len(body)).encode())]
         fields += [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -120,15 +119,15 @@ class HttpWebhookSender:
             httpcore.AsyncConnectionPool(ssl_context=trust, max_connections=1, network_backend=_Pinned(addresses, self._network())) as pool,
             pool.stream("POST", url, headers=fields, content=body) as answer,
         ):
-            heard = WebhookAnswer(status=answer.status, retry_after_s=_retry_after(answer.headers))
-            yield heard
+            received = WebhookAnswer(status=answer.status, retry_after_s=_retry_after(answer.headers))
+            yield received
             text = await _beginning(answer)
             if not any(a in network for a in addresses for network in self._allowed):
-                yield replace(heard, text=text)
+                yield replace(received, text=text)
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to the addresses that were checked, whatever host is asked for."""
+    """Connects to the checked addresses, whatever host is requested."""
 
     def __init__(self, addresses: Sequence[Address], network: httpcore.AsyncNetworkBackend) -> None:
         self._addresses = addresses
@@ -151,7 +150,7 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 
 
 async def _beginning(answer: httpcore.Response) -> str:
-    """The first characters of the body; more than is read of it is never waited for."""
+    """Return the first characters of the body, within :data:`BODY_S` and :data:`MAX_BODY_BYTES`."""
     read = b""
     try:
         async with asyncio.timeout(BODY_S):
@@ -162,36 +161,36 @@ async def _beginning(answer: httpcore.Response) -> str:
                 if len(read) >= MAX_BODY_BYTES:
                     break
     except (TimeoutError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
-        pass  # the status is known, and decides
+        pass  # the status decides
     return printable(" ".join(read[:MAX_BODY_BYTES].decode(errors="replace").split()))[:SHOWN_CHARS]
 
 
 def _retry_after(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
-    """Seconds, of a number or a date; None for anything else."""
+    """Return the seconds in a ``Retry-After`` number or date; None for anything else."""
     value = next((v.decode("ascii", "replace").strip() for name, v in headers if name.lower() == b"retry-after"), "")
     if value.isascii() and value.isdecimal():
         return float(value[:9])
     try:
         when = email.utils.parsedate_to_datetime(value)
-    except (ValueError, OverflowError, TypeError):  # an offset of a million years is no offset
+    except (ValueError, OverflowError, TypeError):  # OverflowError: an offset of a million years
         return None
     return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 def _connection_failed(error: httpcore.ConnectError) -> str:
-    """Told without addresses, but with what is wrong with a certificate."""
+    """Describe the error without addresses, but with the reason for a refused certificate."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"the receiver's certificate is refused: {cause.verify_message}"
+            return f"the receiver's certificate was refused: {cause.verify_message}"
         if isinstance(cause, ssl.SSLError):
             return "the TLS handshake failed"
         cause = cause.__cause__ or cause.__context__
-    return "no connection could be made"
+    return "the connection failed"
 
 
 def _within(seconds: float, call: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """What `call` returns, or ``OSError`` when that takes too long: the system's resolver knows no time limit."""
+    """Return the result of `call`; raise ``OSError`` if it takes too long. The system's resolver has no time limit."""
     done: list[Sequence[str] | BaseException] = []
 
     def run() -> None:

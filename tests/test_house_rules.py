@@ -28,7 +28,7 @@ def run_python(code: str, *args: str) -> str:
 
 ENTRANCES = (
     "ft_assets.definitions", "control_plane.api", "control_plane.api.app", "control_plane.cli", "control_plane.cli.command_tree",
-    "control_plane.client", "sensors.run_coordinator", "resources.launcher.watch", "ft_assets.datasets.ingest",
+    "control_plane.client", "sensors.run_coordinator", "resources.launcher.workload_watcher", "ft_assets.datasets.ingest",
     "ft_assets.datasets.packs.build",
 )  # fmt: skip
 IMPORTS = """

@@ -59,6 +59,6 @@ class Processes:
                     continue
                 if "ft_assets.training.runtime" in words and "torch.distributed.run" not in words:
                     found["trainer"][process.pid] = f"{Path(words[-1]).parent.name}/{Path(words[-1]).stem}"
-                elif "resources.launcher.watch" in words:
+                elif "resources.launcher.workload_watcher" in words:
                     found["watcher"][process.pid] = Path(words[-1]).name
         return found

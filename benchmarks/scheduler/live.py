@@ -271,7 +271,7 @@ def _kind(process: psutil.Process, home: Path) -> str | None:
         return None
     if "ft_assets.training.runtime" in words:
         return None if "torch.distributed.run" in words else "trainer"
-    if "resources.launcher.watch" in words:
+    if "resources.launcher.workload_watcher" in words:
         return "watcher"
     if "sensors.queue_listener" in words:
         return "nudge"

@@ -70,7 +70,7 @@ def down(as_json: Json = False) -> None:
     if ended.leftovers:
         say(f"ended what a killed stack had left running: {', '.join(ended.leftovers)}")
     if ended.workloads:
-        say(workloads.stopped_as(settings, ended.workloads))
+        say(workloads.describe_stopped(settings, ended.workloads))
     if not (ended.services or ended.leftovers or ended.workloads):
         say(f"nothing runs in {settings.home}")
 

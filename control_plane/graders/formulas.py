@@ -1,4 +1,4 @@
-"""Formulas of graders: numbers, names, ``+ - * / ^`` and a few functions; nothing of the language that it is parsed with is run."""
+"""Formulas of graders: numbers, names, ``+ - * / ^`` and a few functions. They are parsed with Python's parser but never executed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
 
 
 class FormulaError(ValueError):
-    """The formula cannot be read; the message says what of it."""
+    """The formula is not valid; the message says why."""
 
 
 def parse(text: str, names: Collection[str]) -> ast.expr:
-    """Read a formula over `names`; ``FormulaError`` for anything else than the formulas of this module."""
+    """Parse a formula over `names`; raises ``FormulaError`` if it is not valid."""
     if len(text) > MAX_LENGTH:
         raise FormulaError(f"it has {len(text)} characters, the limit is {MAX_LENGTH}")
     try:
@@ -37,7 +37,7 @@ def parse(text: str, names: Collection[str]) -> ast.expr:
 
 
 def value(tree: ast.expr, names: Mapping[str, float]) -> float:
-    """What a parsed formula is worth; ``ArithmeticError`` or ``ValueError`` where it has no value, as 1/0."""
+    """Evaluate a parsed formula; raises ``ArithmeticError`` or ``ValueError`` if it has no value, such as 1/0."""
     found = _value(tree, names)
     if not math.isfinite(found):
         raise ArithmeticError(f"the formula has no finite value: {found}")
@@ -83,7 +83,7 @@ def _value(node: ast.expr, names: Mapping[str, float]) -> float:
 
 
 def _real(found: complex) -> float:
-    """A float, whatever an operation gives: whole numbers (of ``floor``) would grow without end, and powers take them for hours."""
+    """Convert a result to float: powers of integers, such as those from ``floor``, could grow without limit and take hours."""
     if isinstance(found, complex):
         raise ArithmeticError(f"a step of the formula has no real value: {found}")
     return float(found)

@@ -1,8 +1,8 @@
 """OpenAI's graders that need no model and run no code: ``string_check``, ``text_similarity``, and ``multi`` of these.
 
-Texts are templates: ``{{item.answer}}`` is a field of the dataset's row, ``{{sample.output_text}}`` what the model said, and
-``{{sample.output_json.field}}`` a field of that where it is JSON. A grader that cannot be read is refused; one that can, but not on
-this item and sample, gives 0.0 and says why among the errors of its answer.
+Texts are templates: ``{{item.answer}}`` is a field of the dataset's row, ``{{sample.output_text}}`` the model's answer, and
+``{{sample.output_json.field}}`` a field of an answer in JSON. An invalid grader is refused. A valid grader that fails on an item and
+sample scores 0.0 and sets an error flag.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ class Graded:
     reward: float
     sub_rewards: Mapping[str, float]
     errors: frozenset[str]
-    """Of :data:`ERRORS`, those that happened."""
+    """Those of :data:`ERRORS` that occurred."""
     seconds: float
 
 
 class _Unfilled(Exception):
-    """A template names what is not there; its argument is the flag."""
+    """A template cannot be filled in; the argument is the error flag."""
 
 
 def parse(grader: Mapping[str, Any]) -> Leaf | Multi:
-    """Read a grader; ``InvalidRequest`` (``invalid_grader`` or ``unsupported_grader``) names the field."""
+    """Parse a grader; raises ``InvalidRequest`` (``invalid_grader`` or ``unsupported_grader``) that names the field."""
     return _multi(grader) if _type(grader, "grader") == "multi" else _leaf(grader, "grader")
 
 
 def run(grader: Leaf | Multi, *, item: Any, sample: str) -> Graded:
-    """Grade `sample` against `item`; ``InvalidRequest`` for more than a request's time allows."""
+    """Grade `sample` against `item`; raises ``InvalidRequest`` if they are too long."""
     for what, size in (("model_sample", len(sample)), ("item", len(json.dumps(item, ensure_ascii=False)))):
         if size > MAX_GIVEN:
             raise InvalidRequest(f"{what} has {size} characters, the limit is {MAX_GIVEN}; leave out what no template names", param=what)
@@ -159,7 +159,7 @@ def _pieces(template: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parts(template: str) -> Iterator[tuple[str, str | None]]:
-    """Each literal text with what stands in the ``{{...}}`` behind it, in one pass; None behind the last."""
+    """Yield each literal text with the path in the ``{{...}}`` that follows it; None after the last."""
     end = 0
     while (start := template.find("{{", end)) >= 0 and (stop := template.find("}}", start + 2)) >= 0:
         yield template[end:start], template[start + 2 : stop]

@@ -1,7 +1,7 @@
-"""How alike two texts are: the metrics of OpenAI's ``text_similarity`` grader that need neither a model nor a dictionary.
+"""Text similarity: the metrics of OpenAI's ``text_similarity`` grader that need neither a model nor a dictionary.
 
-Each is a number from 0 to 1. Words are those of :mod:`ft_assets.evals.suites.answer_metrics`: letters of every alphabet, and every Chinese
-or Japanese character is one. Tests hold each metric against the library that defines it.
+Each returns a number from 0 to 1. Words are those of :mod:`ft_assets.evals.suites.answer_metrics`: letters of every alphabet, with each
+Chinese or Japanese character as a word. Tests compare each metric with the library that defines it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The child's side of ``isolation``: it is told everything in a file and answers in files, and ends with its parent.
+"""The child process of the sandbox: reads its order from a file, writes its answer to files, and ends with its parent.
 
-``order.json`` in its directory is its order, ``result.json`` what came of it, ``failure.json`` an error of our family; meanwhile
-``progress.json`` says how far it is. Standard input brings one line with a secret, or an empty one, and closes when the
-parent is gone.
+In its directory, ``order.json`` is the order, ``progress.json`` the progress, and ``result.json`` the result or ``failure.json`` an
+``FtError``. Standard input brings one line with a secret, which may be empty, and closes when the parent is gone.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from ft_assets.errors import FtError
 
 ORDER, RESULT, FAILURE, PROGRESS = "order.json", "result.json", "failure.json", "progress.json"
 OOM_SCORE = "1000"
-"""Of this process (``/proc/self/oom_score_adj``): short of memory, the kernel ends it before anything else."""
+"""Value for ``/proc/self/oom_score_adj``: if memory runs out, the kernel kills this process first."""
 
 Work = Callable[[Mapping[str, Any], str, Callable[[Progress], None]], Mapping[str, Any]]
-"""From the order, the secret and a sink for progress to the result."""
+"""Takes the order, the secret and a callback for progress; returns the result."""
 
 
 def main(work: Work) -> None:
-    """Carry out the order in the directory that is the only argument."""
+    """Carry out the order in the directory that the only command-line argument names."""
     directory = Path(sys.argv[1])
     secret = json.loads(_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -45,14 +44,14 @@ def main(work: Work) -> None:
 
 
 def write_whole(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON beside and rename: who reads sees all of it, or what was there before."""
+    """Write JSON atomically: a reader sees the old file or the new one."""
     beside = path.with_name(f".{path.name}")
     beside.write_text(json.dumps(value))
     beside.replace(path)
 
 
 def _line() -> bytes:
-    """The first line of standard input, and nothing behind it."""
+    """Read the first line of standard input, and nothing after it."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
@@ -60,12 +59,12 @@ def _line() -> bytes:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of standard input, then end this process and its workers: it leads a group of its own."""
+    """Wait for the end of standard input, then kill this process's group, which includes its workers."""
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def _offer_to_oom_killer() -> None:
-    with contextlib.suppress(OSError):  # no Linux, or not allowed: then the kernel chooses as it likes
+    with contextlib.suppress(OSError):  # not Linux, or not permitted
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)

@@ -1,7 +1,7 @@
-"""Runs work on a tenant's bytes in a child process, so that neither its memory nor its death is that of the server.
+"""Runs work on a tenant's data in a child process, so that the server survives its memory use and its crashes.
 
-The child is a module of :mod:`control_plane.sandbox.sandbox_child`'s form. It leads a process group, which is ended when its memory
-or its time passes a limit, when it says nothing for long, and when the parent is gone.
+The child is a module that calls :func:`control_plane.sandbox.sandbox_child.main`. It leads a process group, which is killed when it
+exceeds its memory or time limit, makes no progress for long, or loses its parent.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from control_plane.sandbox.memory_limits import used_bytes
+from control_plane.sandbox.process_memory import used_bytes
 from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT, write_whole
 from control_plane.sandbox.task_validate import Order, Validated
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import FtError, Unavailable, family
 
 CRASHED = "validation_crashed"
-"""Of a child that died or was ended: the platform is at fault, and the file may be tried again."""
+"""Error code for a child that died or was killed: the platform is at fault, and the file may be retried."""
 VALIDATOR = "control_plane.sandbox.task_validate"
 REPOSITORY = Path(__file__).resolve().parents[2]
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED", "NUMBA_CACHE_DIR")
-"""The rest of the environment stays here: database URLs, API keys and cloud credentials are there."""
+"""Other variables are not passed on: they include database URLs, API keys and cloud credentials."""
 POLL_S = 0.1
 SILENT_FOR_S = 900.0
 """Seconds without any progress after which a child counts as hung; the longest silent stage of 10M rows, the writing of
 duplicates' verdicts, takes a tenth of it."""
 WALL_BASE_S = 120.0
-"""What any file may take: a hundred times the start of a child and its reading of a small file."""
+"""Base time limit of every file: a hundred times what the start of a child and a small file take."""
 SLOWEST_BYTES_PER_S = 500_000
 """A thirtieth of what one core validates of 1 KB chat rows (15,000 a second): a busy machine, a slow tokenizer, every check on."""
 LOG_BYTES = 2000
-"""Of the end of a dead child's output, for the operator's log."""
+"""Bytes from the end of a dead child's output that go to the operator's log."""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a child may use before it is ended."""
+    """Limits at which a child is killed."""
 
     wall_s: float
     memory_bytes: int = 3 * GIB
@@ -54,14 +54,14 @@ class Limits:
 
 
 def wall_s(num_bytes: int) -> float:
-    """Seconds that the validation of so many bytes, uncompressed, may take."""
+    """Return the time limit for validating `num_bytes` uncompressed bytes."""
     return WALL_BASE_S + num_bytes / SLOWEST_BYTES_PER_S
 
 
 def validate_apart(
     order: Order, directory: Path, *, limits: Limits, progress: Callable[[Progress], None] | None = None
 ) -> Validated:  # fmt: skip
-    """Carry out `order` by a child that works in `directory`."""
+    """Carry out `order` in a child process that works in `directory`."""
     try:
         return Validated(**carry_out_apart(VALIDATOR, order.to_dict(), directory, limits=limits, what=order.filename, progress=progress))
     except Unavailable as error:
@@ -75,11 +75,10 @@ def carry_out_apart(
     progress: Callable[[Progress], None] | None = None, secret: str = "", environment: Sequence[str] = (),
     command: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """What `module` makes of `order` as a child that works in `directory`.
+    """Run `module` as a child process in `directory` and return its result for `order`.
 
-    An error of our family that the child ends with is raised here; one with the code `CRASHED` says how the child died.
-    `secret` goes to it through a pipe and into no file; `environment` names variables that it is given beyond `PASSED_ON`.
-    Whatever happens, no process of it is left.
+    Raises the child's ``FtError``; one with code `CRASHED` says how the child died. `secret` goes through a pipe, never into a file.
+    `environment` names variables to pass on in addition to `PASSED_ON`. No process of the child is left, whatever happens.
     """
     write_whole(directory / ORDER, order)
     with (directory / "log").open("wb") as log:
@@ -89,7 +88,7 @@ def carry_out_apart(
         )  # fmt: skip
     assert child.stdin is not None
     try:
-        with contextlib.suppress(BrokenPipeError):  # it died at once, and what follows tells how
+        with contextlib.suppress(BrokenPipeError):  # it died at once; its exit is reported below
             child.stdin.write(f"{json.dumps(secret)}\n".encode())
             child.stdin.flush()
         _watch(child, directory, what, limits, progress)

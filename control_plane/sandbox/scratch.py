@@ -1,4 +1,4 @@
-"""Directories for work in progress with a tenant's files, and what killed processes left of them.
+"""Scratch directories for work on a tenant's files, and cleanup of those that killed processes left behind.
 
 1. Each is ``scratch/TENANT/NAME`` under the work directory. The process that uses it holds the lock of a file in it; the kernel releases
    the lock when the process ends, however it ends.
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def directory(work_dir: Path, tenant: str | None) -> Iterator[Path]:
-    """An empty directory of its own for files of `tenant` (None: the operator's), removed at the end."""
+    """Create an empty directory for files of `tenant` (None: the operator's) and remove it at the end."""
     home = _root(work_dir) / _name(tenant)
     with contextlib.ExitStack() as held:
         with _locked(_root(work_dir)):
@@ -43,7 +43,7 @@ def directory(work_dir: Path, tenant: str | None) -> Iterator[Path]:
 
 
 def leftovers(work_dir: Path, tenant: str | None) -> list[Path]:
-    """Directories for files of `tenant` that no process uses any more."""
+    """Return the directories for files of `tenant` that no process uses any more."""
     return _of(work_dir, _name(tenant), in_use=False)
 
 
@@ -53,7 +53,7 @@ def is_in_use(work_dir: Path, tenant: str) -> bool:
 
 
 def remove_leftovers(work_dir: Path) -> list[Path]:
-    """Remove what no process uses any more, of every tenant; the directories that were removed."""
+    """Remove all tenants' directories that no process uses any more; returns the removed directories."""
     found = _of(work_dir, "*", in_use=False)
     for path in found:
         shutil.rmtree(path, ignore_errors=True)

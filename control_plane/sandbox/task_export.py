@@ -1,6 +1,6 @@
-"""One export as a process of its own: it loads weights, and what it needs of memory is not the server's (see ``isolation``).
+"""Builds one export in a child process (:mod:`control_plane.sandbox.sandbox_parent`): loading weights takes much memory.
 
-``python -m control_plane.sandbox.task_export DIRECTORY``: the order says what to make; the archive is left in the directory.
+``python -m control_plane.sandbox.task_export DIRECTORY``: the order says what to build; the archive is written to the directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress],
 
 
 def _tell(stage: list[str], progress: Callable[[Progress], None]) -> None:
-    """The stage and seconds so far: a sign of life while a library computes."""
+    """Report the stage and elapsed seconds, so that a computing library counts as progress."""
     started = time.monotonic()
     while True:
         progress(Progress(stage=stage[0], rows=int(time.monotonic() - started), bytes=0, total_bytes=0))

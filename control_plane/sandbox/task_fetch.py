@@ -1,4 +1,4 @@
-"""One fetch of a Hub's dataset as a process of its own: what it downloads and joins is a tenant's choice (see ``isolation``).
+"""Fetches a Hub dataset, which a tenant chooses, in a child process (:mod:`control_plane.sandbox.sandbox_parent`).
 
 ``python -m control_plane.sandbox.task_fetch DIRECTORY``: the order names dataset, endpoint and limit; the secret is the token.
 """
@@ -30,7 +30,7 @@ def _work(order: Mapping[str, Any], secret: str, progress: Callable[[Progress], 
 
 
 def _tell(target: Path, progress: Callable[[Progress], None]) -> None:
-    """Bytes that lie there by now: a sign of life, also to whoever ends what gives none."""
+    """Report the bytes fetched so far, which count as progress."""
     while True:
         time.sleep(LOOK_EVERY_S)
         progress(Progress(stage=STAGE, rows=0, bytes=_size(target), total_bytes=0))

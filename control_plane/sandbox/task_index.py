@@ -1,7 +1,6 @@
-"""One index over evaluation suites, built as a process of its own (see ``isolation``): a tenant chooses what it is built of.
+"""Builds an index of evaluation suites, which a tenant chooses, in a child process (:mod:`control_plane.sandbox.sandbox_parent`).
 
-``python -m control_plane.sandbox.task_index DIRECTORY``: the order names the suites that ship, the items' file of each other,
-and the target.
+``python -m control_plane.sandbox.task_index DIRECTORY``: the order names shipped suites, the item files of other suites, and the target.
 """
 
 from __future__ import annotations

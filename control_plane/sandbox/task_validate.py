@@ -1,7 +1,7 @@
-"""One validation: an order that says everything, and what came of it.
+"""Validates one file: a self-contained order, and its result.
 
-``python -m control_plane.sandbox.task_validate DIRECTORY`` carries one out as a process of its own, which holds no secret
-(see ``control_plane.sandbox.sandbox_parent``).
+``python -m control_plane.sandbox.task_validate DIRECTORY`` does so in a child process without secrets
+(:mod:`control_plane.sandbox.sandbox_parent`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What is validated, and how."""
+    """The file to validate, and how."""
 
     path: Path
     filename: str
     output: Path
-    """Where the good rows go."""
+    """File for the valid rows."""
     called: str = ""
     """How commands that the report proposes name the file: its id at the Hub; empty: by `filename`."""
     column_map: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Validated:
 
 
 def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = None) -> Validated:
-    """Validate in this process, and a large file in worker processes of it."""
+    """Validate in this process; a large file is validated by worker processes."""
     parallel = order.path.stat().st_size >= PARALLEL_FROM_BYTES
     result = validate_file(
         order.path,

@@ -10,7 +10,7 @@ from deploy.local.lifecycle import load_settings, run_daemon
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
-    parser.add_argument("--report-fd", type=int, required=True, help="file descriptor that gets a JSON report at every change")
+    parser.add_argument("--report-fd", type=int, required=True, help="file descriptor to which JSON reports are written at every change")
     return run_daemon(load_settings(), parser.parse_args().report_fd)
 
 

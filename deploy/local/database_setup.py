@@ -1,4 +1,4 @@
-"""The one-shot step that brings the control plane's schema to its newest revision and prepares the roles and the database of Dagster."""
+"""One-shot step that migrates the control plane's schema, lets the login roles log in, and prepares Dagster's role and database."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from resources.database.migrate import upgrade
 
 
 def run(settings: Settings) -> None:
-    """Migrate as the schema's owner. Safe to run again, and by several at once.
+    """Migrate as the schema's owner. Safe to repeat and to run concurrently.
 
-    Raises ``Conflict`` before it connects if the owner has the password of the login roles.
+    Raises ``Conflict``, without connecting, if the owner has the password of the login roles.
     """
     check_owner_password(settings)
     engine = make_engine(owner_url(settings), pool_size=1, max_overflow=1)
@@ -39,9 +39,9 @@ def run(settings: Settings) -> None:
 
 
 def let_roles_log_in(engine: sa.Engine, *, password: str | None) -> None:
-    """Give the roles that the migrations made the password of ``FT_DATABASE_URL``; without one, the server's rules decide who may log in.
+    """Set the login roles' password to that of ``FT_DATABASE_URL``; without one, the server's rules decide who may log in.
 
-    Raises ``Conflict`` if one of them is a superuser or bypasses row security.
+    Raises ``Conflict`` if a role is a superuser or bypasses row security.
     """
     with engine.begin() as connection:
         unsafe = "SELECT string_agg(rolname, ', ') FROM pg_roles WHERE rolname = ANY(%s) AND (rolsuper OR rolbypassrls)"
@@ -53,9 +53,9 @@ def let_roles_log_in(engine: sa.Engine, *, password: str | None) -> None:
 
 
 def _prepare_dagster_database(engine: sa.Engine, url: sa.URL) -> None:
-    """Create Dagster's role and its database, which that role owns; a database of the schema's owner becomes the role's.
+    """Create Dagster's role and a database owned by it. A database owned by the schema's owner is transferred to the role.
 
-    Raises ``Conflict`` if the database is another login's.
+    Raises ``Conflict`` if another login owns the database.
     """
     name, role = url.database or DAGSTER, url.username or DAGSTER
     quote = engine.dialect.identifier_preparer.quote_identifier
@@ -82,11 +82,11 @@ def _prepare_dagster_database(engine: sa.Engine, url: sa.URL) -> None:
             connection.exec_driver_sql(f"CREATE DATABASE {quote(name)} OWNER {quote(role)}")
             print(f"created database {name}", flush=True)
             return
-    _hand_over(engine.url.set(database=name), role)
+    _transfer_ownership(engine.url.set(database=name), role)
 
 
-def _hand_over(url: sa.URL, role: str) -> None:
-    """Make `role` the owner of the database at `url` and of what lies in its schema ``public``: all of it, or nothing."""
+def _transfer_ownership(url: sa.URL, role: str) -> None:
+    """Make `role` the owner of the database at `url` and of all objects in its schema ``public``, in one transaction."""
     engine = make_engine(url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
     quote = engine.dialect.identifier_preparer.quote_identifier
     with engine.begin() as connection:
@@ -94,7 +94,7 @@ def _hand_over(url: sa.URL, role: str) -> None:
         for kind, name in connection.execute(sa.text(OBJECTS)).all():
             connection.exec_driver_sql(f"ALTER {kind} {name} OWNER TO {quote(role)}".replace("%", "%%"))
     engine.dispose()
-    print(f"database {url.database} and its tables belong to {role} now", flush=True)
+    print(f"database {url.database} and its tables now belong to {role}", flush=True)
 
 
 def _set_password(connection: sa.Connection, role: str, password: str) -> None:
@@ -114,14 +114,14 @@ SELECT 'TYPE', t.oid::regtype::text FROM pg_type t LEFT JOIN pg_class c ON c.oid
 UNION ALL
 SELECT 'ROUTINE', oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace
 """
-"""Kind and name of all that has an owner in schema ``public``; a column's sequence goes with its table."""
+"""Kind and name of the objects in schema ``public`` that have an owner, except sequences of columns, which follow their table."""
 
 
 def main() -> int:
     try:
         run(settings_module.load())
-    except sa.exc.SQLAlchemyError as e:  # in one line: its own text ends with the statement, which hides the reason
-        print(f"the database refuses: {e.orig if isinstance(e, sa.exc.DBAPIError) else e}", flush=True)
+    except sa.exc.SQLAlchemyError as e:  # without the statement, which would hide the reason
+        print(f"database error: {e.orig if isinstance(e, sa.exc.DBAPIError) else e}", flush=True)
         return 1
     except FtError as e:
         print(e.message, flush=True)

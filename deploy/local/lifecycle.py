@@ -1,4 +1,4 @@
-"""What ``ft up``, ``ft down``, ``ft status`` and ``ft env`` do; showing it is the command line's part."""
+"""Implements ``ft up``, ``ft down``, ``ft status`` and ``ft env``; the command line shows the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from control_plane.platform.settings import Settings, load
-from deploy.local import home, stack_services, workloads
+from deploy.local import private_home, stack_services, workloads
 from deploy.local.supervisor import lock, stack_report
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
@@ -24,20 +24,19 @@ from resources.dagster import run_records
 from resources.launcher.process_identity import alive
 
 DOWN_TIMEOUT_S = 130.0
-"""Longer than a workload's checkpoint (30 s), a run's end (9 s) and the services' graces one after the other (10 to 20 s each)."""
+"""Longer than a workload's checkpoint (30 s), the end of runs (9 s) and the services' grace periods in sequence (10 to 20 s each)."""
 
 log = logging.getLogger(__name__)
 OnReport = Callable[[StackReport], None]
 
 
 def load_settings() -> Settings:
-    """Settings of the environment as the stack reads them: its own databases are its own, also in a shell that has run ``ft env``."""
+    """Load the stack's settings. URLs of its own databases, set in a shell that ran ``ft env``, do not count as external."""
     return stack_services.normalised(load())
 
 
 def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
-    """The supervisor of the platform's own services."""
-
+    """Create the supervisor of the platform's services."""
     return Supervisor(
         home=settings.home,
         services=stack_services.services(settings),
@@ -46,31 +45,31 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
         on_report=on_report,
         limits=stack_services.limits(settings),
         extra_endpoints=lambda: {"database": stack_services.shown_database(settings)},
-        when_idle=lambda: _stop_what_is_left(settings),  # Dagster, which would start it again, has gone by then
+        when_idle=lambda: _stop_runs_and_workloads(settings),  # Dagster has ended and cannot start them again
     )
 
 
-def _stop_what_is_left(settings: Settings) -> str | None:
-    """Runs first, of a server that was killed or had no time: each watches a workload."""
+def _stop_runs_and_workloads(settings: Settings) -> str | None:
+    """End runs that their server left behind, then workloads, which the runs watch."""
     run_records.end_all(run_records.runs_dir(settings))
-    return workloads.stopped_as(settings, workloads.stop_all(settings)) or None
+    return workloads.describe_stopped(settings, workloads.stop_all(settings)) or None
 
 
 def _prepare(settings: Settings) -> None:
-    closed = home.make_private(settings.home)
+    closed = private_home.make_private(settings.home)
     if closed:
         log.warning("%s", closed)
     stack_services.prepare_home(settings)
 
 
 def up(settings: Settings, on_report: OnReport) -> StackReport:
-    """Run the stack in this process until it is told to stop."""
+    """Run the stack in this process until it is stopped."""
     _prepare(settings)
     return supervisor(settings, on_report).run()
 
 
 def up_detached(settings: Settings, on_report: OnReport) -> StackReport:
-    """Start the stack in a daemon and return when it is ready, or when it could not become so."""
+    """Start the stack in a daemon and return when it is ready or has failed."""
     _prepare(settings)
     log_file = StackFiles(home=settings.home).logs / "supervisor.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +90,7 @@ def up_detached(settings: Settings, on_report: OnReport) -> StackReport:
 
 
 def _follow(read_fd: int, on_report: OnReport, *, log: str) -> StackReport:
-    """Reports of the daemon until it is ready or has ended."""
+    """Pass on the daemon's reports until the stack is ready or has ended; returns the last."""
     last: StackReport | None = None
     with os.fdopen(read_fd, encoding="utf-8") as lines:
         for line in lines:
@@ -102,11 +101,11 @@ def _follow(read_fd: int, on_report: OnReport, *, log: str) -> StackReport:
             on_report(last)
             if last.phase in (Phase.READY, Phase.DEGRADED, Phase.FAILED, Phase.STOPPED):
                 return last
-    raise Unavailable(f"the stack's supervisor ended without a word; its log: {log}", code="supervisor_died")
+    raise Unavailable(f"the stack's supervisor died; see its log: {log}", code="supervisor_died")
 
 
 def run_daemon(settings: Settings, report_fd: int) -> int:
-    """The daemon's side of :func:`up_detached`: report to `report_fd` until ready, then in silence."""
+    """Run the daemon that :func:`up_detached` starts; it reports to `report_fd` until the stack is ready."""
     pipe = os.fdopen(report_fd, "w", encoding="utf-8")
 
     def send(text: str) -> None:
@@ -114,7 +113,7 @@ def run_daemon(settings: Settings, report_fd: int) -> int:
             return
         try:
             print(text, file=pipe, flush=True)
-        except BrokenPipeError:  # whoever waited has gone; the stack stays
+        except BrokenPipeError:  # the waiting process is gone; the stack continues
             _close(pipe)
 
     def on_report(r: StackReport) -> None:
@@ -143,7 +142,7 @@ def _close(pipe: object) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """What :func:`down` has ended; nothing ran when all fields are empty."""
+    """What :func:`down` ended; all fields are empty if nothing ran."""
 
     pid: int | None = None
     services: tuple[str, ...] = ()
@@ -152,7 +151,7 @@ class Ended:
 
 
 def down(settings: Settings) -> Ended:
-    """End the running stack, or what a killed one left behind; fine when there is neither."""
+    """End the running stack, or what a killed one left behind. Does nothing if there is neither."""
     files = StackFiles(home=settings.home)
     running = stack_report.read(files.report)
     if lock.is_held(files) and running is not None:
@@ -164,7 +163,7 @@ def down(settings: Settings) -> Ended:
         stale = stack_report.read(files.report)
         left = tuple(s.name for s in lock.end_leftovers(files, stale)[0]) if stale else ()
         lock.clean_stale(files)
-        run_records.end_all(run_records.runs_dir(settings))  # also where no report told of a stack
+        run_records.end_all(run_records.runs_dir(settings))  # even if no report names a stack
         stopped = tuple(workloads.stop_all(settings))
         if stack_services.stop_database(settings):
             left = left if stack_services.POSTGRES in left else (*left, stack_services.POSTGRES)
@@ -178,8 +177,8 @@ def _end_running(files: StackFiles, running: StackReport) -> Ended:
     while lock.is_held(files):
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"the stack (pid {running.pid}) has not ended in {DOWN_TIMEOUT_S:.0f} s; "
-                f"`ft status` shows what is left, logs are in {files.logs}",
+                f"the stack (pid {running.pid}) did not end within {DOWN_TIMEOUT_S:.0f} s; "
+                f"`ft status` shows what is still running, logs are in {files.logs}",
                 code="still_running",
             )
         time.sleep(0.1)
@@ -187,7 +186,7 @@ def _end_running(files: StackFiles, running: StackReport) -> Ended:
 
 
 def status(settings: Settings) -> StackReport:
-    """The running stack's last report; one with every service down when none runs."""
+    """Return the running stack's last report, or one with every service down if none runs."""
     files = StackFiles(home=settings.home)
     last = stack_report.read(files.report)
     if last is not None and lock.is_held(files):
@@ -195,7 +194,7 @@ def status(settings: Settings) -> StackReport:
     message = None
     if last is not None:
         left = lock.leftovers(last)
-        message = f"the supervisor (pid {last.pid}) is gone; left running: {stack_report.names(left) or 'nothing'}; `ft down` cleans up"
+        message = f"the supervisor (pid {last.pid}) is gone; still running: {stack_report.names(left) or 'nothing'}; `ft down` cleans up"
     services = tuple(_as_down(s.name, str(files.logs / f"{s.name}.log"), s.one_shot) for s in stack_services.services(settings))
     return StackReport(stack_id="", phase=Phase.STOPPED, pid=0, identity=None, since=0.0, services=services, message=message)
 
@@ -205,12 +204,12 @@ def _as_down(name: str, log: str, one_shot: bool) -> ServiceReport:
 
 
 def shell_env(settings: Settings) -> dict[str, str]:
-    """Variables with which another process of this machine reaches the running stack's state."""
+    """Return the variables with which other processes on this machine use the running stack's databases and files."""
     if status(settings).phase not in (Phase.READY, Phase.DEGRADED) and settings.embedded_database:
         raise Unavailable("the stack is not running, so its database URL is unknown; start it with `ft up`", code="stack_down")
     found = stack_services.database_env(settings)
     configured = {
-        "FT_DATABASE_URL": settings.database_url or found["FT_DATABASE_URL"],  # with its user, who may own the schema: `ft up` reads it
+        "FT_DATABASE_URL": settings.database_url or found["FT_DATABASE_URL"],  # keeps its user, who may own the schema: `ft up` reads it
         "FT_DAGSTER_DATABASE_URL": settings.dagster_database_url,
     }
     return {**stack_services.child_env(settings), **found, **configured}

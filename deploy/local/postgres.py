@@ -1,4 +1,4 @@
-"""The child that owns the embedded PostgreSQL: starts it, copies its log to stdout, and stops it on SIGTERM."""
+"""The service that owns the embedded PostgreSQL: starts it, copies its log to stdout, and stops it on SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ft_assets.errors import FtError
 from resources.atomic_write import write_atomically
 from resources.database import embedded
 
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 
 
 def ready_file(settings: Settings) -> Path:
-    """Written when the server accepts connections and its databases exist, and touched for as long as its owner is not hung."""
+    """Return the file that is written when the server accepts connections and its databases exist, and touched by its owner since."""
     return settings.home / "postgres.ready"
 
 
 def postmaster_pid(settings: Settings) -> int | None:
-    """Pid of the running server; None when there is none."""
+    """Return the pid of the running server, if any."""
     process = embedded.postmaster(settings.postgres_dir)
     return process.pid if process else None
 
 
 def run(settings: Settings) -> int:
-    """Own the server until SIGTERM (0) or until it dies by itself (1)."""
-    asked = threading.Event()
+    """Run the server until SIGTERM (returns 0) or until it ends by itself (returns 1)."""
+    stop_requested = threading.Event()
 
     def on_term(_signum: int, _frame: FrameType | None) -> None:
-        asked.set()
+        stop_requested.set()
 
     signal.signal(signal.SIGTERM, on_term)
     server_log = settings.postgres_dir / "log"
@@ -50,11 +50,11 @@ def run(settings: Settings) -> int:
     pid = postmaster_pid(settings)
     write_atomically(ready_file(settings), f"{pid}\n")
     try:
-        while not asked.wait(LOOK_EVERY_S):
+        while not stop_requested.wait(CHECK_EVERY_S):
             ready_file(settings).touch()
             offset = _copy(server_log, offset, sys.stdout.buffer)
             if postmaster_pid(settings) != pid:
-                print(f"the server (pid {pid}) has ended by itself", flush=True)
+                print(f"the server (pid {pid}) ended unexpectedly", flush=True)
                 return 1
     finally:
         ready_file(settings).unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def run(settings: Settings) -> int:
 
 
 def _copy(source: Path, offset: int, to: BinaryIO) -> int:
-    """Copy what `source` has beyond `offset`; returns the new offset."""
+    """Copy `source` from `offset` on; returns the new offset."""
     if not source.exists():
         return offset
     with source.open("rb") as f:
@@ -76,7 +76,7 @@ def _copy(source: Path, offset: int, to: BinaryIO) -> int:
 
 
 def stop_running(settings: Settings) -> bool:
-    """Stop a server that has lost its owner; returns whether there was one."""
+    """Stop a server whose owner is gone; returns whether there was one."""
     if postmaster_pid(settings) is None:
         return False
     embedded.stop(embedded.start(settings.postgres_dir))

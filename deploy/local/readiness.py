@@ -1,4 +1,4 @@
-"""Probes: HTTP health, a file that is touched, gRPC health, PostgreSQL, and what Dagster's webserver says of code and daemons."""
+"""Health probes: HTTP, touched files, gRPC, PostgreSQL, and Dagster's code locations and daemons as its webserver reports them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 from deploy.local.supervisor.service_spec import Probe, Readiness
 
 TIMEOUT_S = 5.0
-"""Of one probe: longer than a busy webserver's first GraphQL answer, which is near 2 s."""
+"""Time limit of one probe: longer than a busy webserver's first GraphQL answer, which takes about 2 s."""
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Past the proxies of the environment, which must not see the tokens."""
+"""Ignores proxies from the environment, which must not see the tokens."""
 
 DAGSTER_QUERY = """{
   workspaceOrError { __typename
@@ -68,7 +68,7 @@ def file_touched(path: Path) -> Probe:
             touched_at = path.stat().st_mtime
         except FileNotFoundError:
             return Readiness(ready=False, detail="starting")
-        return Readiness(ready=touched_at >= started_at - 1.0 and time.time() - touched_at < TIMEOUT_S, detail=f"{path} is not touched")
+        return Readiness(ready=touched_at >= started_at - 1.0 and time.time() - touched_at < TIMEOUT_S, detail=f"{path} is stale")
 
     return probe
 
@@ -122,7 +122,7 @@ def code_loaded(base_url: str, *, token: Callable[[], str]) -> Probe:
 
 
 def daemons_alive(base_url: str, *, token: Callable[[], str]) -> Probe:
-    """Ready when every required daemon has beaten since the start, as Dagster's webserver reports."""
+    """Ready when Dagster's webserver reports a heartbeat of every required daemon since the start."""
     return _dagster(base_url, token, daemon_state)
 
 
@@ -138,7 +138,7 @@ def _dagster(base_url: str, token: Callable[[], str], state: Callable[[dict[str,
 
 
 def code_state(data: dict[str, Any]) -> Readiness:
-    """What the answer to `DAGSTER_QUERY` says of the code locations."""
+    """Read the readiness of the code locations from the answer to `DAGSTER_QUERY`."""
     workspace = data["workspaceOrError"]
     if workspace["__typename"] == "PythonError":
         return Readiness(ready=False, broken=True, detail=f"the workspace does not load: {workspace['message']}")
@@ -156,7 +156,7 @@ def code_state(data: dict[str, Any]) -> Readiness:
 
 
 def daemon_state(data: dict[str, Any], started_at: float) -> Readiness:
-    """What the answer to `DAGSTER_QUERY` says of daemons that were started at `started_at`."""
+    """Read the readiness of daemons started at `started_at` from the answer to `DAGSTER_QUERY`."""
     daemons = [d for d in data["instance"]["daemonHealth"]["allDaemonStatuses"] if d["required"]]
     asleep = [d["daemonType"] for d in daemons if not d["healthy"] or (d["lastHeartbeatTime"] or 0.0) < started_at]
     if asleep or not daemons:

@@ -1,4 +1,4 @@
-"""The platform's own services on one machine, as the supervisor's list."""
+"""The platform's services on one machine, as a list for the supervisor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from resources.atomic_write import write_atomically
 from resources.dagster import run_records
 
 POSTGRES, MIGRATE, DAGSTER, API, INFERENCE = "postgres", "migrate", "dagster", "api", "inference"
-CODE, DAEMON, RUNS, LISTENER = "code-location", "daemon", "runs", "nudge"
+CODE, DAEMON, RUNS, QUEUE_LISTENER = "code-location", "daemon", "runs", "nudge"
 DEMO_MODEL = "demo-llama-3m"
 
 QUIET: Mapping[str, str] = {
@@ -43,12 +43,11 @@ QUIET: Mapping[str, str] = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "MALLOC_ARENA_MAX": "2",
 }
-"""Nothing calls home, nothing waits for a hub, logs appear line by line, and threads that wait for each other sleep: spinning
-starves the other services of one machine. Threads share two heaps: with one each, what they free stays with the process (mallopt(3))."""
-
+"""Disables telemetry and Hub access and makes logs line-buffered. Waiting OpenMP threads sleep: spinning starves the other services of the
+machine. Threads share two heaps: with one each, freed memory stays with the process (mallopt(3))."""
 
 DATABASES = ("FT_DATABASE_URL", "FT_OWNER_DATABASE_URL", "FT_DAGSTER_DATABASE_URL", "DAGSTER_POSTGRES_URL")
-"""Variables with passwords: a service gets those that it needs (:func:`database_env`), and the others empty."""
+"""Variables with passwords: a service gets those it needs (:func:`database_env`); the others are empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,18 +57,18 @@ class Databases:
 
 
 def project_root() -> Path:
-    """The directory that holds ``workspace.yaml`` and ``dagster.yaml``: beside the packages, else the working directory."""
+    """Return the directory with ``workspace.yaml`` and ``dagster.yaml``: next to the packages, else the working directory."""
     beside = Path(__file__).resolve().parents[2]
     for root in (beside, Path.cwd()):
         if (root / "workspace.yaml").exists():
             return root
     raise InvalidRequest(
-        f"neither {beside} nor {Path.cwd()} holds workspace.yaml; run `ft` in a checkout of the project", code="no_workspace"
+        f"workspace.yaml is neither in {beside} nor in {Path.cwd()}; run `ft` in a checkout of the project", code="no_workspace"
     )
 
 
 def normalised(settings: Settings) -> Settings:
-    """`settings`, where URLs of the embedded databases (from ``ft env`` in this shell) count as none given: the stack owns those."""
+    """Return `settings` without URLs of the embedded databases, which ``ft env`` may have set in this shell: the stack owns those."""
     own = f"?host={settings.postgres_dir}"
     return dataclasses.replace(
         settings,
@@ -83,13 +82,13 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def prepare_home(settings: Settings) -> None:
-    """Directories of the home, and the project's ``dagster.yaml`` where Dagster looks for it; a second call changes nothing."""
-    from control_plane.capacity import configured_pools
+    """Create the home's directories and put the project's ``dagster.yaml`` where Dagster looks for it. Idempotent."""
+    from control_plane.capacity import configured_pools  # SQLAlchemy, as in `databases`
     from resources.database.engine import check_owner_password
 
     check_owner_password(settings)
-    configured_pools.configured(settings, datetime.now(UTC))  # a mistake in the pools is told before anything starts
-    provenance.commit(), provenance.lock_sha256()  # without them every job would fail at its lineage
+    configured_pools.configured(settings, datetime.now(UTC))  # reports errors in the pools before anything starts
+    provenance.commit(), provenance.lock_sha256()  # without them, every job would fail to record its lineage
     home = dagster_home(settings)
     home.mkdir(parents=True, exist_ok=True)
     settings.log_dir.mkdir(parents=True, exist_ok=True)
@@ -98,7 +97,7 @@ def prepare_home(settings: Settings) -> None:
 
 
 def workspace_file(settings: Settings) -> Path:
-    """Names the socket of the code location, for Dagster's webserver and daemon."""
+    """Return the file that names the code location's socket to Dagster's webserver and daemon."""
     return dagster_home(settings) / "workspace.yaml"
 
 
@@ -115,7 +114,7 @@ def code_socket(settings: Settings) -> Path:
 
 
 def _code_location() -> dict[str, str]:
-    """Module and name of the one code location, from ``workspace.yaml``."""
+    """Return module and name of the code location in ``workspace.yaml``."""
     import yaml
 
     (entry,) = yaml.safe_load((project_root() / "workspace.yaml").read_text())["load_from"]
@@ -123,14 +122,14 @@ def _code_location() -> dict[str, str]:
 
 
 def databases(settings: Settings) -> Databases:
-    """Where both databases are; the embedded ones are known for certain once the server runs."""
-    from resources.database.engine import control_plane_url, dagster_url  # SQLAlchemy: 0.3 s that `ft --help` need not pay
+    """Return the URLs of both databases; those of the embedded ones may be known only while the server runs."""
+    from resources.database.engine import control_plane_url, dagster_url  # SQLAlchemy takes 0.3 s to import, too long for `ft --help`
 
     return Databases(url=control_plane_url(settings), dagster_url=dagster_url(settings))
 
 
 def shown_database(settings: Settings) -> str:
-    """URL of the control plane's database as files and reports show it: an external one without its password."""
+    """Return the control plane's database URL for files and reports: an external one without its password."""
     from resources.database.engine import without_password
 
     url = databases(settings).url
@@ -143,15 +142,15 @@ def database_env(settings: Settings) -> dict[str, str]:
 
 
 def owner_env(settings: Settings) -> dict[str, str]:
-    """:func:`database_env`, and the owner of the schema: for the migrations alone."""
+    """Return :func:`database_env` with the URL of the schema's owner, only for the migrations."""
     from resources.database.engine import owner_url
 
-    given = {"FT_DAGSTER_DATABASE_URL": settings.dagster_database_url}  # empty: the migrations prepare the one beside ours
+    given = {"FT_DAGSTER_DATABASE_URL": settings.dagster_database_url}  # empty: the migrations prepare the one on our server
     return {**database_env(settings), **given, "FT_OWNER_DATABASE_URL": owner_url(settings)}
 
 
 def child_env(settings: Settings) -> dict[str, str]:
-    """What every process of the stack is told, the databases apart."""
+    """Return the variables of every process of the stack, except those of the databases."""
     key_file = settings.secrets_key_file
     return {
         **QUIET,
@@ -171,19 +170,19 @@ def child_env(settings: Settings) -> dict[str, str]:
 
 
 def process_env(settings: Settings) -> dict[str, str]:
-    """:func:`child_env` over the present environment, the scripts of this Python's environment first in PATH."""
+    """Return the current environment updated with :func:`child_env`, with this Python's scripts first in PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path, **dict.fromkeys(DATABASES, ""), **child_env(settings)}
 
 
 def services(settings: Settings) -> list[Service]:
-    """In the order of their start; the database is the first, so it is the last to end."""
+    """Return the services in start order; the database is first, so it ends last."""
     first = [_postgres(settings)] if settings.embedded_database else []
     after = (POSTGRES,) if settings.embedded_database else ()
     local = [_inference(settings)] if _inference_is_local(settings) else []
     needs = after if settings.dagster_database_url else (MIGRATE,)  # which prepares Dagster's role and database
     dagster = [_code_location_server(settings, needs), _webserver(settings, needs), _daemon(settings)]
-    return [*first, _migrate(settings, after), *local, _runs(settings, after), *dagster, _nudge(settings), _api(settings)]
+    return [*first, _migrate(settings, after), *local, _runs(settings, after), *dagster, _queue_listener(settings), _api(settings)]
 
 
 def limits(settings: Settings) -> Limits:
@@ -199,13 +198,17 @@ def _postgres(settings: Settings) -> Service:
     return Service(
         name=POSTGRES, argv=(sys.executable, "-m", "deploy.local.postgres"), probe=file_written(ready_file(settings)),
         liveness=every(file_touched(ready_file(settings)), postgres_answers(settings.postgres_dir)),
-        url=lambda: databases(settings).url, grace_s=20.0, patient=True, last=True,
+        url=lambda: databases(settings).url, grace_s=20.0, full_grace=True, last=True,
     )  # fmt: skip
 
 
 def _migrate(settings: Settings, after: tuple[str, ...]) -> Service:
     return Service(
-        name=MIGRATE, argv=(sys.executable, "-m", "deploy.local.database_setup"), after=after, env=lambda: owner_env(settings), patient=True
+        name=MIGRATE,
+        argv=(sys.executable, "-m", "deploy.local.database_setup"),
+        after=after,
+        env=lambda: owner_env(settings),
+        full_grace=True,
     )
 
 
@@ -213,7 +216,7 @@ def _beat_file(settings: Settings, name: str) -> Path:
     return settings.home / f"{name}.beat"
 
 
-def _beating(settings: Settings, name: str, module: str) -> tuple[str, ...]:
+def _with_heartbeat(settings: Settings, name: str, module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "deploy.local.supervisor.file_heartbeat", str(_beat_file(settings, name)), module)
 
 
@@ -239,7 +242,7 @@ def _code_location_server(settings: Settings, needs: tuple[str, ...]) -> Service
 
 
 def _dagster_token(settings: Settings) -> Callable[[], str]:
-    from control_plane.platform.secrets import dagster_token  # cryptography, which `ft --help` need not pay for
+    from control_plane.platform.secrets import dagster_token  # cryptography is slow to import
 
     return lambda: dagster_token(settings)
 
@@ -258,7 +261,7 @@ def _webserver(settings: Settings, needs: tuple[str, ...]) -> Service:
 def _daemon(settings: Settings) -> Service:
     return Service(
         name=DAEMON,
-        argv=(*_beating(settings, DAEMON, "dagster._daemon"), "run", "-w", str(workspace_file(settings)), *_log_format(settings)),
+        argv=(*_with_heartbeat(settings, DAEMON, "dagster._daemon"), "run", "-w", str(workspace_file(settings)), *_log_format(settings)),
         probe=daemons_alive(_dagster_url(settings), token=_dagster_token(settings)),
         liveness=file_touched(_beat_file(settings, DAEMON)), after=(CODE,), env=lambda: database_env(settings), required=False,
         stop_signal=signal.SIGINT, grace_s=15.0,
@@ -266,7 +269,7 @@ def _daemon(settings: Settings) -> Service:
 
 
 def _runs(settings: Settings, after: tuple[str, ...]) -> Service:
-    """Where none answers, Dagster starts its runs itself."""
+    """Without it, Dagster starts runs itself."""
     from resources.dagster.run_records import ready_file
 
     return Service(
@@ -275,11 +278,12 @@ def _runs(settings: Settings, after: tuple[str, ...]) -> Service:
     )  # fmt: skip
 
 
-def _nudge(settings: Settings) -> Service:
-    """Where none listens, the sensors do the same within five seconds."""
+def _queue_listener(settings: Settings) -> Service:
+    """Without it, the sensors do the same within five seconds."""
     return Service(
-        name=LISTENER, argv=_beating(settings, LISTENER, "sensors.queue_listener"), probe=file_written(settings.home / "nudge.alive"),
-        liveness=file_touched(_beat_file(settings, LISTENER)), after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
+        name=QUEUE_LISTENER, argv=_with_heartbeat(settings, QUEUE_LISTENER, "sensors.queue_listener"),
+        probe=file_written(settings.home / "nudge.alive"), liveness=file_touched(_beat_file(settings, QUEUE_LISTENER)),
+        after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
         expendable=True,
     )  # fmt: skip
 
@@ -299,18 +303,18 @@ def _inference_is_local(settings: Settings) -> bool:
 
 
 def demo_model_dir(settings: Settings) -> Path:
-    """Where the bytes lie that the demo model's id stands for at this start; an update reaches the server with the next one."""
+    """Return the directory of the demo model's current files; an update takes effect at the next start."""
     from control_plane.models.operator_catalogue import catalogue_file
-    from ft_assets.base_models import Catalogue  # with YAML and hashing, which `ft --help` need not pay for
+    from ft_assets.base_models import Catalogue  # YAML and hashing are slow to import
 
     directory = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).card(DEMO_MODEL).directory
     if directory is None:
-        raise InvalidRequest(f"the catalogue names no files of {DEMO_MODEL}, which the local server serves; give its entry a path")
+        raise InvalidRequest(f"the catalogue has no files for {DEMO_MODEL}, which the local server serves; add a path to its entry")
     return directory
 
 
 def _inference(settings: Settings) -> Service:
-    from control_plane.platform.secrets import inference_token  # cryptography, which `ft --help` need not pay for
+    from control_plane.platform.secrets import inference_token  # cryptography is slow to import
 
     url = f"http://127.0.0.1:{settings.inference_port}"
     model = demo_model_dir(settings)

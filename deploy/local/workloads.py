@@ -13,13 +13,13 @@ from ft_assets.training import checkpoints
 from resources.launcher import LocalLauncher
 
 GRACE_S = 30.0
-"""A checkpoint has 25 s after SIGTERM, and then the process has to exit."""
+"""A checkpoint may take 25 s after SIGTERM, and then the process has to exit."""
 EVALUATION = "ft_assets.evals.run.runner"
 LIVE = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
 
 
 def running(settings: Settings) -> list[str]:
-    """Names of the workloads that run under this home."""
+    """Return the names of this home's running workloads."""
     directory = settings.work_dir / "launcher"
     if not directory.is_dir():
         return []
@@ -28,23 +28,23 @@ def running(settings: Settings) -> list[str]:
     return [n for n in names if launcher.status(n).phase in LIVE]
 
 
-def stopped_as(settings: Settings, names: Sequence[str]) -> str:
-    """What was stopped, and where each goes on when the stack is up again; empty for no `names`."""
+def describe_stopped(settings: Settings, names: Sequence[str]) -> str:
+    """Say which workloads were stopped and from where each resumes; empty without `names`."""
     groups: dict[str, list[str]] = {}
     launcher = settings.work_dir / "launcher"
     for name in names:
-        groups.setdefault(_goes_on(launcher / name), []).append(name)
+        groups.setdefault(_describe_resume(launcher / name), []).append(name)
     return "; ".join(f"{what}: {', '.join(of)}" for what, of in groups.items())
 
 
-def _goes_on(directory: Path) -> str:
+def _describe_resume(directory: Path) -> str:
     command = json.loads((directory / "workload.json").read_text())
     if EVALUATION in command["argv"]:
-        return "stopped evaluations, which keep their answers and go on when the stack is up again"
+        return "stopped evaluations (keep their answers and continue when the stack is up again)"
     saved = checkpoints.committed(Path(command["cwd"]) / "checkpoints")
     if saved:
-        return "stopped training, which goes on from its last checkpoint when the stack is up again"
-    return "stopped training before its first checkpoint, which starts again when the stack is up again"
+        return "stopped training (resumes from its last checkpoint when the stack is up again)"
+    return "stopped training before its first checkpoint (starts over when the stack is up again)"
 
 
 def stop_all(settings: Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""Fine-tunes the base on the tickets over several seeds, and prints what each seed reaches.
+"""Fine-tunes the base on the tickets with several seeds, and prints the scores of each.
 
     python -m examples.demo.measure_seeds --base examples/demo/base_model --seeds 0 1 2 3 4
 

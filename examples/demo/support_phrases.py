@@ -1,4 +1,4 @@
-"""How customers write, for the base model's corpus alone; the lines are in ``support_phrases.yaml``."""
+"""Customers' phrases for the base model's corpus only, read from ``support_phrases.yaml``."""
 
 from __future__ import annotations
 

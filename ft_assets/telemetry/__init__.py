@@ -1,1 +1,1 @@
-"""Logs, spans, redaction and provenance: what every process says about its work."""
+"""Logs, spans, redaction and provenance of every process."""

@@ -1,7 +1,7 @@
-"""What the present work is about: tenant, job, attempt, request. Log lines and spans carry it without being given it.
+"""Correlation fields of the current work (tenant, job, attempt, request), which log lines and spans include automatically.
 
-A scope is one mapping that everything inside of it shares, threads that were started with a copy of the context included: a web
-framework authenticates in another thread than it answers in, and both speak of the same request.
+A scope is one mapping shared by everything inside it, including threads started with a copy of the context: a web framework may
+authenticate a request in one thread and answer it in another.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ def scope(*, whole_process: bool = False, **fields: str | int | None) -> Iterato
 
 
 def bind(**fields: str | int | None) -> None:
-    """Add what has become known to the present scope; without one it is nobody's, and forgotten."""
+    """Add fields to the current scope; does nothing without one."""
     present = _scope.get()
     if present is not None:
         present.update({k: v for k, v in fields.items() if v is not None})
 
 
 def fields() -> Mapping[str, str | int]:
-    """What the present work is about, as far as it is known."""
+    """Return the known fields of the current work."""
     return {**_process, **(_whole[-1] if _whole else {}), **(_scope.get() or {})}
 
 
 def environment() -> dict[str, str]:
-    """The variable with which a workload speaks of the same."""
+    """Return the variable that passes the fields to a workload."""
     known = fields()
     return {VARIABLE: json.dumps(known)} if known else {}
 
 
 def adopt(env: Mapping[str, str]) -> None:
-    """Take over what the process was started for; a variable that cannot be read is no reason not to work."""
+    """Adopt the fields in the process's environment; an unreadable variable is ignored."""
     with contextlib.suppress(ValueError):
         given = json.loads(env.get(VARIABLE) or "{}")
         if isinstance(given, dict):

@@ -99,7 +99,7 @@ def _asked(error: BaseException) -> str:
 
 
 class OneLinePerOutage(logging.Filter):
-    """For handlers."""
+    """Logs one line per outage. Attach it to handlers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         told = getattr(record, "outage", None)

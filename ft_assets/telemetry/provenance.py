@@ -1,4 +1,4 @@
-"""Where a result came from: the digest of the dependency lock and the commit of this code. Never null."""
+"""Provenance of a result: the digest of the dependency lock and the commit of this code. Never null."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Span:
 
 
 class _Process:
-    """What this process sends, where to, and within which span it was started."""
+    """Span settings of this process, and the span in which it was started."""
 
     def __init__(self) -> None:
         self.service, self.endpoint, self.share = "ft", "", 1.0
@@ -158,7 +158,7 @@ def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **att
 
 @contextlib.contextmanager
 def whole_process(parent: str | None) -> Iterator[None]:
-    """Threads that are started inside work within `parent`, too."""
+    """Make `parent` the parent span of the whole process, including threads started inside."""
     before, _this.parent = _this.parent, valid(parent) or _this.parent
     try:
         yield

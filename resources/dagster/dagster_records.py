@@ -1,9 +1,9 @@
-"""What Dagster records about a tenant: runs, events, tags, logs, partition keys and ticks; deleted, and searched for afterwards.
+"""Erases a tenant's records in Dagster and searches for what is left: runs, events, tags, logs, partition keys and ticks.
 
-Runs go through Dagster's own API. Dagster has none for what else names a tenant (asset checks, the last materialization of an asset,
-ticks), so that is changed in its tables: all with an ``id``, as the database lists them, so one that a later version adds is searched,
-too. The one table without an ``id``, ``alembic_version``, holds the version of the schema; any other is reported as not searched.
-``python -m resources.dagster.dagster_records`` reads an order on its standard input (:mod:`resources.tenant_records`).
+Runs are deleted through Dagster's API. It has no API for other records that name a tenant (asset checks, an asset's last materialization,
+ticks), so those are changed in its tables. The tables are listed from the database, so tables that a later version adds are included if
+they have an ``id``. ``alembic_version`` has none and holds only the schema version; any other table without one is reported as not
+searched. ``python -m resources.dagster.dagster_records`` reads a request from standard input (:mod:`resources.tenant_records`).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 PARTITIONS = "jobs"
 """Name of the dynamic partitions definition (``ft_assets.partitions``)."""
 ID = "[A-Za-z]+[-_][0-9a-f]{16,40}"
-"""Ids of jobs, files, adapters and evaluations, in texts."""
+"""Pattern of the ids of jobs, files, adapters and evaluations."""
 UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-"""Of runs."""
+"""Pattern of run ids."""
 DELETED = frozenset(
     {"event_logs", "asset_check_executions", "asset_event_tags", "asset_daemon_asset_evaluations", "job_ticks", "run_tags",
      "dynamic_partitions", "concurrency_slots", "pending_steps", "backfill_tags"}
 )  # fmt: skip
-"""Tables whose rows are deleted where they name the tenant. In the others, which Dagster needs, the names are overwritten."""
+"""Tables from which rows that name the tenant are deleted. In the others, whose rows Dagster needs, the names are overwritten."""
 NAMES_NOTHING = frozenset({"alembic_version"})
 """Tables without an ``id`` whose text never names a tenant."""
 ERASED = "erased"
 LAST_EVENT = frozenset({("asset_keys", name) for name in ("last_materialization", "last_run_id", "cached_status_data")})
-"""The newest materialization of an asset, whichever tenant's it was; the newest one that is left takes its place."""
+"""Columns with an asset's newest materialization, of any tenant; erasure sets them to the newest one that remains."""
 SCAN_S = 600.0
-"""Seconds for one column of text: regular expressions read about 50 MB a second."""
+"""Statement timeout for one text column: regular expressions read about 50 MB/s."""
 NEWEST = """UPDATE asset_keys SET cached_status_data = NULL, last_run_id = (newest).run_id, last_materialization = (newest).event
   FROM (SELECT k.id, (SELECT e FROM event_logs e WHERE e.asset_key = k.asset_key AND e.dagster_event_type = 'ASSET_MATERIALIZATION'
                       ORDER BY e.id DESC LIMIT 1) AS newest FROM asset_keys k WHERE k.id = ANY(:ids)) found
@@ -55,7 +55,7 @@ NEWEST = """UPDATE asset_keys SET cached_status_data = NULL, last_run_id = (newe
 
 
 def erase(instance: DagsterInstance, engine: Engine, names: Names, *, budget_s: float) -> dict[str, int]:
-    """Delete what names the tenant; counts by kind. Stops between two records after `budget_s` seconds."""
+    """Delete the tenant's records and return counts by kind. Stops between two records after `budget_s` seconds."""
     runs = _runs(engine, names)
     until = time.monotonic() + budget_s
     counts = {"runs": _delete_runs(instance, runs, until), "partition_keys": _delete_keys(instance, names.tenant, until)}
@@ -66,7 +66,7 @@ def erase(instance: DagsterInstance, engine: Engine, names: Names, *, budget_s: 
 
 
 def search(instance: DagsterInstance, engine: Engine, names: Names) -> dict[str, Any]:
-    """Where the tenant is named, in every text that the database and the directory of logs hold."""
+    """Report where the database's text columns and the log directory name the tenant."""
     logs = _logs(instance)
     with _reading(engine) as conn:
         columns = _columns(conn)
@@ -86,7 +86,7 @@ def search(instance: DagsterInstance, engine: Engine, names: Names) -> dict[str,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Names:
-    """What a record names a tenant by."""
+    """The names by which a record identifies a tenant."""
 
     tenant: str
     ids: frozenset[str]
@@ -95,7 +95,7 @@ class Names:
 
     @property
     def pattern(self) -> str:
-        """The tenant where Dagster names one: tags, run config, partition keys, object keys. A tenant's id can be any word."""
+        """Pattern of the tenant's id in tags, run config, partition keys and object keys. The id alone could be any word."""
         quote = r'\\*"'
         return rf"tenant{quote}: {quote}{self.tenant}{quote}|tenants/{self.tenant}/|(^|[^a-z0-9-]){self.tenant}:[a-z]+-"
 
@@ -115,7 +115,7 @@ class Names:
 
 
 def _columns(conn: Connection) -> list[tuple[str, str]]:
-    """Every column of text in the tables of Dagster's schema."""
+    """List the text columns of Dagster's tables that have an ``id``."""
     query = """SELECT c.table_name, c.column_name FROM information_schema.columns c
       JOIN information_schema.columns i ON i.table_schema = c.table_schema AND i.table_name = c.table_name AND i.column_name = 'id'
       WHERE c.table_schema = current_schema() AND c.data_type IN ('text', 'character varying', 'json', 'jsonb')
@@ -124,14 +124,14 @@ def _columns(conn: Connection) -> list[tuple[str, str]]:
 
 
 def _tables_without_id(conn: Connection) -> list[str]:
-    """Tables that :func:`_columns` leaves out and that may name a tenant."""
+    """List the tables that :func:`_columns` skips and that may name a tenant."""
     query = """SELECT table_name FROM information_schema.columns WHERE table_schema = current_schema()
       GROUP BY table_name HAVING NOT bool_or(column_name = 'id') ORDER BY table_name"""
     return [str(table) for table in conn.execute(sa.text(query)).scalars() if table not in NAMES_NOTHING]
 
 
 def _rows(conn: Connection, table: str, column: str, names: Names) -> list[int]:
-    """Ids of the rows that name the tenant. Reads the whole column once, however many ids there are."""
+    """Return the ids of rows that name the tenant. Reads the column once, however many ids the tenant has."""
     query = sa.text(
         f'SELECT id FROM "{table}" WHERE "{column}"::text ~ :pattern OR EXISTS '
         f"""(SELECT FROM regexp_matches("{column}"::text, :tokens, 'g') AS m WHERE m[1] = ANY(:known))"""
@@ -142,21 +142,21 @@ def _rows(conn: Connection, table: str, column: str, names: Names) -> list[int]:
 
 @contextmanager
 def _reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction whose statements may read a whole table."""
+    """Open a transaction whose statement timeout allows a full table scan."""
     with engine.begin() as conn:
         conn.execute(sa.text("SELECT set_config('statement_timeout', :limit, true)"), {"limit": f"{SCAN_S * 1000:.0f}"})
         yield conn
 
 
 def _runs(engine: Engine, names: Names) -> list[str]:
-    """Runs of the tenant: by their tags, their partition and their configuration."""
+    """Find the tenant's runs by their tags, partition and configuration."""
     query = sa.text("SELECT run_id FROM runs WHERE id = ANY(:ids) ORDER BY id")
     with _reading(engine) as conn:
         return list(conn.execute(query, {"ids": _rows(conn, "runs", "run_body", names)}).scalars())
 
 
 def _delete_runs(instance: DagsterInstance, runs: Collection[str], until: float) -> int:
-    """Logs of a run first: once it is deleted, nothing names them."""
+    """Delete runs, each after its logs: once the run is gone, nothing points to them."""
     from dagster import DagsterRunStatus
 
     idle, deleted = (DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED), 0
@@ -165,7 +165,7 @@ def _delete_runs(instance: DagsterInstance, runs: Collection[str], until: float)
             break
         run = instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished and run.status not in idle:
-            raise Conflict(f"run {run_id} of Dagster is {run.status.value}; deletion goes on once it has ended")
+            raise Conflict(f"Dagster run {run_id} is {run.status.value}; deletion continues when it ends")
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
         deleted += 1
@@ -182,7 +182,7 @@ def _delete_keys(instance: DagsterInstance, tenant: str, until: float) -> int:
 
 
 def _erase_rows(engine: Engine, names: Names) -> dict[str, int]:
-    """Rows outside the tenant's runs that name it. A tick that has not ended is left to the next round."""
+    """Delete or overwrite rows outside the tenant's runs that name it. A tick in progress is left for the next call."""
     counts: dict[str, int] = {}
     with _reading(engine) as conn:
         found = {(table, column): rows for table, column in _columns(conn) if (rows := _rows(conn, table, column, names))}
@@ -209,13 +209,13 @@ def _overwrite(conn: Connection, table: str, column: str, rows: Collection[int],
 
 
 def _in_snapshots(conn: Connection, names: Names) -> bool:
-    """Snapshots of jobs and plans are compressed; there is one for each version of a job, not for each run."""
+    """Search the compressed snapshots of jobs and plans; there is one per version of a job, not per run."""
     bodies = conn.execute(sa.text("SELECT snapshot_body FROM snapshots")).scalars()
     return any(names.within(zlib.decompress(bytes(body)).decode()) for body in bodies)
 
 
 def _logs(instance: DagsterInstance) -> Path | None:
-    """Where logs of runs and sensors lie on this machine: all of them, or those on their way to a bucket."""
+    """Return the local directory of run and sensor logs: all of them, or those not yet uploaded to a bucket."""
     from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 
     logs = instance.compute_log_manager

@@ -1,4 +1,4 @@
-"""Runs asked for through Dagster's GraphQL, as the UI asks for them: they cross its queue and whatever stands before it."""
+"""Launches runs through Dagster's GraphQL API, as its UI does, so that they pass its run queue and its access control."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dagster import RunRequest
 from ft_assets.errors import FtError, Unavailable
 
 LOCATION, REPOSITORY = "ft", "__repository__"
-"""As ``workspace.yaml`` names the code location, and as Dagster calls the repository of a ``Definitions``."""
+"""Code location in ``workspace.yaml``, and Dagster's name for the repository of a ``Definitions``."""
 TIMEOUT_S = 20.0
-"""A launch takes 0.1 s; on a busy machine of two cores several of them have been seen to take 5."""
+"""A launch takes 0.1 s; several at once took 5 s on a busy two-core machine."""
 LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
   ... on LaunchRunSuccess { run { runId status } }
   ... on RunConfigValidationInvalid { errors { message } }
@@ -31,15 +31,13 @@ class DagsterLaunches:
     def __init__(self, url: str, *, token: str) -> None:
         self._url = f"{url}/graphql"
         headers = {"authorization": f"Bearer {token}"}
-        self._client = httpx.Client(
-            timeout=TIMEOUT_S, headers=headers, trust_env=False
-        )  # a proxy of the environment must not see the token
+        self._client = httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False)  # no proxy from the environment may see the token
 
     def close(self) -> None:
         self._client.close()
 
     def launch(self, request: RunRequest) -> str:
-        """Ask for the run; its id. ``Unavailable`` where the webserver does not answer, ``FtError`` where it refuses."""
+        """Launch a run and return its id. Raises ``Unavailable`` if the webserver does not answer, ``FtError`` if it refuses."""
         tags = {**request.tags, **({"dagster/partition": request.partition_key} if request.partition_key else {})}
         params = {
             "selector": {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY, "jobName": request.job_name},
@@ -50,9 +48,9 @@ class DagsterLaunches:
             answer = self._client.post(self._url, json={"query": LAUNCH, "variables": {"params": params}})
             answer.raise_for_status()
             body = answer.json()
-            told = (body.get("data") or {}).get("launchRun") or {}
+            result = (body.get("data") or {}).get("launchRun") or {}
         except (httpx.HTTPError, ValueError) as error:
-            raise Unavailable(f"Dagster's webserver at {self._url} launched nothing: {type(error).__name__}: {error}") from error
-        if told.get("__typename") != "LaunchRunSuccess":
-            raise FtError(f"Dagster launched no run of {request.run_key}: {told or body.get('errors')}")
-        return str(told["run"]["runId"])
+            raise Unavailable(f"Dagster's webserver at {self._url} did not launch the run: {type(error).__name__}: {error}") from error
+        if result.get("__typename") != "LaunchRunSuccess":
+            raise FtError(f"Dagster refused to launch run {request.run_key}: {result or body.get('errors')}")
+        return str(result["run"]["runId"])

@@ -1,7 +1,7 @@
-"""Dagster's PostgreSQL storage over connections that a process keeps.
+"""Dagster's PostgreSQL storage on one connection pool per process.
 
-``dagster_postgres`` opens a connection for each query and lists the tables whenever an instance is made, which a code location does at each
-tick of a sensor: two thirds of the CPU of an idle stack. Here all instances of a process share one pool, and the first makes the tables.
+``dagster_postgres`` opens a connection for each query and lists the tables whenever an instance is created, which a code location does at
+every sensor tick: two thirds of the CPU of an idle stack. Here all instances of a process share a pool, and the first creates the tables.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dagster_postgres.utils import pg_url_from_config
 from sqlalchemy.engine import Engine
 
 POOL_SIZE = 2
-"""Connections that a process keeps. Each costs the server 5 MiB; what is busy beyond them connects anew."""
+"""Connections that a process keeps open. Each costs the server 5 MiB; further concurrent queries open temporary ones."""
 RECYCLE_S = 1800.0
 _making_tables = threading.Lock()
 _made: set[tuple[int, str]] = set()
-"""Process and URL of the databases whose tables are there."""
+"""Process id and URL of each database whose tables exist."""
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):
-    """What ``dagster.yaml`` names as ``storage``; configured as ``dagster_postgres`` is, by ``postgres_url``."""
+    """The ``storage`` in ``dagster.yaml``, configured by ``postgres_url`` like that of ``dagster_postgres``."""
 
     def __init__(self, postgres_url: str, should_autocreate_tables: bool = True, inst_data: ConfigurableClassData | None = None) -> None:
         with _making_tables:
@@ -44,9 +44,10 @@ class PooledPostgresStorage(DagsterPostgresStorage):
 
 
 def shared_engine(url: str) -> Engine:
-    """The engine of this process for `url`; a forked child gets one of its own, for sockets cannot be shared.
+    """Return this process's engine for `url`; a forked child gets a new one, because sockets cannot be shared.
 
-    It has no upper limit, as a thread may hold one connection and need another, and replaces connections of a server that was restarted.
+    The pool has no upper limit, since a thread may hold one connection while it needs another. It replaces connections after a restart of
+    the server.
     """
     return _engine_of(os.getpid(), url)
 

@@ -1,7 +1,7 @@
-"""Dagster's run launcher of one machine: a run is forked from the preloaded server, or started the usual way where none answers.
+"""Dagster run launcher for one machine: forks runs from the preloaded run server, or starts them the usual way if it does not answer.
 
-A run's worker is the process that its record names (:mod:`resources.dagster.run_server`), so it can be looked for and ended without the
-server: by Dagster's run monitoring, by the sensor ``failures``, and by whoever cancels the run.
+A run's worker is the process in its record (:mod:`resources.dagster.run_server`), so Dagster's run monitoring, the sensor ``failures`` and
+a cancellation can find and end it without the server.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dagster._serdes import ConfigurableClassData, serialize_value
 
 from control_plane.platform.settings import load
 from ft_assets.errors import Unavailable
-from resources.dagster.run_records import check_owned, read_record, runs_dir, told_socket
+from resources.dagster.run_records import announced_socket, check_owned, read_record, runs_dir
 from resources.dagster.run_server import PRELOADED
 from resources.launcher.process_identity import alive
 
 ANSWER_TIMEOUT_S = 15.0
-"""A fork takes milliseconds; a machine that swaps takes longer."""
+"""A fork takes milliseconds; longer on a machine that swaps."""
 
 
 class ForkingRunLauncher(DefaultRunLauncher):
-    """Forks runs of the preloaded code location; leaves others, and all while no server answers, to Dagster's own launcher."""
+    """Forks runs of the preloaded code location. Uses Dagster's launcher for other runs, and for all runs if the server is away."""
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> ForkingRunLauncher:  # noqa: ARG003
@@ -39,40 +39,40 @@ class ForkingRunLauncher(DefaultRunLauncher):
 
     def launch_run(self, context: LaunchRunContext) -> None:
         run = context.dagster_run
-        if _is_preloaded(run) and self._forked(run):
+        if _is_preloaded(run) and self._fork(run):
             self._run_ids.add(run.run_id)
             return
         super().launch_run(context)
 
-    def _forked(self, run: DagsterRun) -> bool:
-        """False: nobody listens, and nothing was asked for."""
+    def _fork(self, run: DagsterRun) -> bool:
+        """Have the run server fork `run`. Returns False if no server listens, so that no request was sent."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             settings = load()
-            address = told_socket(settings)
+            address = announced_socket(settings)
             try:
                 check_owned(settings, address)
                 connection.connect(str(address))
             except (OSError, Unavailable):
                 return False
-            asked = {"run_id": run.run_id, "instance_ref": serialize_value(self._instance.get_ref())}
+            request = {"run_id": run.run_id, "instance_ref": serialize_value(self._instance.get_ref())}
             try:
-                connection.sendall(json.dumps(asked).encode() + b"\n")
-                with connection.makefile("rb") as answer:
-                    told = json.loads(answer.readline() or b"{}")
-            except (OSError, ValueError) as error:  # the child may run: a second one is no way out
+                connection.sendall(json.dumps(request).encode() + b"\n")
+                with connection.makefile("rb") as stream:
+                    answer = json.loads(stream.readline() or b"{}")
+            except (OSError, ValueError) as error:  # the child may run, so Dagster's launcher must not start a second one
                 raise Unavailable(f"the run server did not answer in {ANSWER_TIMEOUT_S:.0f} s: {error}") from error
-        if "pid" not in told:
-            raise Unavailable(f"the run server forked no process: {told.get('error', 'it went away')}")
+        if "pid" not in answer:
+            raise Unavailable(f"the run server could not fork the run: {answer.get('error', 'it closed the connection')}")
         return True
 
     def worker(self, run: DagsterRun) -> int | None:
-        """Pid of the run's living process, of those that were forked."""
+        """Return the pid of a forked run's process if it is alive."""
         known = read_record(runs_dir(load()), run.run_id)
         return int(known["pid"]) if known is not None and alive(known["pid"], known["identity"]) else None
 
     def kill(self, run: DagsterRun) -> None:
-        """End the run's process without a word, if it lives."""
+        """Kill the run's process if it is alive, without reporting to Dagster."""
         pid = self.worker(run)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -95,12 +95,12 @@ class ForkingRunLauncher(DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Of a run that Dagster's own launcher started nothing is known, and its silence is judged elsewhere: it counts as running."""
+        """Check a forked run's process. A run of Dagster's own launcher counts as running: its process is unknown here."""
         if GRPC_INFO_TAG in run.tags:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         pid = self.worker(run)
         if pid is None:
-            return CheckRunHealthResult(WorkerStatus.NOT_FOUND, msg="its process is gone")
+            return CheckRunHealthResult(WorkerStatus.NOT_FOUND, msg="the run's process is gone")
         return CheckRunHealthResult(WorkerStatus.RUNNING, run_worker_id=str(pid))
 
 

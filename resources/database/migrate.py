@@ -1,4 +1,4 @@
-"""Migrations, run from code: no ini file, no command line, safe when several processes start at once."""
+"""Runs migrations from code, without an ini file or a command line; safe if several processes start at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ LOCK_ID = 0x66745F6D  # "ft_m": any constant that nothing else in this database 
 
 
 def upgrade(engine: Engine, revision: str = "head") -> str:
-    """Bring the schema to `revision` and return it; at that revision already, nothing happens.
+    """Migrate the schema to `revision` and return the revision. Idempotent; each migration is one transaction.
 
-    Holds an advisory lock of the session meanwhile, so that of several processes one migrates and the others wait and
-    then find nothing to do. Each migration is one transaction.
+    A session advisory lock lets one of several processes migrate; the others wait and then have nothing to do.
     """
     with engine.connect() as connection:
-        # A waiter must outlive the longest migration of another process: no time limit on this connection.
+        # No time limits: waiting for another process's migration may take long.
         connection.exec_driver_sql("SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0")
         connection.execute(sa.text("SELECT pg_advisory_lock(:id)"), {"id": LOCK_ID})
         connection.commit()
@@ -34,17 +33,17 @@ def upgrade(engine: Engine, revision: str = "head") -> str:
             connection.rollback()
             connection.execute(sa.text("SELECT pg_advisory_unlock(:id)"), {"id": LOCK_ID})
             connection.commit()
-            connection.invalidate()  # its session settings must not return to the pool
+            connection.invalidate()  # its session settings must not reach the pool
 
 
 def current(engine: Engine) -> str | None:
-    """The revision that the database is at; None before the first migration."""
+    """Return the database's revision; None before the first migration."""
     with engine.connect() as connection:
         return _current(connection)
 
 
 def head() -> str:
-    """The newest revision that this code knows."""
+    """Return the newest revision in this code."""
     found = ScriptDirectory(str(LOCATION)).get_current_head()
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""The embedded inference server: many adapters on one base model, answered together, behind OpenAI's and vLLM's endpoints.
+"""The embedded inference server: serves a base model and many adapters in one batch, behind OpenAI's and vLLM's endpoints.
 
 Only :mod:`resources.inference.engine` imports torch.
 """

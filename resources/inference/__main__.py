@@ -15,13 +15,13 @@ from ft_assets.telemetry import logs
 from resources import http_server
 
 UNUSED = ("scipy", "boto3")
-"""Hidden from transformers and accelerate, which import what they find: 35 MiB of memory that is used for nothing here."""
+"""Hidden from transformers and accelerate, which import these if they are installed: 35 MiB of unused memory."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; requests in flight are finished first, for up to 10 s.
+    """Serve until SIGTERM or SIGINT, then finish requests in flight for up to 10 s.
 
-    Callers send the token of the installation: ``FT_INFERENCE_TOKEN``, or what is in the home that ``FT_HOME`` names.
+    Callers send the installation's token: ``FT_INFERENCE_TOKEN``, or the one in ``FT_HOME``.
     """
     args = _parser().parse_args(argv)
     logs.configure("ft-inference")
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from resources.inference.server import Server, create_app
 
     torch.set_num_threads(args.threads)
-    digest = model_digest(args.model_dir)  # before the weights are read: an adapter is only served on the bytes that it was made for
+    digest = model_digest(args.model_dir)  # before the weights are read: adapters are served only on the base they were trained on
     engine = Engine(args.model_dir, max_batch=args.max_batch)
     server = Server(
         engine,

@@ -1,6 +1,6 @@
-"""What a request demands of the form of its answer: a JSON schema that is enforced, or a refusal.
+"""The answer format that a request demands: a JSON schema to enforce, or a refusal.
 
-A demand that is ignored gives answers that could pass for ones that follow it, so whatever this server does not enforce is refused.
+Formats that this server cannot enforce are refused: an answer that ignores the format could be mistaken for one that follows it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from resources.inference.schemas import ChatRequest, CompletionRequest
 Schema = Mapping[str, Any]
 SUPPORTED = '{"type": "text"}, {"type": "json_object"} and {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
 OF_VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""Fields of vLLM's own that constrain an answer."""
+"""vLLM's own fields that constrain an answer."""
 
 
 def schema_of(body: ChatRequest | CompletionRequest) -> Schema | None:
-    """The schema that the answer has to follow; None where any text will do. ``RequestError`` for what is not enforced."""
+    """Return the schema that the answer must follow; None if any text is allowed. Raises ``RequestError`` if it cannot be enforced."""
     if isinstance(body, ChatRequest):
         _refuse_calls("tools", body.tools, "tool_choice", body.tool_choice)
         _refuse_calls("functions", body.functions, "function_call", body.function_call)
@@ -44,7 +44,7 @@ def _named_schema(given: Any) -> Schema:
     if not isinstance(given, dict):
         raise invalid(f"json_schema must be an object with name and schema, not {_shown(given)}")
     if not isinstance(given.get("name"), str) or not given["name"]:
-        raise invalid(f"json_schema.name must be a text, not {_shown(given.get('name'))}")
+        raise invalid(f"json_schema.name must be a string, not {_shown(given.get('name'))}")
     schema = given.get("schema")
     if not isinstance(schema, dict):
         raise invalid(f"json_schema.schema must be a JSON schema, an object, not {_shown(schema)}")
@@ -56,7 +56,7 @@ def _refuse_calls(name: str, offered: list[Any] | None, choice_name: str, choice
         return
     what = f"{name} has {len(offered)} entries" if offered else f"{choice_name} demands a call"
     raise RequestError(
-        f'{what}, and this server calls none; leave {name} out or send "{choice_name}": "none". To let the model choose and fill in '
+        f'{what}, which this server does not support; omit {name} or send "{choice_name}": "none". To let the model choose and fill in '
         "a call, describe the calls in the messages and constrain the answer with response_format.",
         code="unsupported_parameter",
         param=name if offered else choice_name,

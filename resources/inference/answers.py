@@ -1,4 +1,4 @@
-"""Answers of the engine in OpenAI's shapes: whole, or as a stream of server-sent events."""
+"""The engine's answers in OpenAI's formats: complete, or as a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineError(Exception):
 
 
 class RequestError(Exception):
-    """A request that is answered with OpenAI's error body."""
+    """An invalid request, answered with OpenAI's error body."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class Call:
 
 @asynccontextmanager
 async def adapter_of(store: AdapterStore, call: Call) -> AsyncIterator[None]:
-    """The call's adapter held in memory; a 404 if it was unloaded in the meantime."""
+    """Hold the call's adapter in memory; raises a 404 error if it was unloaded in the meantime."""
     if call.adapter is None:
         yield
         return
@@ -73,7 +73,7 @@ async def adapter_of(store: AdapterStore, call: Call) -> AsyncIterator[None]:
 
 
 async def pieces(engine: Engine, call: Call) -> AsyncIterator[Piece]:
-    """The pieces of an answer; a reader that goes away cancels the request."""
+    """Yield the pieces of an answer; closing the iterator cancels the request."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[Piece] = asyncio.Queue()
 
@@ -104,8 +104,8 @@ async def pieces(engine: Engine, call: Call) -> AsyncIterator[Piece]:
         generation.cancel()
 
 
-async def whole(engine: Engine, store: AdapterStore, call: Call) -> dict[str, Any]:
-    """The answer as one body."""
+async def complete_answer(engine: Engine, store: AdapterStore, call: Call) -> dict[str, Any]:
+    """Return the answer as one body."""
     text, last = "", Piece(text="", completion_tokens=0)
     async with adapter_of(store, call):
         async for piece in pieces(engine, call):
@@ -116,7 +116,7 @@ async def whole(engine: Engine, store: AdapterStore, call: Call) -> dict[str, An
 
 
 async def events(engine: Engine, store: AdapterStore, call: Call) -> AsyncIterator[str]:
-    """The answer as server-sent events, ended by ``[DONE]``; the first is an empty one, sent once the adapter is held."""
+    """Yield the answer as server-sent events, ended by ``[DONE]``. The first has no content and is sent once the adapter is in memory."""
     num_tokens = 0
     async with adapter_of(store, call):
         yield _event(_chunk(call, {"role": "assistant", "content": ""} if call.chat else ""))

@@ -1,7 +1,6 @@
-"""``python -m resources.inference.fetch_package``: a registered model's files, fetched to a directory, each held against its sha256.
+"""``python -m resources.inference.fetch_package``: fetches a registered model's files to a directory and checks their sha256.
 
-What runs in the pod of a model server before the server. It ends with an error, and the server does not start, where a byte differs
-from what was registered.
+Runs in a model server's pod before the server. If a file differs from the registered one, it fails and the server does not start.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FtError, OSError) as e:
         log.error("%s", e)
         return 1
-    log.info("%s holds the registered files", args.into)
+    log.info("fetched the registered files to %s", args.into)
     return 0
 
 
 def fetch(store: ObjectStore, prefix: str, *, manifest_sha256: str, into: Path) -> None:
-    """The files that the manifest under `prefix` lists; ``IntegrityError`` unless all of them are the registered ones.
+    """Fetch the files in the manifest under `prefix`; raises ``IntegrityError`` unless all are the registered ones.
 
-    Called again after it was cut off, it starts anew: what lies in `into` is replaced.
+    Replaces the contents of `into`, so an interrupted call can be repeated.
     """
     into.mkdir(parents=True, exist_ok=True)
     for old in into.iterdir():
@@ -58,12 +57,14 @@ def fetch(store: ObjectStore, prefix: str, *, manifest_sha256: str, into: Path) 
 
 
 def add_tokenizer(base_dir: Path, *, base_digest: str, into: Path) -> None:
-    """Tokenizer and template of the base model beside a whole model's weights, after the base's bytes were found to be the pinned ones."""
+    """Copy the base model's tokenizer and template next to a whole model's weights, after checking the base's digest."""
     actual = model_digest(base_dir)
     if actual != base_digest:
-        raise IntegrityError(f"the base model in {base_dir} has digest {actual}, and {base_digest} was trained from", code=CHANGED)
+        raise IntegrityError(
+            f"the base model in {base_dir} has digest {actual}, but the model was trained from {base_digest}", code=CHANGED
+        )
     if not whole_model.is_whole(into):
-        raise IntegrityError(f"{into} holds no {whole_model.MODEL_CONFIG}; an adapter needs no server of its own")
+        raise IntegrityError(f"{into} has no {whole_model.MODEL_CONFIG}: it is an adapter, which does not get its own server")
     for name in (*TOKENIZER, GENERATION):
         if (base_dir / name).is_file() and not (into / name).exists():
             shutil.copyfile(base_dir / name, into / name)
@@ -72,10 +73,10 @@ def add_tokenizer(base_dir: Path, *, base_digest: str, into: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m resources.inference.fetch_package", description=__doc__)
     parser.add_argument("--prefix", required=True, help="key of the package in the object store (FT_OBJECT_STORE)")
-    parser.add_argument("--manifest-sha256", required=True, help="of its manifest, as the registry states it")
-    parser.add_argument("--into", type=Path, required=True, help="directory to fill; what is in it is replaced")
-    parser.add_argument("--base-dir", type=Path, help="directory of the base model, whose tokenizer and template are put beside")
-    parser.add_argument("--base-digest", default="", help="of the base model, as the registry states it")
+    parser.add_argument("--manifest-sha256", required=True, help="sha256 of its manifest in the registry")
+    parser.add_argument("--into", type=Path, required=True, help="directory to fill; its contents are replaced")
+    parser.add_argument("--base-dir", type=Path, help="directory of the base model, whose tokenizer and template are added")
+    parser.add_argument("--base-digest", default="", help="digest of the base model in the registry")
     return parser
 
 

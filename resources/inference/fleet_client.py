@@ -1,8 +1,8 @@
-"""The fleet over HTTP: each replica on its own, through vLLM's load and unload endpoints.
+"""HTTP client of the inference fleet, which uses vLLM's load and unload endpoints on each replica.
 
-Answers are told apart by whether asking again can help: no connection, a time-out, 429, 502, 503 and 504 are
-``Unavailable``; every other refusal is for good (``Conflict``). vLLM answers permanent refusals (rank, DoRA, ...) with a
-plain 500, so a 500 of an engine that is still healthy counts as for good too.
+Errors are classified by whether a retry can help: no connection, a timeout, 408, 425, 429, 502, 503 and 504 are ``Unavailable``; all other
+refusals are permanent (``Conflict``). vLLM answers permanent refusals (rank, DoRA, ...) with a plain 500, so a 500 of an engine that is
+still healthy counts as permanent, too.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from ft_assets.errors import Conflict, FtError, Unavailable
 
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})
 TIMEOUT = httpx.Timeout(10.0, connect=2.0)
-"""A load reads a few hundred MB at most, and goes on where nobody waits for it; a replica that does not accept in 2 s is down."""
+"""A load reads a few hundred MB at most, and continues after a timeout; a replica that does not accept within 2 s is down."""
 LISTING_TIMEOUT = httpx.Timeout(3.0, connect=1.0)
-"""A replica that hangs holds up a round over the others for no longer than this."""
+"""Limits how long a hung replica delays a round."""
 SILENT_S = 15.0
-"""How long what was seen of a replica holds after its last listing: one that is overloaded lists nothing, and answers requests."""
+"""Time after its last listing for which a replica's state stays valid: an overloaded one may not list, yet answer requests."""
 DIGEST_MARK = "@sha256:"
-"""A server tells which bytes its base is by a second served name: ``<base>@sha256:<digest>`` (vLLM: ``--served-model-name``)."""
+"""A server announces its base's digest by a second served name, ``<base>@sha256:<digest>`` (vLLM: ``--served-model-name``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mounted:
-    """One volume at two paths: `here` for the platform, `there` for the servers. Other paths are the same on both sides."""
+class VolumeMount:
+    """A volume at two paths: `here` for the platform, `there` for the servers. Other paths are the same on both sides."""
 
     here: PurePosixPath
     there: PurePosixPath
 
-    def sent(self, path: str) -> str:
-        return _moved(path, self.here, self.there)
+    def to_server(self, path: str) -> str:
+        return _translate(path, self.here, self.there)
 
-    def told(self, path: str) -> str:
-        return _moved(path, self.there, self.here)
+    def from_server(self, path: str) -> str:
+        return _translate(path, self.there, self.here)
 
 
-def _moved(path: str, old: PurePosixPath, new: PurePosixPath) -> str:
+def _translate(path: str, old: PurePosixPath, new: PurePosixPath) -> str:
     found = PurePosixPath(path)
     return str(new / found.relative_to(old)) if found.is_relative_to(old) else path
 
 
-SAME = Mounted(here=PurePosixPath("/"), there=PurePosixPath("/"))
+SAME_PATHS = VolumeMount(here=PurePosixPath("/"), there=PurePosixPath("/"))
 
 
 class HttpFleet:
-    """Replicas by URL; thread-safe. Its callers speak of the platform's own paths: `mounted` says where servers see them.
+    """Replicas by URL. Thread-safe. Callers use the platform's paths; `volume` translates them to the servers' paths.
 
     Every request carries `token` as its bearer token.
     """
@@ -63,21 +63,21 @@ class HttpFleet:
         urls: Sequence[str],
         *,
         token: str,
-        mounted: Mounted = SAME,
+        volume: VolumeMount = SAME_PATHS,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._mounted = mounted
+        self._volume = volume
         headers = {"authorization": f"Bearer {token}"}
-        # No environment proxies between the platform and its own servers.
+        # trust_env=False: no proxy from the environment between the platform and its servers.
         self._clients = {
             url: httpx.Client(base_url=url, timeout=TIMEOUT, transport=transport, trust_env=False, headers=headers)
             for url in dict.fromkeys(u.rstrip("/") for u in urls)
         }
         self._clock = clock
         self._bases: dict[str, str] = {}
-        self._heard = dict.fromkeys(self._clients, clock())
-        """When each listed its models last; at first, when somebody began to ask."""
+        self._listed_at = dict.fromkeys(self._clients, clock())
+        """Time of each replica's last listing; at first, of this client's creation."""
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -90,15 +90,15 @@ class HttpFleet:
             return list(pool.map(self._describe, self._clients))
 
     def load(self, url: str, name: str, directory: Path) -> None:
-        client, path = self._clients[url], self._mounted.sent(str(directory))
+        client, path = self._clients[url], self._volume.to_server(str(directory))
         answer = _send(client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
-        if answer.status_code == 400 and "already been loaded" in answer.text:  # by another process in the meantime, perhaps
+        if answer.status_code == 400 and "already been loaded" in answer.text:  # perhaps by another process in the meantime
             where = _cards(client).adapters.get(name)
             if where == path:
                 return
             if where is not None:
                 raise Conflict(
-                    f"{url} serves {name} from {where} already; a name stands for one directory: unload it first", code="served_elsewhere"
+                    f"{url} already serves {name} from {where}; unload it before loading it from another directory", code="served_elsewhere"
                 )
         _check(client, answer, f"load {name}")
 
@@ -118,12 +118,12 @@ class HttpFleet:
             found = _cards(self._clients[url])
         except FtError as e:
             gone = isinstance(e, Conflict) or isinstance(e.__cause__, httpx.ConnectError)
-            silent = not gone and self._clock() - self._heard[url] < SILENT_S
+            silent = not gone and self._clock() - self._listed_at[url] < SILENT_S
             return Replica(url=url, ready=False, base=self._bases.get(url), error=e.message, silent=silent)
-        self._heard[url] = self._clock()
+        self._listed_at[url] = self._clock()
         if found.base is not None:
             self._bases[url] = found.base
-        return replace(found, adapters={name: self._mounted.told(path) for name, path in found.adapters.items()})
+        return replace(found, adapters={name: self._volume.from_server(path) for name, path in found.adapters.items()})
 
 
 def _cards(client: httpx.Client) -> Replica:
@@ -140,8 +140,8 @@ def _read_cards(url: str, cards: Sequence[Mapping[str, Any]]) -> Replica:
     adapters = {str(c["id"]): str(c["root"]) for c in cards if c.get("parent")}
     roots = [c for c in cards if not c.get("parent")]
     plain = next((c for c in roots if DIGEST_MARK not in c["id"]), None)
-    told = (str(c["id"]).partition(DIGEST_MARK)[2] for c in roots if plain and c["id"].startswith(f"{plain['id']}{DIGEST_MARK}"))
-    digest = (plain or {}).get("digest") or next(told, None)
+    announced = (str(c["id"]).partition(DIGEST_MARK)[2] for c in roots if plain and c["id"].startswith(f"{plain['id']}{DIGEST_MARK}"))
+    digest = (plain or {}).get("digest") or next(announced, None)
     return Replica(url=url, ready=plain is not None, base=plain["id"] if plain else None, base_digest=digest, adapters=adapters)
 
 

@@ -1,9 +1,9 @@
-"""The adapters that a server knows: by name, in memory as far as they fit, out of the way of requests in flight.
+"""The adapters loaded on a server, by name, of which a limited number are resident in memory.
 
-A name stands for one content for the life of the server, also after it was unloaded. Weights are read and checked before
-the engine hears of them. At most `max_resident` adapters are in memory; the least recently used idle one makes room and is
-read again when it is asked for. Where none is idle, a request for another one waits until one is. Unloading closes the name
-at once and frees the weights when the last request that uses them has ended.
+A name refers to the same content for the life of the server, even after an unload. Weights are read and checked before they reach the
+engine. At most `max_resident` adapters are in memory; the least recently used idle one is evicted and read again on its next request. If
+none is idle, a request for another adapter waits until one is. Unloading closes the name at once and frees the weights when the last
+request that uses them has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ft_assets.adapters.package import Refusal
 
 
 class AdapterEngine(Protocol):
-    """What the store needs of the engine."""
+    """The part of the engine that the store uses."""
 
     def read_adapter(self, directory: Path) -> dict[str, Any]: ...
     def attach(self, name: str, pairs: dict[str, Any]) -> None: ...
@@ -30,7 +30,7 @@ class AdapterEngine(Protocol):
 
 
 class AdapterError(Exception):
-    """An adapter cannot be loaded; asking again changes nothing."""
+    """An adapter cannot be loaded; a retry does not help."""
 
     def __init__(self, message: str, *, kind: str = "BadRequestError", status: int = 400) -> None:
         super().__init__(message)
@@ -42,14 +42,14 @@ class Loaded:
     name: str
     directory: Path
     content: tuple[str, str]
-    """sha256 of config and weights when it was first loaded."""
+    """sha256 of config and weights at the first load."""
     num_active: int = 0
     resident: bool = False
     closed: bool = False
 
 
 class AdapterStore:
-    """Used from one event loop; what reads disks or waits for the engine runs in threads."""
+    """Used from one event loop; disk reads and engine calls run in threads."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class AdapterStore:
         return name in self._loaded
 
     async def load(self, name: str, directory: Path) -> None:
-        """Make `name` answer with the adapter in `directory`; all that is wrong with it is refused here."""
+        """Serve the adapter in `directory` as `name`; raises ``AdapterError`` for an invalid adapter."""
         async with self._change:
             if name in self._loaded:
                 raise AdapterError(
                     f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
-                    "load it under a new name: a name is never used again for other weights.",
+                    "load it under a new name: a name is never reused for other weights.",
                     kind="InvalidUserInput",
                 )
             if name == self.base_name:
@@ -92,14 +92,14 @@ class AdapterStore:
                 raise AdapterError(f"No adapter found for {directory}", kind="NotFoundError", status=404)
             content = await asyncio.to_thread(self._checked, directory)
             if self._history.get(name, content) != content:
-                raise AdapterError(f"The name '{name}' stood for other weights before; use a new name.", kind="InvalidUserInput")
+                raise AdapterError(f"The name '{name}' was used for other weights before; use a new name.", kind="InvalidUserInput")
             adapter = Loaded(name=name, directory=directory, content=content)
-            await self._make_resident(adapter)  # where there is no room, its first request reads it
+            await self._make_resident(adapter)  # if there is no room, its first request reads it
             self._loaded[name] = adapter
             self._history[name] = content
 
     async def unload(self, name: str) -> None:
-        """Close `name` to new requests; those in flight end as they began. ``KeyError`` if it is not loaded."""
+        """Close `name` to new requests; those in flight finish with it. ``KeyError`` if it is not loaded."""
         async with self._change:
             adapter = self._loaded.pop(name)
             adapter.closed = True
@@ -108,7 +108,7 @@ class AdapterStore:
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[None]:
-        """`name` in memory and kept there until the block ends. ``KeyError`` if it is not loaded."""
+        """Bring `name` into memory and keep it there until the block ends. ``KeyError`` if it is not loaded."""
         adapter = self._loaded[name]
         adapter.num_active += 1
         try:
@@ -132,7 +132,7 @@ class AdapterStore:
             current = self._loaded.get(adapter.name)
             if adapter.num_active:
                 return
-            if current is not None and current.resident and adapter.resident:  # loaded again since: the weights are its own now
+            if current is not None and current.resident and adapter.resident:  # loaded again since: the weights now belong to it
                 adapter.resident = False
                 self._num_resident -= 1
                 return
@@ -145,12 +145,12 @@ class AdapterStore:
         return await self._make_resident(adapter)
 
     async def _make_resident(self, adapter: Loaded) -> bool:
-        """Bring the weights into memory; False where every adapter there is in use."""
+        """Bring the weights into memory; False if every adapter there is in use."""
         while self._num_resident >= self._max_resident:
             idle = next((a for a in self._loaded.values() if a.resident and a.num_active == 0), None)
             if idle is None:
                 return False
-            await self._evict(idle)  # looked for anew each time: a request may have taken the next one meanwhile
+            await self._evict(idle)  # searched again each time: a request may have taken another one meanwhile
         self._num_resident += 1
         try:
             pairs = await asyncio.to_thread(self._engine.read_adapter, adapter.directory)
@@ -169,7 +169,7 @@ class AdapterStore:
             self._released.set()
 
     def _checked(self, directory: Path) -> tuple[str, str]:
-        """Digests of the adapter's files, after every check of a package."""
+        """Verify the adapter's package and return the digests of its files."""
         found: list[Refusal]
         try:
             found = package.verify(directory, base_shapes=self._base_shapes, served_name=self.base_name, max_rank=self._max_rank)
@@ -181,12 +181,12 @@ class AdapterStore:
         raise AdapterError("; ".join(f"{r.code}: {r.detail}" for r in found))
 
     def _other_base(self, directory: Path) -> list[Refusal]:
-        """An adapter answers as it was judged only on the bytes that it was trained on; its manifest says which, if it has one."""
+        """Refuse an adapter whose manifest, if it has one, names another base digest: its evaluation holds only on that base."""
         manifest = directory / package.MANIFEST
         if self._base_digest is None or not manifest.is_file():
             return []
         trained_on = json.loads(manifest.read_text(encoding="utf-8")).get("base_digest")
         if trained_on in (None, self._base_digest):
             return []
-        detail = f"trained on a base with digest {trained_on}, but {self._base_digest} is served; restore the base's files and start again"
+        detail = f"trained on a base with digest {trained_on}, but {self._base_digest} is served; restore the base's files and restart"
         return [Refusal(code="base_digest_mismatch", detail=detail)]

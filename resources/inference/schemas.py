@@ -1,4 +1,4 @@
-"""Request bodies as OpenAI's and vLLM's clients send them; fields that are not listed are ignored, but for those that
+"""Request bodies of OpenAI's and vLLM's clients. Unlisted fields are ignored, except those that
 :mod:`resources.inference.answer_format` refuses."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class StreamOptions(BaseModel):
 
 
 class Decoding(BaseModel):
-    """What both kinds of request say about the answer."""
+    """Fields about the answer that both kinds of request share."""
 
     model_config = ConfigDict(extra="allow")
     model: str

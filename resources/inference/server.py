@@ -1,4 +1,4 @@
-"""The HTTP side of the embedded server: OpenAI's endpoints for answers, vLLM's for adapters."""
+"""HTTP interface of the embedded server: OpenAI's endpoints for answers, vLLM's for adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ft_assets.storable_text import num_characters
 from resources.inference import answer_format
-from resources.inference.answers import Call, EngineError, RequestError, events, unknown_model, whole
+from resources.inference.answers import Call, EngineError, RequestError, complete_answer, events, unknown_model
 from resources.inference.engine.engine_thread import Engine
 from resources.inference.engine.grammar import Constraint, SchemaError
 from resources.inference.engine.sampler import Sampling
@@ -26,14 +26,14 @@ from resources.inference.loaded_adapters import AdapterError, AdapterStore
 from resources.inference.schemas import ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
 
 COMPLETION_TOKENS = 16
-"""Tokens of a text completion that names no limit, as OpenAI's."""
+"""Default limit of a text completion, as in OpenAI's API."""
 CHARS_PER_TOKEN = 32
-"""Characters that a request may have for each token of the context. English text has 4 to 5 a token; the rest is left for fields that a
-template does not render, such as the reasoning of earlier turns."""
+"""Characters that a request may have per token of the context. English text has 4 to 5; the rest leaves room for fields that a template
+does not render, such as the reasoning of earlier turns."""
 
 
 class Server:
-    """What the routes share."""
+    """State shared by the routes."""
 
     def __init__(
         self, engine: Engine, *, served_name: str, base_shapes: Mapping[str, Sequence[int]], max_resident: int, max_rank: int,
@@ -48,7 +48,7 @@ class Server:
         self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schemas")
 
     def models(self) -> dict[str, Any]:
-        """Cards as vLLM's; the base's bytes are told by a field, and by a second name as vLLM can be given one."""
+        """Return model cards like vLLM's. A field and a second served name announce the base's digest."""
         base = {**self._card(self.served_name, root=self.served_name, parent=None), "digest": self.base_digest}
         alias = [self._card(self.alias, root=self.served_name, parent=None)] if self.alias else []
         adapters = [self._card(a.name, root=str(a.directory), parent=self.served_name) for a in self.store.listing()]
@@ -61,7 +61,7 @@ class Server:
         }  # fmt: skip
 
     async def call(self, body: ChatRequest | CompletionRequest) -> Call:
-        """The request, checked and rendered to tokens."""
+        """Check a request and render it to tokens."""
         base = body.model in (self.served_name, self.alias)
         if not base and body.model not in self.store:
             raise unknown_model(body.model)
@@ -104,17 +104,17 @@ class Server:
             raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
 
     async def _constraint(self, schema: answer_format.Schema) -> Constraint:
-        """New schemas are compiled one after another in a thread of their own; requests without a new one do not wait for them."""
+        """Return a constraint. New schemas are compiled one at a time in a separate thread, so other requests do not wait for them."""
         grammars = self.engine.grammars
         try:
-            if (kept := grammars.kept(schema)) is not None:
-                return kept
+            if (cached := grammars.cached(schema)) is not None:
+                return cached
             return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, schema)
         except SchemaError as e:
             raise answer_format.invalid(str(e)) from e
 
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
-        """Refuse by the number of characters, in whichever fields they are: rendering and counting the tokens of 3 MB takes a minute."""
+        """Refuse a request by its characters in all fields: rendering and tokenizing 3 MB takes a minute."""
         chat = isinstance(body, ChatRequest)
         num_chars = num_characters(body.messages if isinstance(body, ChatRequest) else body.prompt)
         most = self.engine.context_length * CHARS_PER_TOKEN
@@ -130,7 +130,7 @@ class Server:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content parts are joined to one text; parts that are no text are refused."""
+    """Join a message's content parts into one string; raises ``RequestError`` for a part that is not text."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": content or ""}
@@ -146,7 +146,7 @@ async def _after(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 class TokenRequired:
-    """Answers 401 to every request without the bearer token, health and adapters included."""
+    """Answers 401 to every request without the bearer token, including health and adapter endpoints."""
 
     def __init__(self, app: ASGIApp, *, token: str) -> None:
         self._app, self._wanted = app, f"Bearer {token}".encode()
@@ -162,7 +162,7 @@ class TokenRequired:
 
 
 def create_app(server: Server, *, token: str) -> FastAPI:
-    """The server's application, for callers that send `token`."""
+    """Create the server's application, for callers that send `token`."""
     app = FastAPI(title="ft-platform inference", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TokenRequired, token=token)
     _add_errors(app)
@@ -176,9 +176,9 @@ def _add_answers(app: FastAPI, server: Server) -> None:
         call = await server.call(body)
         if body.stream:
             stream = events(server.engine, server.store, call)
-            first = await anext(stream)  # what can be refused is refused before the status is sent
+            first = await anext(stream)  # errors up to here are reported with their own status
             return StreamingResponse(_after(first, stream), media_type="text/event-stream")
-        return JSONResponse(await whole(server.engine, server.store, call))
+        return JSONResponse(await complete_answer(server.engine, server.store, call))
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest) -> Response:
@@ -203,7 +203,7 @@ def _add_admin(app: FastAPI, server: Server) -> None:
         if not body.lora_name or not body.lora_path:
             raise AdapterError("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
         if body.load_inplace:
-            raise AdapterError("'load_inplace' is not supported: a name is never used again for other weights.", kind="InvalidUserInput")
+            raise AdapterError("'load_inplace' is not supported: a name is never reused for other weights.", kind="InvalidUserInput")
         await server.store.load(body.lora_name, Path(body.lora_path))
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 

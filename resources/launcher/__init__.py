@@ -1,4 +1,4 @@
-"""Starting training, evaluation and other workloads so that they outlive whoever asked for them."""
+"""Starts training, evaluation and other workloads that outlive the process that started them."""
 
 from resources.launcher.local_processes import LocalLauncher
 

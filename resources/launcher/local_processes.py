@@ -1,4 +1,4 @@
-"""Workloads as processes of this machine. All state is in files: any process can adopt, watch and stop what another started."""
+"""Workloads as processes on this machine. All state is in files, so any process can adopt, watch and stop a workload."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadSt
 from ft_assets.errors import Unavailable
 from ft_assets.layout import checked_id
 from resources.launcher.process_identity import alive, group_alive
-from resources.launcher.watch import write_json
+from resources.launcher.workload_watcher import write_json
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE", "PYTHONHASHSEED")
 PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_")
-"""The rest of the caller's environment stays with the caller: database URLs, API keys and cloud credentials are there."""
+"""Other variables are not passed on: they include database URLs, API keys and cloud credentials."""
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}
-"""One core is left to the platform, and OpenMP threads that wait for each other sleep instead of spinning. Measured on two cores
-with a 3M-parameter model: one thread trains a step in 0.38 s; two take 0.45 s beside the platform's services, and ten times as long
-when they spin beside another training."""
+"""Leaves one core to the platform, and OpenMP threads sleep instead of spinning while they wait. Measured on two cores with a 3M-parameter
+model: one thread trains a step in 0.38 s; two take 0.45 s alongside the platform's services, and ten times as long if they spin alongside
+another training."""
 START_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 15.0
 POLL_S = 0.05
@@ -41,7 +41,7 @@ class LocalLauncher:
         self._root = root
 
     def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
-        """Start `workload` unless its name was started before, by whomever; then report on the first."""
+        """Start `workload` unless a workload of that name was started before, by any process; return its status."""
         directory = self._directory(workload.name)
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / "start.lock"):
@@ -55,13 +55,13 @@ class LocalLauncher:
         return self.status(workload.name)
 
     def status(self, name: str) -> WorkloadStatus:
-        """Read from disk and from the process table; keeps nothing in memory."""
+        """Return the status from disk and the process table; nothing is cached."""
         directory = self._directory(name)
         process = _read(directory / "process.json")
         leader_alive = process is not None and alive(process["pid"], process["identity"])
         watcher = _read(directory / "watcher.json")
         watched = watcher is not None and alive(watcher["pid"], watcher["identity"])
-        ended = _read(directory / "status.json")  # last: it may appear while the others are looked at
+        ended = _read(directory / "status.json")  # read last: it may appear in the meantime
         if ended is not None:
             return WorkloadStatus(
                 name=name,
@@ -79,13 +79,15 @@ class LocalLauncher:
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         status = self._wait_while(name, {WorkloadPhase.PENDING}, START_TIMEOUT_S)
-        for signum, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TIMEOUT_S)):
+        for signum, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TIMEOUT_S)):
             if status.phase is not WorkloadPhase.RUNNING:
                 return status
             self._signal(name, signum)
-            status = self._wait_while(name, {WorkloadPhase.RUNNING}, patience_s)
+            status = self._wait_while(name, {WorkloadPhase.RUNNING}, limit_s)
         if status.phase is WorkloadPhase.RUNNING:
-            raise Unavailable(f"workload {name} still runs {KILL_TIMEOUT_S:.0f} s after SIGKILL; look for a process in disk sleep")
+            raise Unavailable(
+                f"workload {name} is still running {KILL_TIMEOUT_S:.0f} s after SIGKILL; look for a process in uninterruptible sleep"
+            )
         return status
 
     def read_log(self, name: str, *, offset: int = 0) -> bytes:
@@ -100,11 +102,11 @@ class LocalLauncher:
         return self._root / checked_id(name, what="workload")
 
     def _watch(self, directory: Path, workload: Workload, *, held: Collection[int]) -> None:
-        """Start the watcher; it detaches itself, so what is waited for here is only its first moment. It and the workload keep the file
-        descriptors `held` open."""
+        """Start the watcher, which detaches itself, and wait until it has started the workload. Both keep the file descriptors `held`
+        open."""
         with (directory / "watch.log").open("ab") as log:
             done = subprocess.run(
-                [sys.executable, "-m", "resources.launcher.watch", str(directory.absolute()), *map(str, held)],
+                [sys.executable, "-m", "resources.launcher.workload_watcher", str(directory.absolute()), *map(str, held)],
                 pass_fds=held,
                 cwd=REPOSITORY,
                 env=_environment({name: os.environ[name] for name in workload.secrets if name in os.environ}),
@@ -133,8 +135,8 @@ class LocalLauncher:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process["pid"], signum)
 
-    def _wait_while(self, name: str, phases: set[WorkloadPhase], patience_s: float) -> WorkloadStatus:
-        deadline = time.monotonic() + patience_s
+    def _wait_while(self, name: str, phases: set[WorkloadPhase], limit_s: float) -> WorkloadStatus:
+        deadline = time.monotonic() + limit_s
         while (status := self.status(name)).phase in phases and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return status
@@ -155,7 +157,7 @@ def _command(workload: Workload, numbers: Collection[int]) -> dict[str, Any]:
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """What a workload sees: a few variables of the caller, the repository on the module path, and `extra`."""
+    """Return a workload's environment: a few of the caller's variables, the repository on the module path, and `extra`."""
     kept = {k: v for k, v in os.environ.items() if k in PASSED_ON or k.startswith(PASSED_ON_PREFIXES)}
     return {**DEFAULTS, **kept, "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", **extra}
 
@@ -170,7 +172,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Exclusive between processes and threads; the kernel frees it when its holder dies."""
+    """Hold an exclusive lock between processes and threads; the kernel releases it if the holder dies."""
     with path.open("a") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
         yield

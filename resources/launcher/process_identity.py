@@ -1,4 +1,4 @@
-"""Which process a recorded pid meant: pids are used again, so a start time and the boot go with each."""
+"""Identities of recorded processes: pids are reused, so a start time and the boot id are recorded with each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def identity(pid: int) -> str | None:
-    """What tells this process from a later one of the same pid; None if it is gone or only waits to be reaped."""
+    """Return an identity that distinguishes this process from a later one with the same pid; None if it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -21,12 +21,12 @@ def identity(pid: int) -> str | None:
 
 
 def alive(pid: int, recorded: str | None) -> bool:
-    """Whether the process that was recorded still runs; one that ended before it could be recorded does not."""
+    """Whether the recorded process still runs; False if it ended before its identity could be recorded."""
     return recorded is not None and identity(pid) == recorded
 
 
 def group_alive(leader: int) -> bool:
-    """Whether members of the process group of `leader` live on after it; a group's id is not reused before that."""
+    """Whether `leader` is gone but members of its process group are alive; a group's id is not reused while it has members."""
     if psutil.pid_exists(leader) and identity(leader) is not None:
         return False
     for process in psutil.process_iter(["status"]):
@@ -46,7 +46,7 @@ def _boot() -> str:
 
 
 def _portable(pid: int) -> str | None:
-    """The same without /proc."""
+    """Return the identity on systems without /proc."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"

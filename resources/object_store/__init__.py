@@ -1,4 +1,4 @@
-"""Object stores behind ``control_plane.platform.protocols.ObjectStore``: a local directory, or a bucket of S3."""
+"""Implementations of ``control_plane.platform.protocols.ObjectStore``: a local directory and an S3 bucket."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from resources.object_store.local import LocalObjectStore
 
 
 def from_url(url: str, *, cold_dir: Path | None = None, cold_class: str = "") -> ObjectStore:
-    """The store that `url` names: ``file:///directory`` or ``s3://bucket/prefix``.
+    """Open the store at `url`: ``file:///directory`` or ``s3://bucket/prefix``.
 
-    Where what nobody uses goes: `cold_dir` of a directory, the storage class `cold_class` of a bucket.
-    S3 credentials, region and endpoint come from the environment as for any AWS client (``AWS_*``).
+    Unused objects move to `cold_dir` in a directory store, and to the storage class `cold_class` in a bucket. S3 credentials, region and
+    endpoint come from the environment, as for any AWS client (``AWS_*``).
     """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:

@@ -1,4 +1,4 @@
-"""Objects as files under one directory: each is written beside its place, synced, and renamed into it."""
+"""Objects as files in a directory: each is written to a staging file, synced, and renamed into place."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from resources.object_store.object_keys import checked_key, missing
 
 CHUNK_BYTES = 1 << 20
 STAGING = ".staging"
-"""Directory of half-written objects; a key cannot start with a dot, so it is no object's."""
+"""Directory of partially written objects; no key can start with a dot."""
 
 
 class LocalObjectStore:
-    """A reader sees a whole object or none, after a crash too: data and directory entry are synced before ``put`` returns.
+    """Readers see a whole object or none, even after a crash: data and directory entry are synced before ``put`` returns.
 
-    An object lies under `root` or, once cooled, under `cold`; while it moves under both, and is the same.
+    An object is under `root` or, once cooled, under `cold`; while it moves, identical copies are under both.
     """
 
     def __init__(self, root: Path, *, cold: Path | None = None) -> None:
@@ -44,7 +44,7 @@ class LocalObjectStore:
             return source.read()
 
     def open(self, key: str) -> BinaryIO:
-        for path in (*self._paths(key), self._path(key)):  # once more: it may have been written anew since
+        for path in (*self._paths(key), self._path(key)):  # the first path again: it may have been rewritten since
             try:
                 return path.open("rb")
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -71,7 +71,7 @@ class LocalObjectStore:
         if not cold:
             yield from _walk(warm, under)
             return
-        found = {info.key: info for info in _walk(warm, under)}  # all of it before the other: what moves is seen in one of them
+        found = {info.key: info for info in _walk(warm, under)}  # listed completely first: a moving object is then in one of them
         found |= {info.key: info for info in _walk(cold[0], under)}
         yield from (found[key] for key in sorted(found))
 
@@ -99,7 +99,7 @@ class LocalObjectStore:
         return self.root / checked_key(key)
 
     def _paths(self, key: str) -> tuple[Path, ...]:
-        """Where an object may lie, in the order in which it is looked for."""
+        """Return the paths at which an object may be, in search order."""
         return tuple(root / checked_key(key) for root in self._roots())
 
     def _roots(self) -> tuple[Path, ...]:
@@ -108,7 +108,7 @@ class LocalObjectStore:
     def _write(self, key: str, write: Callable[[BinaryIO], int]) -> int:
         written = _write_whole(self._path(key), self.root / STAGING, write)
         for cold in self._paths(key)[1:]:
-            cold.unlink(missing_ok=True)  # or it would be there again when the new one is deleted by another machine
+            cold.unlink(missing_ok=True)  # or the old object would reappear when another machine deletes the new one
         return written
 
 
@@ -135,7 +135,7 @@ def _copy(source: BinaryIO, out: BinaryIO) -> int:
 
 
 def _walk(directory: Path, prefix: str) -> Iterator[ObjectInfo]:
-    """Files under `directory` in the order of their keys: a directory sorts as its name with the ``/`` that follows it."""
+    """Yield the files under `directory` in key order: a directory sorts as its name followed by ``/``."""
     try:
         entries = [(f"{e.name}/" if e.is_dir() else e.name, e) for e in os.scandir(directory)]
     except (FileNotFoundError, NotADirectoryError):
@@ -153,7 +153,7 @@ def _walk(directory: Path, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def _make_directories(directory: Path) -> None:
-    """Make `directory` and its parents, each entry synced: a file is only as durable as the names that lead to it."""
+    """Create `directory` and its parents and sync each entry: a file is only as durable as the path to it."""
     if directory.is_dir():
         return
     _make_directories(directory.parent)

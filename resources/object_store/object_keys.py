@@ -1,4 +1,4 @@
-"""What a key may be: the same in every store, so that what works on one machine works in a bucket."""
+"""Rules for object keys, the same in every store, so that keys of a local store are valid in a bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_KEY_BYTES = 1024
 
 
 def checked_key(key: str) -> str:
-    """`key` if it is relative, made of plain segments, and holds no control character."""
+    """Return `key` if it is relative, consists of plain segments and contains no control character."""
     segments = key.split("/")
     plain = all(s not in ("", ".", "..") for s in segments) and "\\" not in key and key.isprintable()
     if plain and not segments[0].startswith(".") and len(key.encode(errors="replace")) <= MAX_KEY_BYTES:
@@ -22,4 +22,4 @@ def checked_key(key: str) -> str:
 
 
 def missing(key: str) -> NotFound:
-    return NotFound(f"there is no object {key!r}", code="object_not_found")
+    return NotFound(f"object {key!r} does not exist", code="object_not_found")

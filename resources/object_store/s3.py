@@ -1,4 +1,4 @@
-"""Objects in an S3 bucket, or in anything that speaks its protocol (the endpoint comes from ``AWS_ENDPOINT_URL``)."""
+"""Objects in an S3 bucket or a compatible store (``AWS_ENDPOINT_URL`` sets the endpoint)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CopySourceTypeDef
 
 TRANSFER = TransferConfig(multipart_threshold=16 << 20, multipart_chunksize=16 << 20, max_concurrency=4)
-"""Parts of 16 MiB, four at once: 64 MiB of memory for an upload, and 156 GiB within the 10,000 parts of S3."""
+"""16 MiB parts, four at once: an upload takes 64 MiB of memory, and S3's limit of 10,000 parts allows 156 GiB."""
 READ_BUFFER_BYTES = 1 << 20
 ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
 
 
 class S3ObjectStore:
-    """A put is atomic by S3's own promise: an upload that breaks off, in parts or not, leaves the old object."""
+    """Puts are atomic, as S3 guarantees: an interrupted upload, multipart or not, leaves the old object."""
 
     def __init__(self, client: S3Client, *, bucket: str, prefix: str = "", cold_class: str = "") -> None:
         self._client = client
@@ -93,7 +93,7 @@ class S3ObjectStore:
             yield info
 
     def cool(self, prefix: str) -> int | None:
-        """Each object is copied onto itself with the other storage class, by the server."""
+        """Copy each object onto itself, on the server, with the cold storage class."""
         if not self._cold_class:
             return None
         found = list(self._listed(prefix))
@@ -107,7 +107,7 @@ class S3ObjectStore:
         return len(found)
 
     def _listed(self, prefix: str) -> Iterator[tuple[ObjectInfo, str]]:
-        """Objects and their storage classes."""
+        """Yield objects with their storage classes."""
         under = self._prefix + (f"{checked_key(prefix)}/" if prefix else "")
         with _translated(prefix):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=under):
@@ -127,7 +127,7 @@ class S3ObjectStore:
 
 
 class _Body(io.RawIOBase):
-    """The bytes of an object as they arrive; a connection that breaks off is ``Unavailable`` and not the end of the object."""
+    """The bytes of an object as they arrive; a broken connection raises ``Unavailable`` instead of ending the stream."""
 
     def __init__(self, body: io.RawIOBase, key: str) -> None:
         self._body, self._key = body, key
@@ -145,7 +145,7 @@ class _Body(io.RawIOBase):
 
 
 class _Counted:
-    """A readable stream that counts; not seekable, so that the uploader reads it once and never closes the caller's file."""
+    """A readable stream that counts bytes. Not seekable, so that the uploader reads it once and does not close the caller's file."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -159,7 +159,7 @@ class _Counted:
 
 @contextmanager
 def _translated(key: str) -> Iterator[None]:
-    """Say ``NotFound``, ``IntegrityError`` or ``Unavailable`` where boto3 says so with one of a dozen exceptions."""
+    """Translate boto3's exceptions to ``NotFound``, ``IntegrityError`` or ``Unavailable``."""
     try:
         yield
     except ClientError as error:
@@ -168,7 +168,7 @@ def _translated(key: str) -> Iterator[None]:
             raise missing(key) from error
         raise Unavailable(f"the object store refused {error.operation_name} of {key!r}: {code}", code="object_store_unavailable") from error
     except FlexibleChecksumError as error:
-        raise IntegrityError(f"object {key!r} is not what was stored under its checksum; restore it from a backup") from error
+        raise IntegrityError(f"object {key!r} does not match its checksum; restore it from a backup") from error
     except (BotoCoreError, Boto3Error, RetriesExceededError) as error:
-        message = f"the object store did not answer for {key!r} ({type(error).__name__}); the same call may succeed later"
+        message = f"the object store did not answer for {key!r} ({type(error).__name__}); retry later"
         raise Unavailable(message, code="object_store_unavailable") from error

@@ -1,1 +1,1 @@
-"""MLflow: runs, registered models, and what it records about tenants."""
+"""MLflow: runs, registered models, and erasure of a tenant's records."""

@@ -1,8 +1,8 @@
-"""What MLflow records about a tenant: its experiment with every run, and its registered models; deleted, and searched for afterwards.
+"""Erases a tenant's records in MLflow and searches for what is left: its experiment with all runs, and its registered models.
 
-MLflow keeps deleted runs until ``mlflow gc`` removes them. That needs the tracking store's database, so a tracking server is told to
-delete them, and the deletion waits until ``mlflow gc`` has run there. ``python -m resources.tracking.mlflow_records`` reads an order on its
-standard input (:mod:`resources.tenant_records`).
+MLflow keeps deleted runs until ``mlflow gc`` removes them, which needs the tracking store's database. On a tracking server, runs are
+therefore only marked as deleted, and the tenant's deletion waits until ``mlflow gc`` has run there.
+``python -m resources.tracking.mlflow_records`` reads a request from standard input (:mod:`resources.tenant_records`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ft_assets.telemetry.redaction import without_credentials
 from resources.tracking.mlflow_tracker import QUIET, artifacts_of, file_of, make_store
-from resources.tracking.model_registry import every
+from resources.tracking.model_registry import search_all
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -29,7 +29,7 @@ TENANT = "ft.tenant"
 
 
 def erase(uri: str, tenant: str) -> dict[str, int]:
-    """Delete what has the tenant's tag; counts by kind."""
+    """Delete everything with the tenant's tag and return counts by kind."""
     client = _client(uri)
     models, experiments = _models(client, tenant), _experiments(client, tenant)
     for name in models:
@@ -51,14 +51,14 @@ def erase(uri: str, tenant: str) -> dict[str, int]:
 
 
 def search(uri: str, tenant: str) -> dict[str, Any]:
-    """What is left, also of what is only marked as deleted."""
+    """Report the tenant's records, including those marked as deleted."""
     client, file, served = _client(uri), file_of(uri), uri.startswith("http")
-    everywhere = [e.experiment_id for e in every(client.search_experiments, view_type=_all())]
+    everywhere = [e.experiment_id for e in search_all(client.search_experiments, view_type=_all())]
     left = {
         "experiments": len(_experiments(client, tenant)),
         "runs": len(_runs(client, everywhere, f"tags.`{TENANT}` = '{tenant}'")),
         "registered models": len(_models(client, tenant)),
-        "model versions": sum(v.tags.get(TENANT) == tenant for v in every(client.search_model_versions)),
+        "model versions": sum(v.tags.get(TENANT) == tenant for v in search_all(client.search_model_versions)),
         "artifacts": sum(p.is_file() for p in artifacts_of(file, tenant).rglob("*")) if file else 0,
     }
     gc = "; run `mlflow gc` on the server, which keeps deleted runs until then" if served else ""
@@ -90,25 +90,25 @@ def _all() -> int:
 
 
 def _experiments(client: MlflowClient, tenant: str) -> list[Any]:
-    tagged = list(every(client.search_experiments, view_type=_all(), filter_string=f"tags.`{TENANT}` = '{tenant}'"))
+    tagged = list(search_all(client.search_experiments, view_type=_all(), filter_string=f"tags.`{TENANT}` = '{tenant}'"))
     named = client.get_experiment_by_name(tenant)
     return tagged or ([named] if named else [])
 
 
 def _runs(client: MlflowClient, experiments: list[str], filter_string: str = "") -> list[Any]:
-    """Runs of the experiments, also those that are marked as deleted."""
+    """List the experiments' runs, including those marked as deleted."""
     if not experiments:
         return []
-    return list(every(client.search_runs, experiment_ids=experiments, filter_string=filter_string, run_view_type=_all()))
+    return list(search_all(client.search_runs, experiment_ids=experiments, filter_string=filter_string, run_view_type=_all()))
 
 
 def _models(client: MlflowClient, tenant: str) -> list[str]:
-    return [m.name for m in every(client.search_registered_models) if m.tags.get(TENANT) == tenant]
+    return [m.name for m in search_all(client.search_registered_models) if m.tags.get(TENANT) == tenant]
 
 
 def _remove_for_good(uri: str, tenant: str, runs: list[str], experiments: list[str]) -> None:
-    """Remove what is marked as deleted, as `mlflow gc` does, which would take along what others marked. Experiments go last: as long as
-    one is there, a call that was cut off is made again."""
+    """Remove runs and experiments marked as deleted. `mlflow gc` would also remove those of others. Experiments go last: while one exists,
+    an interrupted call is repeated."""
     from mlflow.tracking._tracking_service.utils import _get_store
 
     store, file = _get_store(uri), file_of(uri)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""MLflow as the tracker: one run per attempt, written by a thread of its own through a bounded queue.
+"""Tracks attempts in MLflow: one run per attempt, written by a background thread from a bounded queue.
 
-MLflow is imported by that thread, in the process that follows an attempt, and by nobody else: it takes seconds.
+Only that thread imports MLflow, which takes seconds.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 MAX_QUEUED = 20_000
-"""Lines of metrics, about 1 KB each: what piles up while a store is away, and no more."""
+"""Metric lines, about 1 KB each, that are kept while the store is unreachable; further ones are dropped."""
 MAX_BATCH = 1000
-"""Metrics of one request: MLflow's own limit."""
+"""Metrics per request: MLflow's limit."""
 MAX_PARAMS, MAX_PARAM_CHARS = 100, 6000
-"""Of one request, and of a value: MLflow's own limits."""
+"""Parameters per request, and characters per value: MLflow's limits."""
 MAX_FILE_BYTES, MAX_FILES = 16 << 20, 20
-"""Of a file (a table of 100,000 steps has 10 MB), and of those that wait; what is more is left out and reported."""
+"""Size of a file (a table of 100,000 steps has 10 MB), and number of waiting files; others are left out and reported."""
 MAX_UPLOADS = 3
-"""Tries of one file: a store may take numbers and no files, for ever."""
+"""Upload attempts per file: a store may accept metrics but never files."""
 GATHER_S = 1.0
-"""Seconds that measurements wait for company: a store is written once a second, however fast the steps are."""
+"""Seconds over which metrics are batched: the store is written once a second, however fast the steps are."""
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 60.0
-PATIENCE_S = 20.0
-"""Seconds of failures before they are a problem: a store that two processes make at once, or that restarts, is one of seconds."""
+PROBLEM_AFTER_S = 20.0
+"""Seconds of failures before they are reported: a restart of the store, or its creation by two processes at once, takes less."""
 QUIET: Mapping[str, str] = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the thread has its own patience
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the thread retries
 }
-"""MLflow's environment where nothing else is set."""
+"""Defaults for MLflow's environment."""
 STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "cancelled": "KILLED", "paused": "KILLED", "preempted": "KILLED"}
-"""How MLflow calls the ends of an attempt; the others are ``FAILED``."""
+"""MLflow's status for each outcome of an attempt; others are ``FAILED``."""
 SQLITE = "sqlite:///"
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. :/]")
 NOT_METRICS = frozenset({"step", "time", "total_steps"})
@@ -64,7 +64,7 @@ class MlflowTracker:
     _ended: list[MlflowRunLog] = field(default_factory=list, repr=False, compare=False)
 
     def begin(self, run: TrackedRun) -> MlflowRunLog:
-        """See :class:`control_plane.platform.protocols.Tracker`; nothing is imported or opened yet when this returns."""
+        """See :class:`control_plane.platform.protocols.Tracker`. Returns before anything is imported or opened."""
         made = MlflowRunLog(uri=self.uri, run=run, on_end=self._ended.append)
         made.start()
         return made
@@ -80,7 +80,7 @@ class MlflowTracker:
         while self._ended:
             ended = self._ended.pop()
             if not ended.flush(timeout_s=max(0.0, until - time.monotonic())):
-                log.warning("the end of %s is not in MLflow: its store had not taken it %.0f s after the end", ended.run.name, timeout_s)
+                log.warning("the end of %s is not in MLflow: the store did not accept it within %.0f s", ended.run.name, timeout_s)
 
 
 @dataclass(kw_only=True)
@@ -88,13 +88,13 @@ class MlflowRunLog:
     uri: str
     run: TrackedRun
     over: bool = False
-    """The run has ended before: only files are added to it, and its end stays as it is."""
-    patience_s: float = PATIENCE_S
+    """The run has already ended: files are added, and its end stays unchanged."""
+    problem_after_s: float = PROBLEM_AFTER_S
     on_end: Callable[[MlflowRunLog], None] | None = None
     _lines: queue.Queue[Mapping[str, Any]] = field(default_factory=lambda: queue.Queue(maxsize=MAX_QUEUED))
     _files: deque[tuple[str, bytes]] = field(default_factory=deque)
     _uploads: int = 0
-    """Failed tries of the first file."""
+    """Failed uploads of the first file."""
     _left_out: list[str] = field(default_factory=list)
     _dropped: int = 0
     _error: str = ""
@@ -119,7 +119,7 @@ class MlflowRunLog:
     def attach(self, files: Mapping[str, bytes]) -> None:
         for path, body in files.items():
             if len(body) > MAX_FILE_BYTES or len(self._files) == MAX_FILES:
-                self._left_out.append(f"{path} ({len(body)} bytes; {MAX_FILES} files of {MAX_FILE_BYTES} bytes are kept)")
+                self._left_out.append(f"{path} ({len(body)} bytes; limit {MAX_FILES} files of {MAX_FILE_BYTES} bytes)")
             else:
                 self._files.append((path, body))
 
@@ -128,10 +128,10 @@ class MlflowRunLog:
         if self._left_out:
             return f"files were left out: {', '.join(self._left_out)}"
         if self._dropped:
-            return f"{self._dropped} lines of metrics were dropped: {self._error or 'more than the store takes'}"
+            return f"{self._dropped} lines of metrics were dropped: {self._error or 'the store is too slow'}"
         if self._lost:
             return self._error
-        return self._error if since is not None and time.monotonic() - since >= self.patience_s else None
+        return self._error if since is not None and time.monotonic() - since >= self.problem_after_s else None
 
     def end(self, *, outcome: str) -> None:
         self._outcome = outcome
@@ -143,14 +143,14 @@ class MlflowRunLog:
             self.on_end(self)
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Wait for what is on its way once the run has ended; False, and the rest is lost, if that takes longer."""
+        """Wait for pending writes of an ended run. Returns False if they take longer; the rest is then lost."""
         if self._thread is not None and self._over.is_set():
             self._thread.join(timeout_s)
         self._give_up.set()
         return self._thread is not None and not self._thread.is_alive()
 
     def _write(self) -> None:
-        """Open the run, then write what comes, until the end or until nobody waits any more."""
+        """Open the run, then write metrics and files until the run ends or :meth:`flush` gives up."""
         opened: tuple[MlflowClient, str] | None = None
         waiting: list[Metric] = []
         pause_s = RETRY_FIRST_S
@@ -158,7 +158,7 @@ class MlflowRunLog:
             try:
                 opened = opened or _open(self.uri, self.run, over=self.over)
                 if opened is None:
-                    log.warning("%s is not in MLflow, so it gets no files", self.run.name)
+                    log.warning("%s is not in MLflow; its files are not stored", self.run.name)
                     return
                 waiting = waiting or self._gather()
                 client, run_id = opened
@@ -176,12 +176,12 @@ class MlflowRunLog:
             except Exception as error:
                 self._failing_since = self._failing_since or time.monotonic()
                 self._error = f"{type(error).__name__}: {without_credentials(str(error).strip())[:200]}"
-                log.warning("MLflow did not take %s: %s; trying again in %.0f s", self.run.name, self._error, pause_s)
+                log.warning("MLflow did not accept %s: %s; retrying in %.0f s", self.run.name, self._error, pause_s)
                 self._give_up.wait(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
 
     def _upload(self, client: MlflowClient, run_id: str) -> None:
-        """Store the first file that waits, or give it up after :data:`MAX_UPLOADS` tries."""
+        """Store the first waiting file, or give up after :data:`MAX_UPLOADS` attempts."""
         path, body = self._files[0]
         try:
             with tempfile.TemporaryDirectory(prefix="ft-mlflow-") as directory:
@@ -193,13 +193,13 @@ class MlflowRunLog:
             self._uploads += 1
             if self._uploads < MAX_UPLOADS:
                 raise
-            self._left_out.append(f"{path} ({type(error).__name__} in {MAX_UPLOADS} tries)")
-            log.warning("MLflow does not take %s of %s; it is left out", path, self.run.name)
+            self._left_out.append(f"{path} ({type(error).__name__} in {MAX_UPLOADS} attempts)")
+            log.warning("MLflow does not accept %s of %s; it is left out", path, self.run.name)
         self._files.popleft()
         self._uploads = 0
 
     def _gather(self) -> list[Metric]:
-        """Measurements of up to :data:`GATHER_S`; none at the end."""
+        """Collect metrics for up to :data:`GATHER_S`; returns none at the end of the run."""
         until = time.monotonic() + GATHER_S
         found: list[Metric] = []
         while len(found) < MAX_BATCH:
@@ -213,16 +213,16 @@ class MlflowRunLog:
 
 
 def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClient, str] | None:
-    """A client and the id of the run: that of an earlier follower of this attempt, or a new one under the job's first attempt.
+    """Return a client and the run's id: an earlier follower's run of this attempt, or a new one under the job's first attempt.
 
-    Of a run that is `over` nothing is changed, and None is made.
+    If the run is `over`, it is neither changed nor created: returns None if it does not exist.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from mlflow.entities import Param
     from mlflow.tracking import MlflowClient
 
-    for name in ("alembic", "mlflow.store.db.utils"):  # they report each look at the schema
+    for name in ("alembic", "mlflow.store.db.utils"):  # they log each schema check
         logging.getLogger(name).setLevel(logging.WARNING)
     file = file_of(uri)
     if file is not None:
@@ -239,7 +239,7 @@ def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClien
         return client, same.info.run_id
     tags = {f"ft.{k}": v for k, v in run.tags.items()} | {"ft.job": run.job_id, "ft.attempt": str(run.attempt)}
     for orphan in job:
-        if orphan.info.status == "RUNNING":  # its follower died, and the next attempt is here
+        if orphan.info.status == "RUNNING":  # its follower died before this attempt began
             client.set_terminated(orphan.info.run_id, "FAILED")
     if job:
         first = min(job, key=lambda r: int(r.data.tags.get("ft.attempt", "0")))
@@ -252,20 +252,20 @@ def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClien
 
 
 def file_of(uri: str) -> Path | None:
-    """The file of an SQLite store; None of any other."""
+    """Return the file of an SQLite store; None for others."""
     return Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
 
 
 def artifacts_of(file: Path, tenant: str) -> Path:
-    """Where artifacts of a tenant's runs lie, beside an SQLite store."""
+    """Return the directory of a tenant's artifacts, next to an SQLite store."""
     return file.parent / "mlflow-artifacts" / tenant
 
 
 def make_store(file: Path) -> None:
-    """Make an SQLite store that is not there, once and whole.
+    """Create an SQLite store atomically, unless it exists.
 
-    MLflow takes dozens of migrations for it and neither locks the file nor wraps them: two processes at once, or one that
-    is killed, would leave a store that nobody can open again.
+    MLflow runs dozens of migrations without a lock or a transaction around them: two processes at once, or a killed one, would leave a
+    store that cannot be opened.
     """
     from mlflow.tracking import MlflowClient
 
@@ -286,7 +286,7 @@ def _experiment(client: MlflowClient, tenant: str, artifacts: str | None) -> str
     if found is None:
         try:
             return str(client.create_experiment(tenant, artifact_location=artifacts, tags={"ft.tenant": tenant}))
-        except MlflowException:  # another attempt of the tenant was faster
+        except MlflowException:  # another attempt of the tenant created it first
             found = client.get_experiment_by_name(tenant)
             if found is None:
                 raise

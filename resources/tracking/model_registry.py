@@ -1,7 +1,7 @@
-"""MLflow's registered models as a mirror of the registry: written by a process of its own, which ends when it is done.
+"""Mirrors the registry to MLflow's registered models, in a short-lived child process.
 
-MLflow takes seconds and a quarter of a gigabyte to import, and a store that is away keeps its caller waiting: neither is for a
-process that stays. ``python -m resources.tracking.model_registry`` reads an order on its standard input and answers with one line.
+MLflow takes seconds and a quarter of a gigabyte to import, and an unreachable store blocks its caller; neither is acceptable in a
+long-lived process. ``python -m resources.tracking.model_registry`` reads a request from standard input and answers with one line.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 LIMIT_S = 45.0
-"""For one round: a sensor's tick has a minute. What was written until then stays, and the next round goes on."""
+"""Time limit of one round: a sensor's tick has a minute. What was written stays, and the next round continues."""
 ADAPTER = "ft.adapter"
-"""Tag of a version: which adapter it is."""
+"""Tag of a version with the id of its adapter."""
 MANAGED = ("production", "staging", "previous")
-"""Aliases that follow the database; others are their owner's."""
+"""Aliases that follow the database; other aliases are left to their owners."""
 PAGE = 1000
 
 
@@ -46,19 +46,19 @@ class MlflowRegistry:
         try:
             done = subprocess.run(command, input=order, capture_output=True, text=True, timeout=self.limit_s, check=False)
         except subprocess.TimeoutExpired as e:
-            raise _away(f"MLflow had not taken the registered models after {self.limit_s:.0f} s") from e
+            raise _unavailable(f"MLflow did not accept the registered models within {self.limit_s:.0f} s") from e
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise _away(f"MLflow did not take the registered models: {without_credentials(last)[:300]}")
+            raise _unavailable(f"MLflow did not accept the registered models: {without_credentials(last)[:300]}")
         return int(json.loads(done.stdout.splitlines()[-1])["changes"])
 
 
-def _away(message: str) -> Unavailable:
-    return Unavailable(f"{message}; it is tried again", code="model_registry_unavailable")
+def _unavailable(message: str) -> Unavailable:
+    return Unavailable(f"{message}; the next round retries", code="model_registry_unavailable")
 
 
-def carry_out(uri: str, models: RegisteredModels) -> int:
-    """Write what differs; the number of changes. Imports MLflow."""
+def synchronize(uri: str, models: RegisteredModels) -> int:
+    """Write the differences to MLflow, which this imports, and return the number of changes."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
@@ -69,9 +69,9 @@ def carry_out(uri: str, models: RegisteredModels) -> int:
     if file is not None:
         make_store(file)
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    known = {model.name: dict(model.aliases) for model in every(client.search_registered_models)}
+    known = {model.name: dict(model.aliases) for model in search_all(client.search_registered_models)}
     there: dict[tuple[str, str], ModelVersion] = {
-        (v.name, v.tags[ADAPTER]): v for v in every(client.search_model_versions) if ADAPTER in v.tags
+        (v.name, v.tags[ADAPTER]): v for v in search_all(client.search_model_versions) if ADAPTER in v.tags
     }
     changes = 0
     for version in models.versions:
@@ -84,11 +84,11 @@ def carry_out(uri: str, models: RegisteredModels) -> int:
     return changes
 
 
-def every(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
-    """Every page of a search; one by one, a thousand models would take a thousand queries."""
+def search_all(search: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
+    """Yield the results of all pages of a search: querying a thousand models one by one would take a thousand queries."""
     token = None
     while True:
-        page = search(max_results=PAGE, page_token=token, **asked)
+        page = search(max_results=PAGE, page_token=token, **arguments)
         yield from page
         token = page.token
         if not token:
@@ -124,9 +124,9 @@ def _aliases(client: MlflowClient, model: str, present: Mapping[str, Any], wante
 
 def main() -> None:
     order: dict[str, Any] = json.load(sys.stdin)
-    asked = order["models"]
-    models = RegisteredModels(versions=[RegisteredVersion(**v) for v in asked["versions"]], aliases=asked["aliases"])
-    sys.stdout.write(json.dumps({"changes": carry_out(order["uri"], models)}) + "\n")
+    given = order["models"]
+    models = RegisteredModels(versions=[RegisteredVersion(**v) for v in given["versions"]], aliases=given["aliases"])
+    sys.stdout.write(json.dumps({"changes": synchronize(order["uri"], models)}) + "\n")
 
 
 if __name__ == "__main__":

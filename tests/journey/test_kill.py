@@ -34,7 +34,7 @@ def trainer_of(job_id: str) -> psutil.Process | None:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         is_trainer = "ft_assets.training.runtime" in words and "torch.distributed.run" not in words
-        if is_trainer and any(job_id in w for w in words) and "resources.launcher.watch" not in words:
+        if is_trainer and any(job_id in w for w in words) and "resources.launcher.workload_watcher" not in words:
             return process
     return None
 

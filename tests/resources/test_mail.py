@@ -113,7 +113,7 @@ def test_a_login_goes_over_starttls(start: Start, tmp_path: Path) -> None:
 
 def test_a_password_is_sent_over_nothing_less_than_tls(start: Start) -> None:
     box, port = start()
-    with pytest.raises(Unavailable, match="not sent in clear"):
+    with pytest.raises(Unavailable, match="only sent over TLS"):
         send(SmtpMailer(url=f"smtp://ft:secret@127.0.0.1:{port}", sender=SENDER))
     assert box.taken == []
 

@@ -248,6 +248,6 @@ def test_a_connection_that_the_server_ends_is_made_again(
 
 def test_a_webserver_that_is_away_is_told_as_such() -> None:
     launches = DagsterLaunches("http://127.0.0.1:9", token="t")
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/graphql launched nothing"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/graphql did not launch the run"):
         launches.launch(dg.RunRequest(run_key="k", job_name="prepare"))
     launches.close()

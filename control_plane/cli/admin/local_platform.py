@@ -24,9 +24,9 @@ def open_local() -> Iterator[Platform]:
 
     from control_plane.composition import open_platform
     from control_plane.platform.context import Actor
-    from deploy.local.home import UMASK
     from deploy.local.lifecycle import load_settings
     from deploy.local.postgres import postmaster_pid
+    from deploy.local.private_home import UMASK
 
     settings = load_settings()
     if settings.embedded_database and postmaster_pid(settings) is None:

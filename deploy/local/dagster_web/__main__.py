@@ -1,4 +1,4 @@
-"""``python -m deploy.local.dagster_web WORKSPACE``: Dagster's webserver behind the front, in one process and so on one port."""
+"""``python -m deploy.local.dagster_web WORKSPACE``: Dagster's webserver with access control, in one process and on one port."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from control_plane.composition import open_platform
 from control_plane.platform import secrets
 from control_plane.platform.settings import Settings, load
 from control_plane.tenants import operators
-from deploy.local.dagster_web.access_control import DagsterFront, allowed_hosts
+from deploy.local.dagster_web.access_control import AccessControl, allowed_hosts
 from ft_assets.telemetry import logs
 from resources import http_server
 
 DATABASE_LIMITS = (15_000, 3_600, 20)
-"""Statement time-out (ms), age of a pooled connection (s) and size of the pool: the defaults of ``dagster-webserver``."""
+"""Statement timeout (ms), maximum age of a pooled connection (s) and pool size: the defaults of ``dagster-webserver``."""
 POLL_MS = 2_000
-"""How often the UI asks for news of assets: the default of ``dagster dev``."""
+"""Interval at which the UI polls for asset updates: the default of ``dagster dev``."""
 GRACEFUL_SHUTDOWN_S = 3
-"""The UI's websockets never end by themselves."""
+"""Websockets of the UI never end by themselves."""
 
 
 def serve(instance: DagsterInstance, workspace: str, settings: Settings) -> None:
-    """Serve the code locations of the file `workspace` until SIGINT or SIGTERM."""
+    """Serve the code locations in the file `workspace` until SIGINT or SIGTERM."""
     instance.optimize_for_webserver(*DATABASE_LIMITS)
     target = WorkspaceFileTarget([workspace])
     with WorkspaceProcessContext(instance, version=__version__, read_only=False, workspace_load_target=target) as context:
-        app = behind_front(create_app_from_workspace_process_context(context, live_data_poll_rate=POLL_MS), settings)
+        app = protect(create_app_from_workspace_process_context(context, live_data_poll_rate=POLL_MS), settings)
         port, grace = settings.dagster_port, GRACEFUL_SHUTDOWN_S
         http_server.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=grace)
 
 
-def behind_front(app: ASGIApp, settings: Settings) -> DagsterFront:
-    """`app` for operators of the platform that `settings` describe, and for its own processes."""
+def protect(app: ASGIApp, settings: Settings) -> AccessControl:
+    """Restrict `app` to operators of the platform that `settings` describe, and to its own processes."""
     platform = open_platform(settings)
-    return DagsterFront(
+    return AccessControl(
         app,
         authenticate=lambda key: operators.authenticate(platform, key),
         token=secrets.dagster_token(settings),

@@ -1,10 +1,10 @@
-"""What stands before Dagster's webserver, which authenticates no one and accepts mutations by GET.
+"""Access control for Dagster's webserver, which has no authentication and accepts mutations by GET.
 
-A request passes when all of these hold, websockets included:
+A request or websocket is accepted if all of these hold:
 
-1. ``Host`` is one of the allowed hosts, so a foreign name that resolves to this machine opens nothing.
-2. ``Origin``, if sent, is one of them too; a session that changes something must send it.
-3. It carries an operator's key or the token of the installation as its bearer token, or the cookie of a session.
+1. ``Host`` is an allowed host, so that a foreign name that resolves to this machine is refused (DNS rebinding).
+2. ``Origin``, if sent, is an allowed host, too; a session that changes something must send it.
+3. It carries an operator's key or the installation's token as bearer token, or a session cookie.
 4. A GET of ``/graphql`` only queries; a POST is JSON, which a form on another site cannot send.
 
 A session begins at ``/ft/login`` with an operator's key. Its cookie holds that key, encrypted: revoking the key ends the session. A
@@ -34,15 +34,14 @@ from ft_assets.errors import Forbidden, FtError, InvalidRequest, Unauthenticated
 LOGIN, GRAPHQL = "/ft/login", "/graphql"
 COOKIE = "ft_operator"
 SESSION_S = 12 * 3600
-"""A working day; the operator's key may end it earlier."""
+"""A working day; revoking the operator's key ends the session earlier."""
 RECHECK_S = 10.0
-"""Seconds between two checks that an open websocket's session still holds: one indexed query each. A page of the UI
-holds one websocket."""
+"""Seconds between checks of an open websocket's session, one indexed query each. A page of the UI has one websocket."""
 MAX_FORM_BYTES = 4096
 JSON_TYPES = frozenset({"application/json", "application/graphql"})
 SAFE = frozenset({"GET", "HEAD"})
 POLICY_VIOLATION = 1008
-"""Code with which a websocket is closed (RFC 6455, 7.4.1)."""
+"""Close code of a websocket (RFC 6455, 7.4.1)."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'",
     "cache-control": "no-store",
@@ -56,12 +55,12 @@ form{{width:22rem;display:grid;gap:.75rem}}input,button{{font:inherit;padding:.5
 
 
 def allowed_hosts(port: int, configured: Sequence[str]) -> frozenset[str]:
-    """Values of ``Host`` that reach a server at `port` of this machine, and those of ``FT_DAGSTER_HOSTS``."""
+    """Return the allowed values of ``Host``: this machine's names with `port`, and ``FT_DAGSTER_HOSTS``."""
     return frozenset({f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", *configured})
 
 
-class DagsterFront:
-    """An ASGI application around Dagster's; `authenticate` returns for the key of an operator and raises ``FtError`` for any other."""
+class AccessControl:
+    """ASGI middleware around Dagster's application. `authenticate` raises ``FtError`` unless it is given an operator's key."""
 
     def __init__(
         self, app: ASGIApp, *, authenticate: Callable[[str], object], token: str, cipher: MultiFernet, hosts: frozenset[str]
@@ -76,7 +75,7 @@ class DagsterFront:
             return
         headers = Headers(scope=scope)
         try:
-            self._check_place(headers)
+            self._check_host_and_origin(headers)
             if scope["type"] == "http" and scope["path"] == LOGIN:
                 answer = await self._login(Request(scope, receive))
                 await answer(scope, receive, send)
@@ -93,7 +92,7 @@ class DagsterFront:
             await self._app(scope, receive, _unframed(send))
 
     async def _while_allowed(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        """A websocket of the application, which sees it disconnect once its caller is allowed no more."""
+        """Run the application's websocket; it is disconnected when its caller loses access."""
         ended = anyio.Event()
 
         async def receiving() -> Message:
@@ -120,7 +119,7 @@ class DagsterFront:
             tasks.cancel_scope.cancel()
 
     async def _watch(self, scope: Scope, headers: Headers, send: Send, ended: anyio.Event) -> None:
-        """Closes the websocket and sets `ended` once its caller is refused. It stays open while the database does not answer."""
+        """Close the websocket and set `ended` once its caller is refused. It stays open while the database does not answer."""
         while not ended.is_set():
             await anyio.sleep(RECHECK_S)
             try:
@@ -131,8 +130,7 @@ class DagsterFront:
                 ended.set()
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
 
-    def _check_place(self, headers: Headers) -> None:
-        """Where the request came in, and the page that sent it."""
+    def _check_host_and_origin(self, headers: Headers) -> None:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
             raise Forbidden(
@@ -148,21 +146,21 @@ class DagsterFront:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             if not hmac.compare_digest(bearer.strip().encode(), self._token):
-                await self._known(bearer.strip())
+                await self._authenticate_key(bearer.strip())
             return
-        await self._known(self._key_of(headers))
+        await self._authenticate_key(self._session_key(headers))
         changes = scope["type"] == "websocket" or scope["method"] not in SAFE
         if changes and "origin" not in headers:
-            raise Forbidden("a session sends Origin with what it changes; scripts use a bearer token", code="origin_not_allowed")
+            raise Forbidden("a session must send Origin to change something; use a bearer token in scripts", code="origin_not_allowed")
 
-    async def _known(self, key: str) -> None:
+    async def _authenticate_key(self, key: str) -> None:
         try:
             await anyio.to_thread.run_sync(self._authenticate, key)
         except SQLAlchemyError as error:
             raise Unavailable("operator keys cannot be checked because the database does not answer; retry in a moment") from error
 
-    def _key_of(self, headers: Headers) -> str:
-        """The operator's key in the session's cookie."""
+    def _session_key(self, headers: Headers) -> str:
+        """Return the operator's key in the session cookie."""
         try:
             sealed = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
             return self._cipher.decrypt(sealed.value.encode() if sealed else b"", ttl=SESSION_S).decode()
@@ -181,7 +179,7 @@ class DagsterFront:
                 return _page(f"The form exceeds {MAX_FORM_BYTES} bytes; paste the key alone.", status=413)
         key = parse_qs(body.decode("latin-1")).get("key", [""])[0].strip()
         try:
-            await self._known(key)
+            await self._authenticate_key(key)
         except FtError as error:
             return _page(error.message, status=error.http_status)
         answer = RedirectResponse("/", status_code=303)
@@ -209,7 +207,7 @@ def _check_graphql(scope: Scope, headers: Headers) -> None:
 
 async def _refuse(error: FtError, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
-        await receive()  # the handshake, which a close refuses with 403
+        await receive()  # the handshake; closing now answers it with 403
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
         return
     answer: Response
@@ -226,7 +224,7 @@ def _page(message: str, *, status: int = 200) -> Response:
 
 
 def _unframed(send: Send) -> Send:
-    """No other site may show the UI in a frame and have its buttons clicked."""
+    """Forbid other sites to frame the UI (clickjacking)."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

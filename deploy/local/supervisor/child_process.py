@@ -1,4 +1,4 @@
-"""One child process in a process group of its own, with its output in a log file."""
+"""A child process in its own process group, with its output in a log file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAIL_LINES = 15
 
 @dataclass(slots=True)
 class Child:
-    """A started process; `log_offset` is where this start's output begins in the shared log file."""
+    """A started process; its output begins at `log_offset` of the log file, which earlier starts share."""
 
     process: subprocess.Popen[bytes]
     identity: str | None
@@ -34,7 +34,7 @@ class Child:
         return self.process.poll()
 
     def tail(self) -> list[str]:
-        """The last lines that this start has written."""
+        """Return the last lines of this start's output."""
         with self.log.open("rb") as f:
             size = f.seek(0, os.SEEK_END)
             f.seek(max(self.log_offset, size - 16384))
@@ -46,7 +46,7 @@ class Child:
             self.process.send_signal(stop_signal)
 
     def kill_group(self) -> None:
-        """Kill what is left of the group; none left is fine."""
+        """Kill what is left of the process group."""
         kill_group(self.pid, signal.SIGKILL)
         self.process.wait()
 

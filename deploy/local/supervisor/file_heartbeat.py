@@ -1,7 +1,7 @@
-"""Runs a module as ``python -m`` does, and touches a file every second for as long as this process gets to run.
+"""Runs a module like ``python -m`` and touches a file every second.
 
-``python -m deploy.local.supervisor.file_heartbeat FILE MODULE [ARGUMENT ...]``: the supervisor reads from the file whether a
-service that has no port of its own still runs (:func:`deploy.local.readiness.file_touched`).
+``python -m deploy.local.supervisor.file_heartbeat FILE MODULE [ARGUMENT ...]``: the file tells the supervisor that a service without a
+port is alive (:func:`deploy.local.readiness.file_touched`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BEAT_S = 1.0
 
 
 def beat(file: Path) -> None:
-    """Touch `file` from a thread of its own until the process ends."""
+    """Touch `file` in a background thread until the process ends."""
 
     def run() -> None:
         while True:

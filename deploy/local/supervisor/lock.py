@@ -1,4 +1,4 @@
-"""One stack per home directory: a file lock that dies with its holder, and the cleaning up after one that was killed."""
+"""One stack per home directory: a file lock that is released with its holder, and cleanup after a killed stack."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resources.dagster import run_records
 from resources.launcher.process_identity import alive
 
 LEFTOVER_GRACE_S = 10.0
-"""Seconds that a leftover process group gets to end by itself: the grace of a service."""
+"""Seconds that a leftover process group gets to end by itself, as a service does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class StackFiles:
 
 @contextmanager
 def held(files: StackFiles) -> Iterator[None]:
-    """Hold the lock of this home, or refuse with who holds it. The kernel frees it however the holder ends."""
+    """Hold the lock of this home; raises ``Conflict`` that names its holder. The kernel releases it however the holder ends."""
     files.home.mkdir(parents=True, exist_ok=True)
     fd = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -78,7 +78,7 @@ def _acquired(fd: int, *, tries: int = 1) -> bool:
 
 
 def is_held(files: StackFiles) -> bool:
-    """Whether a supervisor lives for this home."""
+    """Whether a supervisor of this home is running."""
     if not files.lock.exists():
         return False
     fd = os.open(files.lock, os.O_RDWR | os.O_CLOEXEC)
@@ -89,12 +89,12 @@ def is_held(files: StackFiles) -> bool:
 
 
 def leftovers(stale: StackReport) -> list[ServiceReport]:
-    """Services of a dead supervisor of which some process still lives."""
+    """Return the services of a dead supervisor that still have live processes."""
     return [s for s in stale.services if s.pid is not None and _members(s.pid, s.identity, stale.stack_id)]
 
 
 def _members(pgid: int, recorded: str | None, stack_id: str) -> list[int]:
-    """Living processes of the recorded group; a group with a reused number has no process with our stack's id."""
+    """Return the live processes of the recorded group; a group with a reused id has no process with our stack's id."""
     if alive(pgid, recorded):
         return [pgid]
     found = []

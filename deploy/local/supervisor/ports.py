@@ -1,4 +1,4 @@
-"""Finds out whether a port is free, and who holds it if not."""
+"""Checks whether a port is free, and which process holds it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def in_use(host: str, port: int) -> bool:
 
 
 def holder(port: int) -> str:
-    """``python (pid 123)``, with the home of the stack that it belongs to, as far as this user may see."""
+    """Describe the process that listens on `port`, e.g. ``python (pid 123)``, and its stack's home, if this user may see them."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except psutil.Error:

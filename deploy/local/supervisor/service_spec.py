@@ -1,4 +1,4 @@
-"""What the supervisor knows of a service: how to start it, when it is ready, and how to end it."""
+"""Specification of a service: how to start it, when it is ready, and how to end it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Readiness:
 
     ready: bool
     detail: str = ""
-    """What it waits for, for the progress line."""
+    """What the service is waiting for, for the progress line."""
     broken: bool = False
     """This start will never be ready: it is replaced, with `detail` as the reason."""
 
@@ -24,7 +24,7 @@ Probe = Callable[[float], Readiness]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What the supervisor bears before it acts. Settings of the same names set them (``FT_START_TIMEOUT_S`` and so on)."""
+    """Limits at which the supervisor acts, from settings of the same names (``FT_START_TIMEOUT_S`` etc.)."""
 
     start_timeout_s: float = 180.0
     """Seconds to become ready before a start is replaced by another one, which gets twice the time."""
@@ -63,7 +63,7 @@ class Service:
     """Sent to the leader alone, which ends its own children."""
     grace_s: float = 10.0
     """Seconds after `stop_signal` before the whole process group is killed."""
-    patient: bool = False
+    full_grace: bool = False
     """Keeps its grace when a second Ctrl-C cuts the others' short (a database must close its files)."""
     required: bool = True
     """The platform is of no use without it: a first start that fails ends the stack, with the reason. The others keep being tried."""

@@ -1,4 +1,4 @@
-"""What the supervisor tells: one document, written to ``<home>/stack.json`` and sent to whoever started it."""
+"""The supervisor's report: a document that it writes to ``<home>/stack.json`` and sends to the process that started it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ServiceReport:
     detail: str = ""
     pid: int | None = None
     identity: str | None = None
-    """Of `pid`: tells a reused number from the process that was meant, also after the clock was set."""
+    """Identity of process `pid`, which distinguishes it from a later one with the same pid, even after a clock change."""
     url: str | None = None
     log: str = ""
     since: float | None = None
@@ -75,7 +75,7 @@ def from_json(text: str) -> StackReport:
 
 
 def read(path: Path) -> StackReport | None:
-    """The document at `path`; None when absent or not ours to understand (written by another version)."""
+    """Read the report at `path`; None if it is absent or another version wrote it."""
     try:
         return from_json(path.read_text())
     except (FileNotFoundError, ValueError, TypeError, KeyError):

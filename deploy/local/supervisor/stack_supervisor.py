@@ -1,4 +1,4 @@
-"""Starts services in the order of their needs, keeps them alive, and ends all of them: no way out of it leaves an orphan."""
+"""Starts services in dependency order, keeps them alive, and ends all of them without leaving orphans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from resources.launcher.process_identity import identity
 S = ServiceState
 TICK_S = 0.1
 STARVED_S = 2.0
-"""A turn that comes later than this counts as one in which the supervisor could not listen: services are not blamed for it."""
+"""If a loop iteration is later than this, the supervisor itself was starved, and services are not blamed for silence."""
 EXPENDABLE_WAIT_S = 10.0
 """How long READY waits for expendable services once all others serve: they import everything first, 5 s and more of a busy machine."""
 
@@ -235,7 +235,7 @@ class Supervisor:
         """Wait until `ending` have ended; kill the group of one whose grace is over."""
         while ending:
             for unit in ending:
-                hurried = self._stops > 1 and not unit.service.patient
+                hurried = self._stops > 1 and not unit.service.full_grace
                 if not unit.running or hurried or time.monotonic() > unit.kill_at:
                     self._gone(unit)
             self._publish()

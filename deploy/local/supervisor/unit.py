@@ -162,7 +162,7 @@ class Unit:
         self.enter(state)
 
     def recovered(self) -> str | None:
-        """Once after an outage, a line about its length."""
+        """Return a line about the length of an outage, once after its end."""
         if not self.ready or self._outage_since is None:
             return None
         seconds, self._outage_since = time.monotonic() - self._outage_since, None
@@ -195,7 +195,7 @@ class Unit:
         return begins
 
     def replaced(self) -> None:
-        """Take away a process that was asked to end, once it has ended or its grace is over."""
+        """Kill the group of a process that was asked to end, once it has ended or its grace period is over."""
         if not self.running or time.monotonic() > self.kill_at:
             self._await_restart()
 
@@ -205,7 +205,7 @@ class Unit:
         self.enter(S.RESTARTING, f"restart {len(self.deaths)}")
 
     def end(self) -> None:
-        """Take away what is left of the process group."""
+        """Kill what is left of the process group."""
         if self.child is not None:
             self.child.kill_group()
         self.enter(S.DONE if self.state is S.DONE else S.DOWN)
@@ -220,5 +220,5 @@ class Unit:
 
 
 def reason(error: Exception) -> str:
-    """`error` in a sentence."""
+    """Describe `error` in a sentence."""
     return error.message if isinstance(error, FtError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that ``resources.database.migrate`` hands over, and on no other."""
+"""Alembic's entry point: runs on the connection that ``resources.database.migrate`` passes."""
 
 from alembic import context
 

@@ -1,1 +1,1 @@
-"""The engine: one thread that owns the model and answers requests of the base and of all adapters in one batch."""
+"""The engine: one thread that owns the model and answers requests for the base and all adapters in one batch."""

@@ -1,7 +1,7 @@
-"""The running batch: rows that join after their prompt was read and leave when they have ended.
+"""The running batch: rows join after prefill and leave when they have ended.
 
-The key-value cache is left-padded to the longest row; padding is masked and positions count real tokens only, so a
-row's answer does not depend on who else is in the batch.
+The key-value cache is left-padded to the longest row. Padding is masked and positions count real tokens only, so a row's answer does not
+depend on the other rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Read the prompts of new rows and add them; returns their next-token logits, ``[new rows, vocabulary]``."""
+        """Prefill new rows and add them; returns their next-token logits, ``[new rows, vocabulary]``."""
         width = max(len(r.prompt) for r in rows)
         ids = torch.tensor([[self._pad] * (width - len(r.prompt)) + r.prompt for r in rows], device=self._device)
         mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in rows], device=self._device)
@@ -68,7 +68,7 @@ class Batch:
         return logits
 
     def leave(self, ended: Sequence[Row]) -> None:
-        """Drop rows and the padding that only they needed."""
+        """Remove rows, and the padding that only they needed."""
         gone = {id(r) for r in ended}
         keep = [i for i, r in enumerate(self.rows) if id(r) not in gone]
         if len(keep) == len(self.rows):
@@ -95,7 +95,7 @@ class Batch:
 
 
 def _widen(cache: Layers, mask: torch.Tensor, width: int) -> tuple[Layers, torch.Tensor]:
-    """Cache and mask padded on the left to `width`."""
+    """Left-pad cache and mask to `width`."""
     more = width - mask.shape[1]
     if more == 0:
         return cache, mask

@@ -1,7 +1,7 @@
-"""The engine thread: takes requests, keeps one batch running, and hands pieces of text to whoever asked.
+"""The engine thread: takes requests, runs one batch, and emits pieces of text.
 
-Only this thread touches the model. Attaching and detaching adapters are commands that it carries out between two
-steps: running requests never wait for one longer than that, and never see half an adapter.
+Only this thread uses the model. It attaches and detaches adapters between two steps, so running requests never wait longer than that and
+never see a partly attached adapter.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Piece:
     text: str
     completion_tokens: int
     finish_reason: str | None = None
-    """``stop`` or ``length``; ``error`` when the engine failed, ``too_complex`` when the answer's constraint passed its bounds."""
+    """``stop`` or ``length``; ``error`` if the engine failed, ``too_complex`` if the answer's constraint exceeded its limits."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Generation:
-    """One request on its way through the engine."""
+    """One request in the engine."""
 
     row: Row
     max_tokens: int
@@ -54,7 +54,7 @@ class Generation:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
-        """Leave the batch at the next step; nothing more is emitted."""
+        """Remove the request from the batch at the next step."""
         self.cancelled.set()
 
 
@@ -90,7 +90,7 @@ class Engine:
         return self._thread.is_alive() and not self._closed
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation up to the answer, by the model's own template."""
+        """Return the token ids of a conversation up to the answer, rendered by the model's chat template."""
         encoded = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)
         return [int(i) for i in encoded["input_ids"]]
 
@@ -125,7 +125,7 @@ class Engine:
         return generation
 
     def read_adapter(self, directory: Path) -> dict[str, lora.LoraPair]:
-        """Read matrices from disk; in the caller's thread, so that no step waits for the disk."""
+        """Read matrices from disk, in the caller's thread so that no step waits for the disk."""
         return lora.read(directory, dtype=self.dtype, device=self.device)
 
     def attach(self, name: str, pairs: dict[str, lora.LoraPair]) -> None:
@@ -136,7 +136,7 @@ class Engine:
         self._between_steps(work)
 
     def detach(self, name: str) -> None:
-        """Forget an adapter; requests that still need it end with an error, never with the base's answer."""
+        """Detach an adapter. Requests that still need it end with an error, never with the base's answer."""
 
         def work() -> None:
             self._attached.discard(name)
@@ -181,13 +181,13 @@ class Engine:
                 command()
             try:
                 self._advance([g for g in joining if not g.cancelled.is_set()])
-            except BaseException:  # a panic inside llguidance is not an Exception, and this thread must survive it
-                log.exception("a step failed; its requests end with an error")
+            except BaseException:  # a panic in llguidance is not an Exception, and this thread must survive it
+                log.exception("engine step failed; its requests end with an error")
                 self._fail(joining)
         self._fail(self._waiting)
 
     def _advance(self, joining: list[Generation]) -> None:
-        """One step of the running rows, then the first token of those that join."""
+        """Run one step of the running rows, then prefill the joining ones and pick their first token."""
         self._drop([g for g in self._active.values() if g.cancelled.is_set()])
         if self._batch.rows:
             self._accept([self._active[id(r)] for r in self._batch.rows], self._batch.step())
@@ -199,20 +199,20 @@ class Engine:
             self._accept(joining, self._batch.join([g.row for g in joining]))
 
     def _accept(self, generations: Sequence[Generation], logits: torch.Tensor) -> None:
-        self._drop([g for g, row_logits in zip(generations, logits, strict=True) if self._go_on(g, row_logits)])
+        self._drop([g for g, row_logits in zip(generations, logits, strict=True) if self._pick_token(g, row_logits)])
 
-    def _go_on(self, g: Generation, logits: torch.Tensor) -> bool:
-        """Add the next token to an answer; True when it has ended."""
+    def _pick_token(self, g: Generation, logits: torch.Tensor) -> bool:
+        """Pick the next token of an answer and add it; True if the answer has ended."""
         try:
             allowed = logits if g.constraint is None else g.constraint.mask(logits)
-            return self._take(g, pick(allowed, g.sampling, g.source))
+            return self._add_token(g, pick(allowed, g.sampling, g.source))
         except TooComplex as e:
-            log.warning("an answer's constraint passed its bounds: %s", e)
+            log.warning("the constraint of an answer exceeded its limits: %s", e)
             g.emit(Piece(text="", completion_tokens=len(g.row.generated), finish_reason="too_complex"))
             return True
 
-    def _take(self, g: Generation, token: int) -> bool:
-        """Add one token to an answer and emit what it shows; True when the answer has ended."""
+    def _add_token(self, g: Generation, token: int) -> bool:
+        """Add a token to an answer and emit the text that it completes; True if the answer has ended."""
         if token in self._ends:
             return self._end(g, "stop", g.text.finish())
         g.row.generated.append(token)
@@ -248,7 +248,7 @@ class Engine:
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
+    """Return the tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
     given = model.generation_config.eos_token_id
     found = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
     return frozenset(i for i in found if i is not None)

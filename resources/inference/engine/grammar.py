@@ -1,8 +1,7 @@
-"""Answers that follow a JSON schema: before each token of a row, which tokens may come next.
+"""Constrains answers to a JSON schema, by a mask of allowed tokens for each step.
 
-`llguidance` computes the masks. A compiled schema is kept and copied for each request, so the same schema is compiled once.
-Everything is bounded by counts, never by a clock: the size of a schema, of its grammar and of its automaton, and the work of
-one step. A request that passes a bound while it is answered ends alone.
+`llguidance` computes the masks. Each schema is compiled once, cached and copied for each request. All limits are counts, not times: the
+size of a schema, of its grammar and of its automaton, and the work of one step. Only the request that exceeds a limit ends.
 """
 
 from __future__ import annotations
@@ -23,40 +22,40 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 MAX_SCHEMA_BYTES = 1 << 16
-"""A schema of nested alternatives of this size takes 0.1 s to compile on one core, the slowest kind that was found."""
+"""Nested alternatives of this size, the slowest schemas found, take 0.1 s to compile on one core."""
 MAX_COMPILED = 64
-"""Compiled schemas that are kept."""
+"""Compiled schemas in the cache."""
 LIMITS = LLParserLimits(max_grammar_size=50_000, max_lexer_states=10_000, verbose_errors=False)
-"""A state takes 1 to 2 kB. The work of one step keeps the library's own bounds, about 15 ms."""
+"""A state takes 1 to 2 kB. For the work of one step, the library's defaults apply: about 15 ms."""
 MAX_MULTIPLE = 10_000
-"""Least common multiple of a schema's ``multipleOf``, in units of their last decimal place. The library visits each remainder when it
-compiles and counts none of them: 10,007 takes 0.04 s, 1,000,003 takes 7 s and 290 MB."""
+"""Largest least common multiple of a schema's ``multipleOf``, in units of their last decimal place. The library's limits do not cover it,
+and compilation visits each remainder: 10,007 takes 0.04 s, 1,000,003 takes 7 s and 290 MB."""
 OPTIONS: Any = {
     "whitespace_flexible": True,
-    # A space, or a line break with its indentation: without a bound, a model may go on with spaces until max_tokens.
+    # A space, or a line break with indentation. Unbounded, a model may emit spaces until max_tokens.
     "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,12})",
     "lenient": False,
     "coerce_one_of": False,
 }
-"""Every keyword of a schema is enforced or refused; these hold whatever the schema's own ``x-guidance`` says."""
+"""Every keyword of a schema is enforced or refused. These options override the schema's ``x-guidance``."""
 
 
 class SchemaError(Exception):
-    """A schema that cannot be enforced; the message says which part, and why."""
+    """A schema cannot be enforced; the message names the part and the reason."""
 
 
 class TooComplex(Exception):
-    """An answer cannot go on within the bounds of one step."""
+    """An answer cannot continue within the limits of one step."""
 
 
 class Constraint:
-    """How far one answer has come in its grammar. Used by the engine's thread."""
+    """The state of one answer in its grammar. Used by the engine's thread."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` over the vocabulary with all tokens at -inf that may not come next; an end only may where the answer is complete."""
+        """Return `logits` with -inf for tokens that may not come next; end tokens are allowed only if the answer is complete."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             raise TooComplex(self._matcher.get_error())
@@ -64,14 +63,14 @@ class Constraint:
         return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
 
     def take(self, token: int) -> bool:
-        """Go on by a token that :meth:`mask` allowed; True if the answer is complete and nothing can follow."""
+        """Advance by a token that :meth:`mask` allowed; True if the answer is complete and nothing can follow."""
         if not self._matcher.consume_token(token):
             raise TooComplex(self._matcher.get_error())
         return self._matcher.is_stopped()
 
 
 class Grammars:
-    """Compiled schemas for one tokenizer. Thread-safe; the tokenizer is analyzed when the first schema comes."""
+    """Compiled schemas for one tokenizer. Thread-safe; the first schema triggers the analysis of the tokenizer."""
 
     def __init__(self, tokenizer: Any, *, ends: Collection[int], vocabulary: int) -> None:
         self._hf, self._ends, self.vocabulary = tokenizer, sorted(ends), vocabulary
@@ -83,10 +82,10 @@ class Grammars:
         return from_tokenizer(self._hf, n_vocab=max(self.vocabulary, len(self._hf)), eos_token=list(self._ends))
 
     def constraint(self, schema: Mapping[str, Any]) -> Constraint:
-        """A new answer's constraint; ``SchemaError`` if `schema` is malformed, too large or uses what cannot be enforced."""
+        """Return a new answer's constraint; raises ``SchemaError`` if `schema` is malformed, too large or cannot be enforced."""
         key = _checked_text(schema)
-        if (kept := self._copy(key)) is not None:
-            return kept
+        if (cached := self._copy(key)) is not None:
+            return cached
         matcher = self._compile(key)
         with self._lock:
             self._compiled[key] = matcher
@@ -94,8 +93,8 @@ class Grammars:
                 self._compiled.popitem(last=False)
             return Constraint(matcher.deep_copy())
 
-    def kept(self, schema: Mapping[str, Any]) -> Constraint | None:
-        """As :meth:`constraint`, of a schema that is compiled already; None for others. Waits for no compilation."""
+    def cached(self, schema: Mapping[str, Any]) -> Constraint | None:
+        """Return :meth:`constraint` if `schema` is already compiled, else None. Never compiles."""
         return self._copy(_checked_text(schema))
 
     def _copy(self, key: str) -> Constraint | None:
@@ -108,7 +107,7 @@ class Grammars:
     def _compile(self, schema: str) -> LLMatcher:
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
-        except ValueError as error:  # of its parser of JSON
+        except ValueError as error:  # from its JSON parser
             raise SchemaError(_reason(str(error))) from error
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
@@ -117,25 +116,25 @@ class Grammars:
 
 
 def _checked_text(schema: Mapping[str, Any]) -> str:
-    """The schema as JSON, in its own order, which is the order of the answer's properties; ``SchemaError`` if it is over a bound."""
+    """Return the schema as JSON with its key order, which sets the order of the answer's properties; ``SchemaError`` if it is too large."""
     try:
         text = json.dumps(schema, ensure_ascii=False)
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise SchemaError("the schema holds half of a surrogate pair; write the character itself") from error
+        raise SchemaError("the schema contains half of a surrogate pair; write the character itself") from error
     except RecursionError as error:
         raise SchemaError("the schema is nested too deeply; simplify it") from error
     if size > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"the schema has {size} bytes, more than the {MAX_SCHEMA_BYTES} that are compiled; simplify it")
+        raise SchemaError(f"the schema has {size} bytes, limit {MAX_SCHEMA_BYTES}; simplify it")
     if _has_large_multiple(schema):
         raise SchemaError(
-            f"the least common multiple of its multipleOf is above {MAX_MULTIPLE}, counted in their last decimal place; use smaller ones"
+            f"the least common multiple of its multipleOf exceeds {MAX_MULTIPLE}, in units of their last decimal place; use smaller ones"
         )
     return text
 
 
 def _has_large_multiple(schema: Mapping[str, Any]) -> bool:
-    """Of every ``multipleOf`` in `schema`, whether or not they meet in one number."""
+    """Whether the least common multiple of all ``multipleOf`` in `schema` is too large, even if no number has to satisfy them all."""
     divisors = [Decimal(str(abs(number))) for number in _multiples(schema)]
     places = max((-int(divisor.as_tuple().exponent) for divisor in divisors), default=0)
     common = accumulate((int(divisor.scaleb(max(0, places))) for divisor in divisors), math.lcm)
@@ -149,13 +148,13 @@ def _multiples(schema: Mapping[str, Any]) -> Iterator[int | float]:
         if isinstance(part, dict):
             number = part.get("multipleOf")
             if (isinstance(number, int) and not isinstance(number, bool)) or (isinstance(number, float) and math.isfinite(number)):
-                yield number or 1  # 0 is refused by the library
+                yield number or 1  # the library refuses 0
         if isinstance(part, dict | list):
             open_parts += part.values() if isinstance(part, dict) else part
 
 
 def _reason(error: str) -> str:
-    """The library's reason, on one line and without the names of its options."""
+    """Return the library's reason on one line, without the names of its options."""
     if error.startswith("oneOf"):
         return "oneOf cannot be enforced, because its alternatives may overlap; use anyOf"
     return f"the schema cannot be enforced: {' '.join(error.split())[:300]}"

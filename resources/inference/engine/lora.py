@@ -1,9 +1,9 @@
 """Linear layers that apply a different adapter to each row of a batch.
 
-Rows are routed once a step for all layers (:class:`Routing`). A row without an adapter passes the base layer alone, so
-requests to the base and to any number of adapters share one forward pass. Several adapters are multiplied at once: their
-matrices are stacked, smaller ranks filled up with zeros, and their rows sorted to them in groups of one size. The stack is
-kept as long as the same adapters are in the batch; it doubles what these take in memory.
+Rows are routed once per step for all layers (:class:`Routing`). A row without an adapter passes only through the base layer, so requests
+to the base and to any number of adapters share a forward pass. Several adapters are multiplied at once: their matrices are stacked, with
+smaller ranks padded with zeros, and their rows gathered in groups of equal size. The stack is kept while the same adapters are in the
+batch; it doubles their memory.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Groups:
     """Rows of several adapters as one block of ``[adapters, group size]`` rows."""
 
     taken: torch.Tensor
-    """Row of the batch for each place of the block; any row where a group has a place to spare."""
+    """Batch row for each slot of the block; an arbitrary row for a group's spare slots."""
     filled: torch.Tensor
-    """Places of the block that hold a row."""
+    """Slots of the block that hold a row."""
     rows: torch.Tensor
-    """The rows that these are."""
+    """The batch rows in those slots."""
 
 
 MAX_SPARE = 4
-"""A block with more places than this many times its rows costs more than one adapter after the other."""
+"""A block with more slots than this many times its rows costs more than applying the adapters one after another."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Routing:
-    """Which rows of the present batch belong to which adapter; shared by all layers, set before each forward pass."""
+    """Maps adapters to rows of the current batch; shared by all layers, set before each forward pass."""
 
     rows: dict[str, torch.Tensor | slice] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     groups: Groups | None = None
-    """None where there are fewer than two adapters, or too unequal ones."""
+    """None with fewer than two adapters, or if their numbers of rows differ too much."""
 
     def set(self, adapters: Sequence[str | None]) -> None:
         found: dict[str, list[int]] = {}
@@ -78,7 +78,7 @@ def _groups(found: Sequence[Sequence[int]]) -> Groups | None:
 
 
 class LoraLinear(nn.Module):
-    """A linear layer of the base with the adapters that are attached to it."""
+    """A linear layer of the base with its attached adapters."""
 
     def __init__(self, base: nn.Linear, routing: Routing) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class LoraLinear(nn.Module):
         self._stacked = None
 
     def _add_groups(self, out: torch.Tensor, x: torch.Tensor, groups: Groups) -> torch.Tensor:
-        """`out` with the share of every adapter, by two batched products."""
+        """Add every adapter's contribution to `out`, with two batched products."""
         stacked = self._stack(kept=x.shape[1] == 1)
         if stacked is None:
             return out
@@ -111,9 +111,9 @@ class LoraLinear(nn.Module):
         return out.index_add_(0, groups.rows, added[groups.filled])
 
     def _stack(self, *, kept: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """``[adapters, inputs, rank]`` and ``[adapters, rank, outputs]``; None if no adapter of the batch has this layer.
+        """Return ``[adapters, inputs, rank]`` and ``[adapters, rank, outputs]``; None if no adapter of the batch has this layer.
 
-        `kept` for the steps of the running rows, which come again with the same adapters; not for the prompts of new ones.
+        `kept` caches the stack: for steps of the running rows, whose adapters stay the same, not for prefills.
         """
         names = self._routing.names
         if self._stacked is not None and self._stacked[0] == names:
@@ -138,7 +138,7 @@ class LoraLinear(nn.Module):
 
 
 def install(model: nn.Module, routing: Routing) -> dict[str, LoraLinear]:
-    """Put a :class:`LoraLinear` around every linear layer of `model` but its head; returns them by module name."""
+    """Wrap every linear layer of `model` except its head in a :class:`LoraLinear`; returns these by module name."""
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and name != "lm_head"]
     layers: dict[str, LoraLinear] = {}
     for name, linear in found:
@@ -149,13 +149,13 @@ def install(model: nn.Module, routing: Routing) -> dict[str, LoraLinear]:
 
 
 def read(directory: Path, *, dtype: torch.dtype, device: str) -> dict[str, LoraPair]:
-    """Matrices of the adapter in `directory` by module name; its package was verified before."""
+    """Read the matrices of the adapter in `directory` by module name; its package must have been verified."""
     config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     weights = load_file(directory / WEIGHTS, device=device)
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights.items():
         match = TENSOR.fullmatch(name)
-        assert match is not None, f"{name} passed verification"
+        assert match is not None, f"verification accepted tensor {name}"
         sides.setdefault(match["module"], {})[match["side"]] = tensor.to(dtype)
     return {
         module: LoraPair(down=pair["A"].T.contiguous(), up=(pair["B"].T * scale_of(config, module)).contiguous())

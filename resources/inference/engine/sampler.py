@@ -1,4 +1,4 @@
-"""The next token of one row: greedy, or drawn from the smallest set of tokens that holds `top_p` of the probability."""
+"""Picks the next token of a row: greedy, or sampled from the smallest set of tokens with `top_p` of the probability."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Sampling:
     """0 is greedy."""
     top_p: float = 1.0
     seed: int | None = None
-    """With a seed the same request draws the same tokens, whoever else is in the batch."""
+    """With a seed, the same request samples the same tokens, whatever else is in the batch."""
 
     def generator(self) -> torch.Generator | None:
-        """The row's own source of chance; None when it is greedy."""
+        """Return the row's random generator; None if greedy."""
         if self.temperature == 0:
             return None
         source = torch.Generator()
@@ -28,7 +28,7 @@ class Sampling:
 
 
 def pick(logits: torch.Tensor, sampling: Sampling, source: torch.Generator | None) -> int:
-    """The next token from logits over the vocabulary; `source` comes from :meth:`Sampling.generator` of the same request."""
+    """Pick the next token from logits over the vocabulary; `source` is the request's :meth:`Sampling.generator`."""
     if source is None:
         return int(logits.argmax())
     probabilities = torch.softmax(logits.double().cpu() / max(sampling.temperature, 1e-4), dim=-1)

@@ -1,15 +1,15 @@
-"""Tokens to text, piece by piece: no broken characters, and nothing of a stop string ever shown."""
+"""Turns tokens into text incrementally, without broken characters and without any part of a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 CONTEXT = 4
-"""Tokens before a piece that are decoded with it, so that spaces between words come out as in the whole."""
+"""Preceding tokens that are decoded with a piece, so that it has the same spaces between words as the whole text."""
 
 
 class Detokenizer:
-    """Text of a growing answer; a character spread over several tokens is held back until it is whole."""
+    """The text of a growing answer; a character that spans several tokens is held back until it is complete."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -17,12 +17,12 @@ class Detokenizer:
         self._done = 0
 
     def add(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is in the making."""
+        """Return the text that `token` completes; empty while a character is incomplete."""
         self._ids.append(token)
         return self._advance(final=False)
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:
@@ -35,14 +35,14 @@ class Detokenizer:
 
 
 class StopSearch:
-    """Looks for stop strings in streamed text; holds back what may be the beginning of one."""
+    """Finds stop strings in streamed text; holds back text that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [s for s in stops if s]
         self._held = ""
 
     def add(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was met (its text is then cut off)."""
+        """Return text that is safe to show, and whether a stop string was found, at which the text is cut."""
         self._held += text
         at = min((i for i in (self._held.find(s) for s in self._stops) if i >= 0), default=-1)
         if at >= 0:
@@ -57,5 +57,5 @@ class StopSearch:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -146,4 +146,4 @@ def test_mail_that_a_server_does_not_take_now_waits_for_its_next_attempt(mailed:
     Dispatcher(platform).drain(for_s=30)
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(deliveries).where(deliveries.c.tenant_id == tenant.id)).mappings().one()
-    assert (row["state"], row["attempts"]) == ("pending", 1) and "mail server does not answer" in row["last_error"]
+    assert (row["state"], row["attempts"]) == ("pending", 1) and "mail server did not answer" in row["last_error"]

@@ -13,7 +13,7 @@ import pytest
 
 from control_plane.adapters import promotions
 from control_plane.adapters.service import find_record
-from control_plane.composition import mounted
+from control_plane.composition import adapters_volume
 from control_plane.platform.context import Platform
 from control_plane.serving import rollout
 from control_plane.serving.node_files import materialise
@@ -62,7 +62,7 @@ def test_an_adapter_is_made_on_the_volume_that_it_is_served_from(customer: Custo
 @pytest.mark.slow
 def test_a_server_that_sees_the_volume_elsewhere_takes_part_in_the_hand_off(customer: Customer, volume: Path) -> None:
     with inference_server(customer.base, port=free_port()) as url:
-        servers = HttpFleet([url], token=TOKEN, mounted=mounted(customer.platform.settings))
+        servers = HttpFleet([url], token=TOKEN, volume=adapters_volume(customer.platform.settings))
         raw = HttpFleet([url], token=TOKEN)
         platform = replace(customer.platform, fleet=servers)
         adapter = customer.register(customer.trained())

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from deploy.local.home import make_private
+from deploy.local.private_home import make_private
 from ft_assets.errors import InvalidRequest
 from resources.database import embedded
 from resources.object_store import LocalObjectStore

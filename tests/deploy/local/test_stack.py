@@ -210,7 +210,7 @@ def test_a_second_stop_cuts_the_grace_short(tmp_path: Path, start: Callable[...,
 
 
 def test_a_second_stop_leaves_a_database_the_time_to_close_its_files(tmp_path: Path, start: Callable[..., Running]) -> None:
-    base = dataclasses.replace(serving(tmp_path, "base", CLOSING, grace_s=150), patient=True, last=True)
+    base = dataclasses.replace(serving(tmp_path, "base", CLOSING, grace_s=150), full_grace=True, last=True)
     stack = start(base, serving(tmp_path, "stubborn", STUBBORN, grace_s=150))
     running = pids(stack.ready())
     stack.supervisor.stop()
@@ -226,7 +226,7 @@ def test_a_second_stop_leaves_a_database_the_time_to_close_its_files(tmp_path: P
 
 def test_what_writes_to_the_database_keeps_its_grace_and_the_database_ends_last(tmp_path: Path) -> None:
     services = stack_services.services(settings_module.load({"FT_HOME": str(tmp_path)}))
-    assert {s.name for s in services if s.patient} == {"postgres", "migrate"}
+    assert {s.name for s in services if s.full_grace} == {"postgres", "migrate"}
     assert [s.name for s in services if s.last] == ["postgres"]
 
 

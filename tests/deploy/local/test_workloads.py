@@ -21,9 +21,9 @@ def test_each_workload_that_was_stopped_says_where_it_goes_on(tmp_path: Path) ->
         launcher.stop(name, grace_s=0.0)
     for name in ("saved-a2", "old-a1"):
         (tmp_path / name / "checkpoints" / "step-00000007").mkdir(parents=True)
-    assert workloads.stopped_as(settings, ["new-a1", "saved-a2", "old-a1", "judged-e1"]).split("; ") == [
-        "stopped training before its first checkpoint, which starts again when the stack is up again: new-a1",
-        "stopped training, which goes on from its last checkpoint when the stack is up again: saved-a2, old-a1",
-        "stopped evaluations, which keep their answers and go on when the stack is up again: judged-e1",
+    assert workloads.describe_stopped(settings, ["new-a1", "saved-a2", "old-a1", "judged-e1"]).split("; ") == [
+        "stopped training before its first checkpoint (starts over when the stack is up again): new-a1",
+        "stopped training (resumes from its last checkpoint when the stack is up again): saved-a2, old-a1",
+        "stopped evaluations (keep their answers and continue when the stack is up again): judged-e1",
     ]
-    assert workloads.stopped_as(settings, []) == ""
+    assert workloads.describe_stopped(settings, []) == ""

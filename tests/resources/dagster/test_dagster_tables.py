@@ -103,7 +103,7 @@ def test_a_run_is_erased_with_its_output_and_with_what_names_only_the_run(instan
 def test_a_run_and_a_tick_that_are_under_way_are_erased_once_they_have_ended(instance: dg.DagsterInstance, engine: Engine) -> None:
     run = create_run_for_test(instance, job_name="train", status=dg.DagsterRunStatus.STARTED, tags={"ft/tenant": "acme"})
     started = instance.create_tick(tick(TickStatus.STARTED, cursor=JOB))
-    with pytest.raises(Conflict, match=f"run {run.run_id} of Dagster is STARTED"):
+    with pytest.raises(Conflict, match=f"Dagster run {run.run_id} is STARTED"):
         dagster_records.erase(instance, engine, NAMES, budget_s=600)
     instance.report_run_canceled(run)
     assert dagster_records.erase(instance, engine, NAMES, budget_s=600) == {"runs": 1}

@@ -115,11 +115,11 @@ class World:
             return str(failures(context))
 
 
-def until(true: Callable[[], bool], patience_s: float) -> float:
+def until(true: Callable[[], bool], timeout_s: float) -> float:
     """Wait until it is; the seconds that took."""
     began = time.monotonic()
     while not true():
-        assert time.monotonic() - began < patience_s, f"not seen in {patience_s} s"
+        assert time.monotonic() - began < timeout_s, f"not seen in {timeout_s} s"
         time.sleep(0.05)
     return time.monotonic() - began
 

@@ -26,10 +26,19 @@ from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
 from ft_assets.errors import Unavailable
 from resources.atomic_write import write_atomically
-from resources.dagster.run_records import address_file, check_owned, living, read_record, record_path, runs_dir, socket_path, told_socket
+from resources.dagster.run_records import (
+    address_file,
+    announced_socket,
+    check_owned,
+    living,
+    read_record,
+    record_path,
+    runs_dir,
+    socket_path,
+)
 from resources.dagster.run_server import RunServer
 from resources.launcher.process_identity import identity
-from resources.launcher.watch import write_json
+from resources.launcher.workload_watcher import write_json
 
 RUNS = "open('/proc/{pid}/stat').read().split()[2] != 'Z'"
 """Whether a process has not ended, as Python."""
@@ -62,10 +71,10 @@ def record(settings: Settings) -> Iterator[Callable[..., subprocess.Popen[bytes]
         process.wait()
 
 
-def until(true: Callable[[], object], patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
+def until(true: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not true():
-        assert time.monotonic() < deadline, f"not seen in {patience_s} s"
+        assert time.monotonic() < deadline, f"not seen in {timeout_s} s"
         time.sleep(0.02)
 
 
@@ -164,11 +173,11 @@ def test_a_server_reports_runs_that_it_did_not_fork(settings: Settings, record: 
         process = record(run.run_id, instance_ref=serialize_value(instance.get_ref()))
         server = RunServer(directory=runs_dir(settings), stack="s")
         server._take_over()
-        server._look_for_orphans()
+        server._report_dead_orphans()
         assert living(runs_dir(settings)) == {run.run_id: process.pid}
         process.kill()
         process.wait()
-        server._look_for_orphans()
+        server._report_dead_orphans()
         assert read_record(runs_dir(settings), run.run_id) is None
         (reporter,) = server.children
         os.waitpid(reporter, 0)
@@ -195,7 +204,7 @@ def long_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setti
 
 def test_a_socket_outside_the_home_is_in_a_directory_of_this_user_alone(long_home: Settings) -> None:
     directory = socket_path(long_home).parent
-    with pytest.raises(Unavailable, match="is not there"):
+    with pytest.raises(Unavailable, match="does not exist"):
         check_owned(long_home, directory / "a.sock")
     directory.mkdir(mode=0o700)
     check_owned(long_home, directory / "a.sock")
@@ -204,7 +213,7 @@ def test_a_socket_outside_the_home_is_in_a_directory_of_this_user_alone(long_hom
         check_owned(long_home, directory / "a.sock")
     directory.rmdir()
     directory.symlink_to("/tmp")
-    with pytest.raises(Unavailable, match="alone"):
+    with pytest.raises(Unavailable, match="not private"):
         check_owned(long_home, directory / "a.sock")
 
 
@@ -218,10 +227,10 @@ def test_who_asks_for_a_run_finds_the_socket_that_the_server_chose(long_home: Se
     runs_dir(long_home).mkdir(parents=True)
     address_file(long_home).write_text(f"{chosen}\n")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert told_socket(long_home) == chosen != socket_path(long_home)
+    assert announced_socket(long_home) == chosen != socket_path(long_home)
     address_file(long_home).unlink()
     address_file(long_home).symlink_to("/etc/hostname")
-    assert told_socket(long_home) == socket_path(long_home), "what somebody else may have written is not read"
+    assert announced_socket(long_home) == socket_path(long_home), "what somebody else may have written is not read"
 
 
 def test_somebody_elses_directory_is_refused(long_home: Settings) -> None:
@@ -230,5 +239,5 @@ def test_somebody_elses_directory_is_refused(long_home: Settings) -> None:
     directory = socket_path(long_home).parent
     directory.mkdir(mode=0o700)
     os.chown(directory, 12345, 12345)
-    with pytest.raises(Unavailable, match="user 12345"):
+    with pytest.raises(Unavailable, match="owner 12345"):
         check_owned(long_home, directory / "a.sock")

@@ -34,7 +34,7 @@ from resources.database import embedded
 from resources.database.engine import make_engine
 from resources.tenant_records import DagsterRecords, MlflowRecords
 from resources.tracking.mlflow_tracker import MlflowTracker, artifacts_of, file_of
-from resources.tracking.model_registry import carry_out
+from resources.tracking.model_registry import synchronize
 from sensors.submit_job import submit
 from tests.support.platform.deletable_tenants import Clock, Weak, World
 
@@ -146,7 +146,7 @@ def track(world: World, tenant: str, job_id: str) -> None:
     assert log.problem() is None
     models = mlflow_mirror.desired(world.platform)
     versions = [replace(version, description=f"{CANARY} of {tenant}") for version in models.versions if version.tags["ft.tenant"] == tenant]
-    carry_out(uri, RegisteredModels(versions=versions, aliases={}))
+    synchronize(uri, RegisteredModels(versions=versions, aliases={}))
     file = file_of(uri)
     assert file is not None
     artifacts_of(file, tenant).mkdir(parents=True)

@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 import httpx
 import pytest
 
-from control_plane.composition import mounted
+from control_plane.composition import adapters_volume
 from control_plane.platform.protocols import Fleet, Replica
 from control_plane.platform.settings import load
 from ft_assets.errors import Conflict, Unavailable
-from resources.inference.fleet_client import SILENT_S, HttpFleet, Mounted
+from resources.inference.fleet_client import SILENT_S, HttpFleet, VolumeMount
 
 ONE, TWO = "http://one", "http://two"
 
@@ -84,22 +84,22 @@ def test_the_digest_of_the_base_is_told_by_its_second_name() -> None:
 def test_a_name_that_is_served_from_another_directory_is_refused_until_it_is_unloaded_there() -> None:
     replicas = Replicas()
     replicas.loaded["two"]["ft:a"] = "/old"
-    with pytest.raises(Conflict, match="serves ft:a from /old already") as refused:
+    with pytest.raises(Conflict, match="already serves ft:a from /old") as refused:
         fleet(replicas).load(TWO, "ft:a", Path("/a"))
     assert refused.value.code == "served_elsewhere"
 
 
 def test_a_server_is_told_its_own_path_of_a_directory_and_everybody_else_the_platforms() -> None:
     replicas = Replicas()
-    volume = Mounted(here=PurePosixPath("/ft/work/adapters"), there=PurePosixPath("/adapters"))
-    made = HttpFleet([ONE], token="t", mounted=volume, transport=replicas)
+    volume = VolumeMount(here=PurePosixPath("/ft/work/adapters"), there=PurePosixPath("/adapters"))
+    made = HttpFleet([ONE], token="t", volume=volume, transport=replicas)
     made.load(ONE, "ft:a", Path("/ft/work/adapters/adp-1@0123"))
     made.load(ONE, "ft:a", Path("/ft/work/adapters/adp-1@0123"))
     assert replicas.loaded["one"] == {"ft:a": "/adapters/adp-1@0123"}
     replicas.loaded["one"]["ft:b"] = "/adapters-of-others/adp-2"  # no part of the volume, though it begins alike
     (told,) = made.replicas()
     assert told.adapters == {"ft:a": "/ft/work/adapters/adp-1@0123", "ft:b": "/adapters-of-others/adp-2"}
-    with pytest.raises(Conflict, match="serves ft:a from /adapters/adp-1@0123 already"):
+    with pytest.raises(Conflict, match="already serves ft:a from /adapters/adp-1@0123"):
         made.load(ONE, "ft:a", Path("/ft/work/adapters/adp-3"))
 
 
@@ -107,8 +107,10 @@ def test_the_platforms_fleet_knows_where_servers_mount_the_adapters(tmp_path: Pa
     with pytest.raises(ValueError, match="'adapters' is not absolute"):
         load({"FT_SERVED_ADAPTERS_DIR": "adapters"})
     settings = load({"FT_HOME": str(tmp_path), "FT_SERVED_ADAPTERS_DIR": "/adapters", "FT_MLFLOW_URI": "off"})
-    assert mounted(settings).sent(f"{tmp_path}/work/adapters/adp-1") == "/adapters/adp-1"
-    assert mounted(load({"FT_HOME": str(tmp_path)})).sent(f"{tmp_path}/work/adapters/adp-1") == f"{tmp_path}/work/adapters/adp-1"
+    assert adapters_volume(settings).to_server(f"{tmp_path}/work/adapters/adp-1") == "/adapters/adp-1"
+    assert (
+        adapters_volume(load({"FT_HOME": str(tmp_path)})).to_server(f"{tmp_path}/work/adapters/adp-1") == f"{tmp_path}/work/adapters/adp-1"
+    )
 
 
 def answering(status: int, *, healthy: bool = True) -> Callable[[httpx.Request], httpx.Response | None]:

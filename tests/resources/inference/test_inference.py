@@ -117,7 +117,7 @@ def test_a_name_is_never_used_for_other_weights(url: str, place: Path) -> None:
     unload(url, "ft:fourth")
     other = load(url, "ft:fourth", place / "third")
     assert other.status_code == 400
-    assert "stood for other weights before" in other.json()["error"]["message"]
+    assert "was used for other weights before" in other.json()["error"]["message"]
     assert load(url, "ft:fourth", place / "fourth").status_code == 200
     unload(url, "ft:fourth")
 

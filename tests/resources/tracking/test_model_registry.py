@@ -12,7 +12,7 @@ import pytest
 
 from control_plane.platform.protocols import ModelRegistry, RegisteredModels, RegisteredVersion
 from ft_assets.errors import Unavailable
-from resources.tracking.model_registry import MlflowRegistry, carry_out
+from resources.tracking.model_registry import MlflowRegistry, synchronize
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # MLflow's own
@@ -49,9 +49,9 @@ def test_versions_tags_and_aliases_follow_and_what_others_did_stays(uri: str) ->
     mlflow = client(uri)
     mlflow.set_registered_model_alias("acme.support.base", "champion", "1")
     mlflow.create_registered_model("somebody-elses")
-    assert carry_out(uri, models(["production", "staging"], production="adp-0", staging="adp-1")) == 0, "twice is once"
+    assert synchronize(uri, models(["production", "staging"], production="adp-0", staging="adp-1")) == 0, "twice is once"
     changed = models(["production", "production", "draft"], production="adp-1", previous="adp-0")
-    assert carry_out(uri, changed) == 1 + 1 + 3, "a stage, a version, three aliases"
+    assert synchronize(uri, changed) == 1 + 1 + 3, "a stage, a version, three aliases"
     found = mlflow.get_registered_model("acme.support.base")
     assert {k: str(v) for k, v in found.aliases.items()} == {"champion": "1", "production": "2", "previous": "1"}
     serving = mlflow.get_model_version_by_alias("acme.support.base", "production")
@@ -59,15 +59,15 @@ def test_versions_tags_and_aliases_follow_and_what_others_did_stays(uri: str) ->
     assert mlflow.get_registered_model("somebody-elses").aliases == {}
     mlflow.set_registered_model_alias("acme.support.base", "production", "1")
     mlflow.set_model_version_tag("acme.support.base", "2", "ft.stage", "draft")
-    assert carry_out(uri, changed) == 2, "repaired"
+    assert synchronize(uri, changed) == 2, "repaired"
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////nowhere/at/all/mlflow.db", "http://127.0.0.1:9"], ids=["file", "server"])
 def test_a_store_that_is_not_there_says_so_and_holds_nobody_up(uri: str) -> None:
-    with pytest.raises(Unavailable, match="it is tried again"):
+    with pytest.raises(Unavailable, match="the next round retries"):
         MlflowRegistry(uri=uri, limit_s=60.0).mirror(models(["draft"]))
 
 
 def test_a_store_that_never_answers_is_given_up(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="had not taken the registered models after 0 s"):
+    with pytest.raises(Unavailable, match="did not accept the registered models within 0 s"):
         replace(MlflowRegistry(uri=uri), limit_s=0.05).mirror(models(["draft"]))

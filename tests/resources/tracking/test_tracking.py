@@ -95,7 +95,7 @@ def test_a_resumed_attempt_lies_under_the_first_and_a_second_follower_goes_on_in
 def test_a_tracker_that_is_away_neither_delays_nor_fails_and_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    log = MlflowRunLog(uri=f"sqlite:///{blocked}/mlflow.db", run=run("away"), patience_s=0.0)
+    log = MlflowRunLog(uri=f"sqlite:///{blocked}/mlflow.db", run=run("away"), problem_after_s=0.0)
     log.start()
     deadline = time.monotonic() + 60
     while log.problem() is None and time.monotonic() < deadline:
@@ -143,7 +143,7 @@ def test_a_run_has_its_files_and_one_that_has_ended_gets_more_without_running_ag
     log.attach({"spec.json": b"{}", "model/adapter_config.json": b'{"r": 8}', "huge.csv": b"x" * (MAX_FILE_BYTES + 1)})
     log.log(lines(1, 2))
     log.end(outcome="succeeded")
-    assert "huge.csv (16777217 bytes; 20 files of 16777216 bytes are kept)" in str(log.problem())
+    assert "huge.csv (16777217 bytes; limit 20 files of 16777216 bytes)" in str(log.problem())
     tracker.flush(timeout_s=60.0)
     (ended,) = runs_of("files")
     assert stored(uri, ended.info.run_id) == {"spec.json": b"{}", "model/adapter_config.json": b'{"r": 8}'}
@@ -171,7 +171,7 @@ def test_a_store_that_takes_no_files_has_every_number_and_the_end(uri: str, runs
         time.sleep(0.05)
     log.end(outcome="succeeded")
     tracker.flush(timeout_s=60.0)
-    assert "spec.json" in str(log.problem()) and "in 3 tries" in str(log.problem())
+    assert "spec.json" in str(log.problem()) and "in 3 attempts" in str(log.problem())
     (found,) = runs_of("nofiles")
     assert found.info.status == "FINISHED"
     assert history(uri, found.info.run_id, "train_loss") == [(1, 1.0), (2, 0.5)]
@@ -191,7 +191,7 @@ def test_each_file_has_its_own_tries(uri: str, caplog: pytest.LogCaptureFixture)
         time.sleep(0.05)
     log.end(outcome="succeeded")
     log.flush(timeout_s=60.0)
-    assert sum("trying again" in record.getMessage() for record in caplog.records) == 2 * (MAX_UPLOADS - 1)
+    assert sum("retrying in" in record.getMessage() for record in caplog.records) == 2 * (MAX_UPLOADS - 1)
 
 
 def test_what_ended_runs_have_on_its_way_is_waited_for_once(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
@@ -214,5 +214,5 @@ def test_who_follows_a_job_waits_for_no_store_and_hears_once_of_an_end_that_it_d
         log.end(outcome="succeeded")
         for _ in range(2):
             tracker.flush(timeout_s=0.0)
-        assert sum("its store had not taken it" in record.getMessage() for record in caplog.records) == 1
+        assert sum("the store did not accept it" in record.getMessage() for record in caplog.records) == 1
         assert not log.flush(timeout_s=0.0), "it is still on its way"

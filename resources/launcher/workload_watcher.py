@@ -1,12 +1,12 @@
-"""The watcher of one workload: ``python -m resources.launcher.watch DIR [FD...]`` starts it, waits for it, writes how it ended.
+"""The watcher of one workload: ``python -m resources.launcher.workload_watcher DIR [FD...]`` starts it, waits for it, records its end.
 
-Watcher and workload keep the file descriptors `FD` open: files that are locked for as long as the workload runs.
+Watcher and workload keep the file descriptors `FD` open, which hold locks for as long as the workload runs.
 
-Returns at once; the watcher goes on in a session of its own, so that it outlives its caller. It starts the workload at
-most once, whatever happens to it: the marker ``launched`` precedes the workload, and a second watcher finds it.
+The command returns at once; the watcher continues in its own session and outlives its caller. The workload is started at most once: the
+marker ``launched`` is created first, and a second watcher that finds it does nothing.
 
     workload.json  what to run (written by the launcher)
-    launched       empty: the one start was used
+    launched       empty marker: the workload was started
     watcher.json   pid and identity of the watcher
     process.json   pid and identity of the workload's leader, started_at
     status.json    exit_code, started_at, ended_at: present once it ended
@@ -44,7 +44,7 @@ def main(directory: Path, *held: int) -> None:
 
 
 def run(directory: Path, held: Collection[int]) -> dict[str, Any]:
-    """Start the workload in a group of its own, wait for its leader, end what it left behind."""
+    """Start the workload in its own process group, wait for the leader, then kill what is left of the group."""
     spec = json.loads((directory / "workload.json").read_text())
     started_at = time.time()
     with (directory / "log").open("ab") as log:
@@ -72,7 +72,7 @@ def run(directory: Path, held: Collection[int]) -> dict[str, Any]:
 
 
 def write_json(path: Path, body: Mapping[str, Any]) -> None:
-    """Replace `path` in one rename, durably."""
+    """Replace `path` atomically and durably."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("w") as f:
         json.dump(body, f)
@@ -82,7 +82,7 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def _default_signals() -> None:
-    """What the watcher ignores, the workload must not."""
+    """Restore the default handling of signals that the watcher ignores."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
 

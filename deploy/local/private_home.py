@@ -1,4 +1,4 @@
-"""Keeps ``FT_HOME`` to its owner: it holds the objects, logs and keys of every tenant."""
+"""Makes ``FT_HOME`` accessible to its owner only: it holds objects, logs and keys of all tenants."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ft_assets.errors import InvalidRequest
 UMASK = 0o077
 OTHERS = 0o077
 DATABASE_TRAVERSAL = 0o010
-"""As root, the embedded database runs as a user of its own in root's group, and passes through the home to its directory."""
+"""As root, the embedded database runs as another user in root's group, and must traverse the home to its directory."""
 
 
 def make_private(home: Path) -> str | None:
-    """Create `home` for its owner alone, or close it; from now on this process and its children create files for their owner alone.
+    """Create or restrict `home` to its owner, and set the umask so that this process and its children create private files.
 
-    Returns a sentence about what was open, None when nothing was. A home of another user is refused.
+    Returns a sentence if entries were open to other users, else None. Raises ``InvalidRequest`` if another user owns the home.
     """
     os.umask(UMASK)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = home.stat()
     if found.st_uid != os.geteuid():
         raise InvalidRequest(
-            f"{home} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}; "
-            f"run as its owner, or give it away: chown -R {os.geteuid()} {home}",
+            f"{home} belongs to user {found.st_uid}, but this process runs as user {os.geteuid()}; "
+            f"run as its owner, or change the owner: chown -R {os.geteuid()} {home}",
             code="home_not_private",
         )
     mode = stat.S_IMODE(found.st_mode)
@@ -38,11 +38,11 @@ def make_private(home: Path) -> str | None:
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS)
     if not opened:
         return None
-    return f"{home} was open to other users (mode {mode:o}, {len(opened)} entries); closed it to all but its owner"
+    return f"{home} was open to other users (mode {mode:o}, {len(opened)} entries); restricted it to its owner"
 
 
 def _is_open(path: Path, allowed: int) -> bool:
-    """Whether others may use `path`, which is ours and no link."""
+    """Whether other users have access to `path`, if this user owns it and it is not a link."""
     found = path.lstat()
     ours = found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
     return ours and bool(stat.S_IMODE(found.st_mode) & OTHERS & ~allowed)
