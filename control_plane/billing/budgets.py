@@ -1,4 +1,4 @@
-"""Budgets: what a tenant means to spend in a month, and an alert for each threshold, once a month. They stop nothing; quotas do."""
+"""Budgets: a tenant's planned spending per month, with an alert once a month for each threshold. They stop nothing; quotas do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from control_plane.tenants.tables import tenants
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 DEFAULT_THRESHOLDS = (50, 80, 100)
-"""Percents: half, time to act, and all of it."""
+"""Percentages: half, while there is time to act, and all of it."""
 MAX_THRESHOLDS = 10
 MAX_PERCENT = 1000
 MAX_BUDGETS = 20
@@ -35,22 +35,24 @@ MAX_PAGE = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """A budget and where it stands this month."""
+    """A budget and its state this month."""
 
     row: RowMapping
     spent_micros: int
-    """Entries of the month, and attempts that run now."""
+    """Entries of the month, plus running attempts."""
     alerts: Sequence[int]
-    """Thresholds that were told of this month."""
+    """Thresholds already reported this month."""
 
 
 def create(platform: Platform, tenant: str, *, name: str, limit_micros: int, thresholds: Sequence[int] = DEFAULT_THRESHOLDS) -> Budget:
-    """Make a budget of `tenant`; ``Conflict`` if it has one of that name."""
+    """Create a budget of `tenant`; ``Conflict`` if it has one of that name."""
     values = _checked(name=name, limit_micros=limit_micros, thresholds=thresholds)
     now = platform.clock()
     row = {"id": f"bud_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, **values, "created_at": now, "updated_at": now}
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # the count holds until the end
+        conn.execute(
+            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
+        )  # so that the count stays valid until the end
         held = int(conn.execute(sa.select(sa.func.count()).select_from(budgets).where(budgets.c.tenant_id == tenant)).scalar_one())
         if held >= MAX_BUDGETS:
             raise QuotaExceeded(f"you have {held} budgets, and {MAX_BUDGETS} are the limit; delete one first", code="too_many_budgets")
@@ -62,7 +64,7 @@ def create(platform: Platform, tenant: str, *, name: str, limit_micros: int, thr
 
 
 def list_budgets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> tuple[list[Budget], bool]:
-    """Budgets of `tenant`, newest first, and whether more follow."""
+    """Return budgets of `tenant`, newest first, and whether more follow."""
     query = sa.select(budgets).where(budgets.c.tenant_id == tenant)
     keys = (budgets.c.created_at, budgets.c.id)
     with platform.engine.connect() as conn:
@@ -77,7 +79,7 @@ def get(platform: Platform, tenant: str, budget_id: str) -> Budget:
 
 
 def update(platform: Platform, tenant: str, budget_id: str, **changes: Any) -> Budget:
-    """Change name, limit or thresholds. What was told of this month is not told again."""
+    """Change name, limit or thresholds. Thresholds already reported this month are not reported again."""
     with platform.engine.begin() as conn:
         row = _row(conn, tenant, budget_id, lock=True)
         merged = {name: row[name] for name in ("name", "limit_micros", "thresholds")} | changes
@@ -96,9 +98,9 @@ def delete(platform: Platform, tenant: str, budget_id: str) -> None:
 
 
 def alert_due(platform: Platform) -> int:
-    """Tell of every threshold that was reached and not told of this month; returns how many. Two rounds at once tell once.
+    """Report every threshold newly reached this month; returns how many. Concurrent calls report each once.
 
-    One tenant that fails keeps no other from being told; ``FtError`` at the end where one has.
+    An error in one tenant does not affect others; raises ``FtError`` at the end.
     """
     with platform.engine.connect() as conn:
         of = conn.execute(sa.select(budgets.c.tenant_id).distinct().order_by(budgets.c.tenant_id)).scalars().all()
@@ -111,7 +113,7 @@ def alert_due(platform: Platform) -> int:
 
 
 def spent_micros(conn: Connection, platform: Platform, tenant: str, month: Month) -> int:
-    """Entries of `month`, and what runs now and would be billed if it ended at this moment."""
+    """Return what was spent in `month`: its entries, plus running attempts as if they ended now."""
     within = ledger_entries.c.occurred_at >= month.begins, ledger_entries.c.occurred_at < month.ends
     query = sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0))
     entered = int(conn.execute(query.where(ledger_entries.c.tenant_id == tenant, *within)).scalar_one())
@@ -139,7 +141,7 @@ def _alert(platform: Platform, tenant: str) -> int:
 
 
 def _seen(platform: Platform, row: RowMapping) -> Budget:
-    """Where a budget stands, once no lock is held any more: what was spent is a sum over the month."""
+    """Return a budget's state. Call without holding locks: it sums over the month."""
     with platform.engine.connect() as conn:
         return _view(conn, platform, row)
 

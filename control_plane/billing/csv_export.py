@@ -1,4 +1,4 @@
-"""Usage and invoices as CSV, from their JSON: the API and the command line make the same bytes."""
+"""Usage and invoices as CSV, built from their JSON, so that the API and the command line produce the same bytes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SUMS = (
     "amount_micros", "amount_usd",
 )  # fmt: skip
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would compute."""
+"""First characters of cells that a spreadsheet would evaluate."""
 
 
 def invoice(document: Mapping[str, Any]) -> str:
-    """The lines of an invoice with a header, and its total as the last line."""
+    """Return the lines of an invoice with a header, and its total as the last line."""
     lines = [dict(line) | {"amount_usd": usd(line["amount_micros"])} for line in document["lines"]]
     total = {"kind": "total", "description": document["month"], "amount_micros": document["total_micros"]}
     return _sheet(INVOICE_COLUMNS, [*lines, total | {"amount_usd": usd(document["total_micros"])}])
 
 
 def usage(document: Mapping[str, Any]) -> str:
-    """A line for each bucket and group; buckets of nothing are left out."""
+    """Return one line per bucket and group; empty buckets are left out."""
     rows = [
         {"start": _time(bucket["start_time"]), "end": _time(bucket["end_time"]), **result, "amount_usd": usd(result["amount_micros"])}
         for bucket in document["data"]
@@ -40,7 +40,7 @@ def usage(document: Mapping[str, Any]) -> str:
 
 
 def usd(micros: int) -> str:
-    """Exact, with all six places."""
+    """Format exactly, with all six decimal places."""
     whole, rest = divmod(abs(micros), MICROS)
     return f"{'-' if micros < 0 else ''}{whole}.{rest:06d}"
 
@@ -55,7 +55,7 @@ def _sheet(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Text is never a formula."""
+    """Quote text so that it is never a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 

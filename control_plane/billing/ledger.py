@@ -1,4 +1,4 @@
-"""The ledger: one door in, an entry with both of its sides, once, however often it is reported; and what can be read of it."""
+"""The ledger: posts entries with both sides, each exactly once however often it is reported, and reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_PAGE = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialBalance:
-    """Every account with its balance, debits positive; what tenants owe is one line."""
+    """Every account with its balance, debits positive; tenants' debts are one line."""
 
     accounts: Mapping[str, int]
     receivables: Mapping[str, int]
@@ -30,12 +30,12 @@ class TrialBalance:
 
     @property
     def total(self) -> int:
-        """Nothing, as long as every entry has both of its sides."""
+        """Zero if the ledger balances."""
         return sum(self.accounts.values())
 
 
 def post(conn: Connection, tenant: str, entry: Entry, *, now: datetime) -> bool:
-    """Enter `entry` with its postings; False where the ledger has it already, and nothing changes."""
+    """Post `entry`; returns False, and changes nothing, if the ledger already has it."""
     values = {**asdict(entry), "tenant_id": tenant, "created_at": now}
     new = insert(ledger_entries).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(ledger_entries.c.id)
     if conn.execute(new).scalar() is None:
@@ -49,26 +49,26 @@ def post(conn: Connection, tenant: str, entry: Entry, *, now: datetime) -> bool:
 
 
 def entry_of(row: RowMapping) -> Entry:
-    """The entry that a row holds."""
+    """Build the entry from a row."""
     return Entry(**{field.name: row[field.name] for field in fields(Entry)})
 
 
 def balance(platform: Platform, tenant: str) -> int:
-    """What `tenant` owes of all that was ever entered, in micro-dollars; payments are not kept here."""
+    """Return what `tenant` owes over all entries, in micro-dollars; payments are not recorded here."""
     query = sa.select(sa.func.coalesce(sa.func.sum(ledger_postings.c.amount_micros), 0))
     with platform.engine.connect() as conn:
         return int(conn.execute(query.where(ledger_postings.c.account == receivable(tenant))).scalar_one())
 
 
 def costs_of_jobs(conn: Connection, job_ids: Iterable[str]) -> dict[str, int]:
-    """What jobs owe so far, in micro-dollars; a job without an entry is absent."""
+    """Return what jobs owe so far, in micro-dollars; jobs without entries are absent."""
     entries = ledger_entries.c
     query = sa.select(entries.job_id, sa.func.sum(entries.amount_micros)).where(entries.job_id.in_(list(job_ids)))
     return {job_id: int(total) for job_id, total in conn.execute(query.group_by(entries.job_id))}
 
 
 def cost_of_job(platform: Platform, job_id: str) -> int:
-    """What a job owes so far, in micro-dollars."""
+    """Return what a job owes so far, in micro-dollars."""
     with platform.engine.connect() as conn:
         return costs_of_jobs(conn, [job_id]).get(job_id, 0)
 
@@ -83,7 +83,7 @@ def list_entries(
     limit: int = 20,
     order: Order = "desc",
 ) -> Page:
-    """Entries of `tenant` in the order in which they occurred, newest first."""
+    """Return entries of `tenant`, most recent first."""
     if kind is not None and kind not in ACCOUNTS:
         raise InvalidRequest(
             f"kind {kind[:40]!r} is unknown; kinds of entries are {', '.join(ACCOUNTS)}", code="invalid_kind", param="kind"
@@ -99,20 +99,20 @@ def list_entries(
 
 
 def of_job(conn: Connection, tenant: str, job_id: str) -> list[Entry]:
-    """Entries of one job, attempt by attempt."""
+    """Return the entries of one job, by attempt."""
     this = ledger_entries.c.tenant_id == tenant, ledger_entries.c.job_id == job_id
     order = ledger_entries.c.attempt, ledger_entries.c.occurred_at, ledger_entries.c.kind.desc(), ledger_entries.c.id
     return [entry_of(row) for row in conn.execute(sa.select(ledger_entries).where(*this).order_by(*order)).mappings()]
 
 
 def cases_of_job(conn: Connection, tenant: str, job_id: str) -> Sequence[RowMapping]:
-    """Refunds of one job that a person decides on, or has decided on."""
+    """Return refund cases of one job, open and decided."""
     this = refund_cases.c.tenant_id == tenant, refund_cases.c.job_id == job_id
     return conn.execute(sa.select(refund_cases).where(*this).order_by(refund_cases.c.attempt)).mappings().all()
 
 
 def entered(conn: Connection, entry_id: str) -> Entry:
-    """One entry; ``NotFound`` where there is none."""
+    """Return one entry; ``NotFound`` if it does not exist."""
     row = conn.execute(sa.select(ledger_entries).where(ledger_entries.c.id == entry_id)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"the ledger has no entry {entry_id[:80]!r}", code="entry_not_found", param="id")
@@ -120,7 +120,7 @@ def entered(conn: Connection, entry_id: str) -> Entry:
 
 
 def trial_balance(platform: Platform) -> TrialBalance:
-    """Balances of every account of the whole platform."""
+    """Return the balances of every account of the platform."""
     query = sa.select(ledger_postings.c.account, sa.func.sum(ledger_postings.c.amount_micros)).group_by(ledger_postings.c.account)
     with platform.whole.engine.connect() as conn:
         found: dict[str, Any] = {account: int(total) for account, total in conn.execute(query.order_by(ledger_postings.c.account))}

@@ -1,4 +1,4 @@
-"""The whole ledger, verified: both sides of every entry, and every entry against what it was made of."""
+"""Verifies the whole ledger: both sides of every entry, and every entry against its source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Difference:
     code: str
     """``unbalanced``, ``not_billed``, ``recomputed``, ``refund``, ``storage``, ``invoice``."""
     id: str
-    """Of the entry, attempt or invoice."""
+    """Id of the entry, attempt or invoice."""
     detail: str
 
 
@@ -43,20 +43,20 @@ class Difference:
 class Checked:
     num_entries: int
     num_intervals: int
-    """Closed intervals, each held against its entries."""
+    """Closed intervals compared with their entries."""
     num_invoices: int
     total_micros: int
-    """Of all accounts: nothing."""
+    """Sum over all accounts; zero if the ledger balances."""
     differences: tuple[Difference, ...]
 
 
 def check(platform: Platform) -> Checked:
-    """Verify the ledger in one snapshot of the database; it changes nothing.
+    """Verify the ledger in one database snapshot; changes nothing.
 
-    1. Postings of each entry add up to nothing, and its receivable is its amount.
-    2. Each closed interval has the entries that its reports give at the prices that held then, and no others.
-    3. Refunds are those of platform faults and of granted cases.
-    4. Each day's storage is what its sample gives.
+    1. Postings of each entry add up to zero, and its receivable equals its amount.
+    2. Each closed interval has exactly the entries that its reports give at the prices of that time.
+    3. Refunds match platform faults and granted cases.
+    4. Each day's storage entry matches its sample.
     5. Each invoice has the digest of its document, and the total of its entries.
     """
     book = prices.load(platform.settings.prices_file)

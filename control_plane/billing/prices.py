@@ -1,6 +1,7 @@
-"""The price lists: what a GPU-hour and a GiB-month cost, since when, and why; from ``prices.yaml`` or the file that ``FT_PRICES`` names.
+"""Price lists: the price of a GPU-hour and of a GiB-month, from when on, and why; from ``prices.yaml`` or the file that ``FT_PRICES``
+names.
 
-A list holds from its day on and never changes afterwards: new prices are a new list, and what began before keeps its old ones.
+A list applies from its day on and never changes: new prices are a new list, and what began earlier keeps the old ones.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ GIB = 1 << 30
 MICROS = 1_000_000
 MS_PER_HOUR = 3_600_000
 MAX_MICROS = 10**12
-"""A million dollars an hour: a larger price is a slip of the keyboard."""
+"""A million dollars an hour; more is probably a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuPrice:
-    """Micro-dollars of one GPU for one hour."""
+    """Micro-dollars per GPU and hour."""
 
     on_demand: int
     spot: int
@@ -44,17 +45,17 @@ class GpuPrice:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierPrice:
     gpu_percent: int
-    """Of the price of a GPU-hour."""
+    """Percentage of the GPU-hour price."""
     storage_percent: int
-    """Of the price of a GiB-month."""
+    """Percentage of the GiB-month price."""
     storage_allowance_bytes: int
-    """Stored free of charge."""
+    """GiB stored free of charge."""
     origin: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceList:
-    """All prices that hold at one time."""
+    """All prices in force at one time."""
 
     valid_from: date
     gpus: Mapping[str, GpuPrice]
@@ -63,13 +64,14 @@ class PriceList:
     storage_origin: str
 
     def gpu_micros(self, gpu_type: str, *, tier: str, pricing: Pricing, gpu_ms: int, down: bool = False) -> int:
-        """Price of `gpu_ms` milliseconds of a GPU, to the nearest micro-dollar or `down`; ``ValueError`` where its type has none."""
+        """Return the price of `gpu_ms` GPU milliseconds, rounded to the nearest micro-dollar or `down`; ``ValueError`` if the type has
+        no price."""
         hourly = self.gpu(gpu_type).per_hour(pricing) * self.tiers[tier].gpu_percent
         exact = hourly * gpu_ms, 100 * MS_PER_HOUR
         return exact[0] // exact[1] if down else half_even(*exact)
 
     def storage_micros_per_day(self, *, tier: str, stored_bytes: int, days_in_month: int) -> int:
-        """Price of one day of storage: what lies beyond the tier's allowance."""
+        """Return the price of one day of storage beyond the tier's allowance."""
         of_tier = self.tiers[tier]
         billed = max(0, stored_bytes - of_tier.storage_allowance_bytes)
         return half_even(self.storage_micros_per_gib_month * of_tier.storage_percent * billed, 100 * GIB * days_in_month)
@@ -86,26 +88,26 @@ class PriceList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceBook:
-    """Every list that there was, oldest first."""
+    """All lists, oldest first."""
 
     lists: tuple[PriceList, ...]
 
     def at(self, when: datetime) -> PriceList:
-        """The list that holds at `when`; before the first one, the first."""
+        """Return the list in force at `when`; before the first one, the first."""
         since = [datetime.combine(one.valid_from, time(), UTC) for one in self.lists]
         return self.lists[max(0, bisect.bisect_right(since, when) - 1)]
 
 
 def half_even(numerator: int, denominator: int) -> int:
-    """``numerator / denominator`` as a whole number, a half going to the even one: the one rounding of every entry."""
+    """Return ``numerator / denominator`` as a whole number, halves to even; the only rounding of entries."""
     whole, rest = divmod(numerator, denominator)
     return whole + (2 * rest > denominator or (2 * rest == denominator and whole % 2 == 1))
 
 
 @cache
 def load(path: Path | None = None) -> PriceBook:
-    """The price book in `path` (default: the one that ships), read once a process. ``ValueError`` names the entry that is wrong."""
-    import yaml  # when it is needed: a command line that imports this module reads no price list
+    """Return the price book in `path` (default: the built-in one), read once per process. ``ValueError`` names the wrong entry."""
+    import yaml  # imported late: the command line imports this module without reading prices
 
     file = path or BUILTIN
     try:
@@ -116,7 +118,7 @@ def load(path: Path | None = None) -> PriceBook:
 
 
 def parse(body: Any, *, origin: str = "prices") -> PriceBook:
-    """The price book that `body` describes, or ``ValueError`` with the place of the first mistake."""
+    """Build the price book that `body` describes; ``ValueError`` names the place of the first mistake."""
     fields = _fields(body, origin, "lists")
     if not isinstance(fields["lists"], list) or not fields["lists"]:
         raise ValueError(f"{origin}: lists is {fields['lists']!r}; it needs at least one price list")

@@ -1,4 +1,4 @@
-"""Refunds that a person decides on, and corrections by hand: each is an entry of its own, and nothing is ever changed."""
+"""Refunds that operators decide on, and manual adjustments; each is a new entry, and existing entries never change."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ State = Literal["pending", "granted", "refused"]
 STATES: tuple[State, ...] = get_args(State)
 MAX_NOTE = 2000
 MAX_ADJUSTMENT_MICROS = 10**6 * MICROS
-"""A million dollars: a larger correction is made in parts, and seen twice."""
+"""A million dollars; larger adjustments are made in parts, and so reviewed twice."""
 MAX_PAGE = 100
 
 
 def open_case(conn: Connection, tenant: str, entries: Sequence[Entry], *, outcome: str, now: datetime) -> None:
-    """Ask operators whether what `entries` of one attempt leave is given back, for nobody can tell whose fault its end was. A free
-    attempt is a case, too: its time counts against a hard cap until it is given back. What took no time is none.
-    """
+    """Open a refund case for what `entries` of one attempt leave billed, because it is unclear whose fault its end was. A free attempt
+    is a case too: its time counts against a hard cap until it is refunded. An attempt without time is not."""
     of, left_ms, left = _left(entries)
     if left_ms <= 0:
         return
@@ -48,7 +47,7 @@ def open_case(conn: Connection, tenant: str, entries: Sequence[Entry], *, outcom
 def list_cases(
     platform: Platform, *, state: str | None = "pending", tenant: str | None = None, after: str | None = None, limit: int = 20
 ) -> Page:
-    """Cases of every tenant, oldest first: those that wait for a decision, or those in another state (None: all)."""
+    """Return the cases of all tenants, oldest first: pending ones, or those in another state (None: all)."""
     if state is not None and state not in STATES:
         raise InvalidRequest(f"state {state[:40]!r} is unknown; cases are {', '.join(STATES)}", code="invalid_state_filter", param="state")
     query = sa.select(refund_cases)
@@ -62,17 +61,18 @@ def list_cases(
 
 
 def grant(platform: Platform, case_id: str, *, by: str, note: str) -> RowMapping:
-    """Give the whole attempt back; granting it again changes nothing. ``Conflict`` once it was refused."""
+    """Refund the whole attempt; granting again changes nothing. ``Conflict`` if it was refused."""
     return _decide(platform, case_id, "granted", by=by, note=note)
 
 
 def refuse(platform: Platform, case_id: str, *, by: str, note: str) -> RowMapping:
-    """Give nothing back, and tell the tenant why; refusing it again changes nothing. ``Conflict`` once it was granted."""
+    """Refuse the refund and tell the tenant why; refusing again changes nothing. ``Conflict`` if it was granted."""
     return _decide(platform, case_id, "refused", by=by, note=note)
 
 
 def adjust(platform: Platform, tenant: str, *, amount_micros: int, reason: str, by: str, key: str | None = None) -> Entry:
-    """Correct a tenant's bill by hand: positive, it owes more. The same `key` makes it once; ``Conflict`` if it meant something else."""
+    """Adjust a tenant's bill; positive: it owes more. The same `key` posts it once; ``Conflict`` if the key was used for another
+    adjustment."""
     if not 0 < abs(amount_micros) <= MAX_ADJUSTMENT_MICROS:
         raise InvalidRequest(
             f"amount_micros {amount_micros} is outside -{MAX_ADJUSTMENT_MICROS}..{MAX_ADJUSTMENT_MICROS}, or nothing",
@@ -149,7 +149,7 @@ def _give_back(conn: Connection, case: RowMapping, *, by: str, now: datetime) ->
 
 
 def _left(entries: Sequence[Entry]) -> tuple[Entry, int, Entry]:
-    """The usage among the entries of an attempt; the milliseconds, and the amounts, that no refund among them has given back."""
+    """Return the usage entry of an attempt, and the milliseconds and amounts not refunded yet."""
     (usage,) = (entry for entry in entries if entry.kind == "usage")
     back = [entry for entry in entries if entry.kind == "refund"]
     left = replace(

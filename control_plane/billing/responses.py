@@ -1,4 +1,4 @@
-"""Usage, ledger entries, invoices, budgets and refunds as the API returns them."""
+"""API responses for usage, ledger entries, invoices, budgets and refunds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from control_plane.billing.usage import service as usage
 from control_plane.platform.epoch_time import epoch_seconds
 
 BY_WHOM = ("by", "decided_by")
-"""In the detail of an entry that an operator made."""
+"""In the detail of an entry made by an operator."""
 
 
 def usage_of(found: usage.Usage, *, width: str, by: Sequence[str]) -> schemas.Usage:
@@ -45,12 +45,12 @@ def entry(found: Entry) -> schemas.LedgerEntry:
 
 
 def entries(rows: Iterable[RowMapping]) -> list[schemas.LedgerEntry]:
-    """As a tenant sees them."""
+    """Refund cases as tenants see them."""
     return [_of_tenant(ledger.entry_of(row)) for row in rows]
 
 
 def _of_tenant(found: Entry) -> schemas.LedgerEntry:
-    """Which operator it was, is the platform's affair."""
+    """Hides which operator it was."""
     shown = entry(found)
     return shown.model_copy(update={"detail": {k: v for k, v in shown.detail.items() if k not in BY_WHOM}})
 

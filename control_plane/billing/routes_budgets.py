@@ -1,4 +1,4 @@
-"""``/v1/budgets``: what a tenant means to spend in a month, and when it is told."""
+"""``/v1/budgets``: planned spending per month, with alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/admin/usage``, bills of each tenant, refunds, adjustments and the ledger: what operators see and decide of money."""
+"""``/v1/admin`` routes about money: usage, bills of each tenant, refunds, adjustments and the ledger."""
 
 from __future__ import annotations
 

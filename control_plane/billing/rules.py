@@ -1,7 +1,7 @@
-"""What a bill is made of: entries, each with both of its sides.
+"""Ledger entries, each with both of its sides.
 
-Money is integer micro-dollars, GPU time integer milliseconds, and every entry is rounded once (``prices.half_even``). The id of
-an entry follows from what it bills, so that a report which arrives twice changes nothing.
+Money is integer micro-dollars, GPU time integer milliseconds, and every entry is rounded once (``prices.half_even``). The id of an entry
+follows from what it bills, so that a repeated report changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from control_plane.billing.prices import MICROS as MICROS
 
 ACCOUNTS: Mapping[str, str] = {"usage": "revenue/gpu", "refund": "refunds", "storage": "revenue/storage", "adjustment": "adjustments"}
-"""The platform's account opposite a tenant's, by kind of entry."""
+"""The platform's account opposite the tenant's, by kind of entry."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,28 +25,28 @@ class Entry:
     kind: str
     """A key of :data:`ACCOUNTS`."""
     amount_micros: int
-    """Positive: the tenant owes; negative: given back."""
+    """Positive: the tenant owes; negative: a refund."""
     list_micros: int
     """The same at on-demand prices."""
     occurred_at: datetime
-    """End of what is billed; the month of its bill, in UTC. Of a day of storage: its beginning."""
+    """End of what is billed, which determines the month of its bill (UTC). For a day of storage: its beginning."""
     job_id: str | None = None
     attempt: int | None = None
     gpu_type: str | None = None
     pricing: str | None = None
     """``on_demand``, ``spot`` or ``reserved``."""
     gpu_seconds: float = 0.0
-    """Of usage, and of what is refunded of it; exact as ``detail.gpu_ms``."""
+    """For usage and its refunds; exact value in ``detail.gpu_ms``."""
     detail: Mapping[str, Any]
 
 
 def receivable(tenant: str) -> str:
-    """The account of what `tenant` owes."""
+    """Account of what `tenant` owes."""
     return f"receivable/{tenant}"
 
 
 def postings(tenant: str, entry: Entry) -> dict[str, int]:
-    """Both sides of `entry`, by account: debits positive, credits negative; their sum is nothing."""
+    """Return both sides of `entry` by account: debits positive, credits negative; they add up to zero."""
     return {receivable(tenant): entry.amount_micros, ACCOUNTS[entry.kind]: -entry.amount_micros}
 
 
@@ -55,12 +55,12 @@ def usage_id(job_id: str, attempt: int) -> str:
 
 
 def refund_id(job_id: str, attempt: int) -> str:
-    """One refund an attempt, whoever decides on it: it is never given back twice."""
+    """Id of the refund of an attempt, whoever decides on it, so that it is never refunded twice."""
     return f"{job_id}/a{attempt}/refund"
 
 
 def part_id(job_id: str, attempt: int) -> str:
-    """What of an attempt a stop of the platform cost, given back at once; an operator may still give back the rest (:func:`refund_id`)."""
+    """Id of the part of an attempt lost to a preemption, refunded at once; an operator may still refund the rest (:func:`refund_id`)."""
     return f"{job_id}/a{attempt}/refund/part"
 
 

@@ -1,8 +1,8 @@
-"""What tenants store, sampled once a day, and the one entry a day that follows from it.
+"""Samples once a day what tenants store, and posts one entry per day from it.
 
-Sizes come from the database where a row has them (files, exports); checkpoints, adapters, datasets, packs and the parts of uploads
-are listed in the object store by their prefix, a thousand keys a call, once a day and tenant. What is counted is what lies there at
-that moment. A day without a sample is not billed: that nobody measured is the platform's failure.
+Sizes come from the database if a row has them (files, exports); checkpoints, adapters, datasets, packs and upload parts are listed in the
+object store by prefix, a thousand keys per call, once a day per tenant. Only what exists at that moment counts. A day without a sample is
+not billed: a missing measurement is the platform's failure.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ft_assets import layout
 from ft_assets.errors import FtError
 
 BUDGET_S = 20.0
-"""Of one round; the next one goes on."""
+"""Tenants per pass; the next pass continues."""
 CLASSES = ("files", "datasets", "checkpoints", "adapters", "exports")
 LISTED = {
     "uploads": "files", "datasets": "datasets", "packs": "datasets", "references": "datasets", "jobs": "checkpoints",
     "adapters": "adapters",
 }  # fmt: skip
-"""By directory of a tenant: the class that its objects count for. What jobs leave is nearly all checkpoints; parts of uploads are files."""
+"""Storage class by directory of a tenant. What jobs leave is nearly all checkpoints; upload parts count as files."""
 
 log = logging.getLogger(__name__)
 
 
 def sample_due(platform: Platform, *, budget_s: float = BUDGET_S) -> int:
-    """Sample tenants that have no sample of today, and post its entry; returns how many. Two rounds at once make one entry."""
+    """Sample tenants without a sample of today, and post their entries; returns how many. Concurrent calls post one entry."""
     until, today = time.monotonic() + budget_s, platform.clock().astimezone(UTC).date()
     seen = sa.exists().where(storage_samples.c.tenant_id == tenants.c.id, storage_samples.c.day == today)
     with platform.engine.connect() as conn:
@@ -57,7 +57,7 @@ def sample_due(platform: Platform, *, budget_s: float = BUDGET_S) -> int:
 
 
 def measured(platform: Platform, tenant: str) -> dict[str, int]:
-    """Bytes of `tenant` by class, now."""
+    """Return the bytes of `tenant` by class, now."""
     found = dict.fromkeys(CLASSES, 0)
     with platform.engine.connect() as conn:
         kept = files.c.tenant_id == tenant, files.c.deleted_at.is_(None)
@@ -70,7 +70,7 @@ def measured(platform: Platform, tenant: str) -> dict[str, int]:
 
 
 def entry(tenant: str, tier: str, day: date, stored: dict[str, int], book: PriceBook) -> Entry:
-    """The entry of one day: what lies beyond the tier's allowance, for one day of its month."""
+    """Return the entry of one day: storage beyond the tier's allowance, for one day of its month."""
     at = datetime(day.year, day.month, day.day, tzinfo=UTC)
     held, whole = book.at(at), sum(stored.values())
     days = calendar.monthrange(day.year, day.month)[1]

@@ -12,16 +12,16 @@ ledger_entries = sa.Table(
     sa.Column("id", sa.Text, primary_key=True),  # <job>/a<attempt>/<kind>: one entry, however often it is reported
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
     sa.Column("kind", sa.Text, nullable=False),  # usage | refund | storage | adjustment
-    sa.Column("job_id", sa.Text), sa.Column("attempt", sa.Integer),  # null: of no job
+    sa.Column("job_id", sa.Text), sa.Column("attempt", sa.Integer),  # null if it belongs to no job
     sa.Column("gpu_type", sa.Text), sa.Column("pricing", sa.Text),  # on_demand | spot | reserved
     sa.Column("gpu_seconds", sa.Float, nullable=False, server_default="0"),
     sa.Column("amount_micros", sa.BigInteger, nullable=False),  # positive: the tenant owes it
-    sa.Column("list_micros", sa.BigInteger, nullable=False),  # the same on demand: what spot has saved is the difference
+    sa.Column("list_micros", sa.BigInteger, nullable=False),  # the same on demand; the difference is what spot saved
     sa.Column("detail", JSONB, nullable=False),
-    timestamp("occurred_at"),  # end of what is billed: its month is that of the bill
+    timestamp("occurred_at"),  # end of what is billed; determines the month of the bill
     timestamp("created_at"),
     sa.Index("ix_ledger_entries_tenant_occurred", "tenant_id", "occurred_at"),
-    sa.Index("ix_ledger_entries_tenant_created", "tenant_id", "created_at"),  # what came after an invoice
+    sa.Index("ix_ledger_entries_tenant_created", "tenant_id", "created_at"),  # entries made after an invoice
     sa.Index("ix_ledger_entries_job_id", "job_id"),
 )  # fmt: skip
 """Append-only: a trigger refuses every change."""
@@ -34,21 +34,21 @@ ledger_postings = sa.Table(
     sa.Column("amount_micros", sa.BigInteger, nullable=False),  # debit positive, credit negative
     sa.Index("ix_ledger_postings_account", "account"),
 )  # fmt: skip
-"""Both sides of every entry: a constraint trigger holds, at commit, that they add up to nothing. Append-only, too."""
+"""Both sides of every entry; a constraint trigger checks at commit that they add up to zero. Append-only, too."""
 
 meter_events = sa.Table(
     "meter_events", metadata,
-    sa.Column("id", sa.Text, primary_key=True),  # given by whoever reports: the same report twice is one
+    sa.Column("id", sa.Text, primary_key=True),  # given by the reporter: a repeated report has the same id
     owner(),
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),  # started | ended
-    sa.Column("data", JSONB, nullable=False),  # of the start: gpu_type, num_gpus, tier, pricing; of the end: outcome, fault
+    sa.Column("data", JSONB, nullable=False),  # start: gpu_type, num_gpus, tier, pricing; end: outcome, fault
     timestamp("at"), timestamp("received_at"),
     sa.Index("ix_meter_events_attempt", "job_id", "attempt"),
     sa.Index("ix_meter_events_tenant_at", "tenant_id", "at"),
 )  # fmt: skip
-"""What is known of when workloads ran; bills are made of it, in whatever order it came."""
+"""Reports of when workloads ran; bills are computed from them in any order."""
 
 unbilled_attempts = sa.Table(
     "unbilled_attempts", metadata,
@@ -56,16 +56,16 @@ unbilled_attempts = sa.Table(
     sa.Column("attempt", sa.Integer, primary_key=True),
     owner(),
 )  # fmt: skip
-"""Attempts that meter events tell of and that are not billed: those that run, and those that wait for a report or a price."""
+"""Attempts with meter events that are not billed: running ones, and those that wait for a report or a price."""
 
 refund_cases = sa.Table(
     "refund_cases", metadata,
-    sa.Column("id", sa.Text, primary_key=True),  # <job>-a<attempt>: it stands in paths of URLs
+    sa.Column("id", sa.Text, primary_key=True),  # <job>-a<attempt>: used in URL paths
     owner(),
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("amount_micros", sa.BigInteger, nullable=False),
-    sa.Column("outcome", sa.Text, nullable=False),  # failure class, whose fault nobody can tell
+    sa.Column("outcome", sa.Text, nullable=False),  # failure class whose fault is unclear
     sa.Column("state", sa.Text, nullable=False),  # pending | granted | refused
     sa.Column("decided_by", sa.Text), sa.Column("note", sa.Text),
     timestamp("created_at"), timestamp("decided_at", nullable=True),
@@ -91,7 +91,7 @@ invoices = sa.Table(
     timestamp("issued_at"),
     sa.UniqueConstraint("tenant_id", "month"),
 )  # fmt: skip
-"""Issued once, when the month is over and settled; append-only. What comes later is on a later one."""
+"""Issued once, when the month is over and settled; append-only. Later entries are on a later invoice."""
 
 invoice_entries = sa.Table(
     "invoice_entries", metadata,
@@ -99,14 +99,14 @@ invoice_entries = sa.Table(
     sa.Column("invoice_id", sa.Text, sa.ForeignKey("invoices.id"), nullable=False, index=True),
     owner(),
 )  # fmt: skip
-"""Which invoice an entry is on: on one at most, which the primary key holds. Append-only."""
+"""The invoice of each entry, at most one (primary key). Append-only."""
 
 budgets = sa.Table(
     "budgets", metadata,
     sa.Column("id", sa.Text, primary_key=True),  # bud_...
     owner(),
     sa.Column("name", sa.Text, nullable=False),
-    sa.Column("limit_micros", sa.BigInteger, nullable=False),  # a month
+    sa.Column("limit_micros", sa.BigInteger, nullable=False),  # per month
     sa.Column("thresholds", JSONB, nullable=False),  # percents, ascending
     timestamp("created_at"), timestamp("updated_at"),
     sa.UniqueConstraint("tenant_id", "name"),

@@ -1,4 +1,4 @@
-"""``/v1/invoices``: what is billed for a month, as a draft while it runs, for good once it is issued."""
+"""``/v1/invoices``: a month's bill, a draft until it is issued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document of an invoice: the entries of a month, line by line, and sums that are those of the lines. Pure."""
+"""Builds the invoice document: the entries of a month line by line, and sums of the lines. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDER = ("usage", "refund", "storage", "adjustment")
 
 
 def month_named(name: str, *, now: datetime) -> Month:
-    """The month ``yyyy-mm``; refused where it is none, or has not begun."""
+    """Read the month ``yyyy-mm``; refuses invalid months and months that have not begun."""
     if not MONTH.fullmatch(name):
         wrong = "has no month from 01 to 12 of this century" if YEAR_AND_MONTH.fullmatch(name) else "is not of the form yyyy-mm"
         raise InvalidRequest(f"month {name[:40]!r} {wrong}; write e.g. {now:%Y-%m}", code="invalid_month", param="month")
@@ -48,13 +48,13 @@ def document(
     entries: Sequence[Entry],
     models: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What an invoice says: a function of its entries, so that the same entries always give the same bytes.
+    """Build the invoice, a function of its entries: the same entries always give the same bytes.
 
-    1. A line is an entry. Its amount is the entry's, and the total is the sum of the lines.
+    1. A line is an entry with the entry's amount; the total is the sum of the lines.
     2. Lines are ordered by kind, job, attempt and time.
-    3. An entry of an earlier month, which came after that month's invoice was issued, is a line here, marked as late.
-    4. Overage is the GPU time of the month, less what was refunded, beyond the soft limit; it is billed at the tier's price, and its part
-       of what the month's time cost is shown, not added.
+    3. An entry of an earlier month, entered after that month's invoice was issued, is a line here, marked as late.
+    4. Overage is the month's GPU time, less refunds, beyond the soft limit; it is billed at the tier's price. Its share of the month's cost
+       is shown, not added.
     """
     ordered = sorted(entries, key=lambda e: (ORDER.index(e.kind), e.job_id or "", e.attempt or 0, e.occurred_at, e.id))
     total = usage.total_of(entries)
@@ -80,7 +80,7 @@ def document(
 
 
 def sha256(of: Mapping[str, Any]) -> str:
-    """Digest of a document: of its JSON with sorted names and no blanks."""
+    """Digest of a document: of its JSON with sorted keys and without blanks."""
     return hashlib.sha256(json.dumps(of, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""Invoices: drafts of any month at any time, issued once, when the month is over and its attempts are settled.
+"""Invoices: drafts of any month at any time; issued once, when the month is over and its attempts are settled.
 
-Which invoice an entry is on is a row, written with the invoice: an entry is on one at most, and one that came too late for its
-month is on the next that is issued.
+A row, written with the invoice, assigns each entry to an invoice: an entry is on at most one, and one that came too late for its month is
+on the next one issued.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from ft_assets.errors import NotFound
 
 MAX_PAGE = 100
 BUDGET_S = 15.0
-"""Of one round of issuing: 500 tenants take two minutes with 100,000 jobs, and a sensor's round has one."""
+"""Time limit of one pass: 500 tenants with 100,000 jobs take two minutes, and a sensor's tick has one."""
 ENTERED_WITHIN = timedelta(days=1)
-"""Of an invoice: an entry whose time is that much before it may have been committed after it."""
+"""An entry whose time is this much before an invoice may have been committed after it."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invoice:
-    """An invoice, or the draft of one."""
+    """An invoice, or a draft of one."""
 
     document: dict[str, Any]
     sha256: str
     issued_at: datetime | None
     """None: a draft, which may still change."""
     unbilled: Sequence[Unbilled] = ()
-    """Of a draft: attempts that run now, and may still come on it."""
+    """For a draft: running attempts that may still be added."""
 
 
 def get(platform: Platform, tenant: str, month: str) -> Invoice:
-    """The invoice of a month; where it is not issued, a draft with what is known now. ``NotFound`` for a month of nothing."""
+    """Return the invoice of a month, or a draft of what is known now. ``NotFound`` for an empty month."""
     now = platform.clock()
     asked = invoicing.month_named(month, now=now)
     with platform.engine.connect() as conn:
@@ -70,7 +70,7 @@ def get(platform: Platform, tenant: str, month: str) -> Invoice:
 
 
 def list_issued(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
-    """Invoices that were issued, newest month first."""
+    """Return issued invoices, newest month first."""
     query = sa.select(invoices).where(invoices.c.tenant_id == tenant)
     keys = (invoices.c.month, invoices.c.id)
     with platform.engine.connect() as conn:
@@ -78,10 +78,10 @@ def list_issued(platform: Platform, tenant: str, *, after: str | None = None, li
 
 
 def issue_due(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
-    """Issue what is due, oldest month first, for as long as the budget lasts; returns the ids. The next round goes on.
+    """Issue the invoices that are due, oldest month first, within the time limit; returns their ids. The next pass continues.
 
-    A month that is not settled waits, and so do later ones of its tenant. One tenant that fails keeps no other waiting; ``FtError`` at
-    the end where one has.
+    An unsettled month waits, and so do later ones of its tenant. An error in one tenant does not affect others; raises ``FtError`` at the
+    end.
     """
     until = time.monotonic() + budget_s
     present = month_of(platform.clock())
@@ -98,10 +98,10 @@ def issue_due(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
 
 
 def _open_since(present: Month) -> sa.Select[Any]:
-    """Tenants that have no invoice of last month, and entries up to it that are on none; with the time of the first of these.
+    """Return tenants without an invoice of last month that have entries up to it on no invoice; with the time of the first such entry.
 
-    Only what can be on no invoice is looked at: what occurred after the month of the tenant's newest one, and what was entered since
-    that one was issued.
+    Reads only entries that can be on no invoice: those after the month of the tenant's newest invoice, and those entered since it was
+    issued.
     """
     last = month_of(present.begins - timedelta(days=1)).name
     newest = (
@@ -126,7 +126,7 @@ def _open_since(present: Month) -> sa.Select[Any]:
     return (
         sa.select(tenants.c.id, first.c.since)
         .select_from(tenants.outerjoin(newest, newest.c.tenant_id == tenants.c.id).join(first, sa.true()))
-        .where(first.c.since.is_not(None), newest.c.month.is_distinct_from(last))  # what is late waits
+        .where(first.c.since.is_not(None), newest.c.month.is_distinct_from(last))  # late entries wait for the next month's invoice
         .order_by(tenants.c.id)
     )
 
@@ -144,7 +144,7 @@ def _issue_until(platform: Platform, tenant: str, since: datetime, *, before: da
 
 
 def _issue(conn: Connection, tenant: str, month: Month, *, now: datetime) -> list[str] | None:
-    """The id of the new invoice; none where it is issued already or would be empty; None where it has to wait."""
+    """Issue one invoice; returns its id. Empty if it exists already or would be empty; None if it has to wait."""
     conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # one issuer at a time
     if conn.execute(sa.select(invoices.c.id).where(invoices.c.tenant_id == tenant, invoices.c.month == month.name)).first():
         return []
@@ -178,10 +178,10 @@ def _document(conn: Connection, tenant: str, month: Month) -> dict[str, Any]:
 
 
 def _uninvoiced(tenant: str, month: Month) -> sa.Select[Any]:
-    """Entries that belong on the invoice of `month`, with the model of their job.
+    """Return the entries for the invoice of `month`, with their job's model.
 
-    They are on none yet, and of the month, or of an earlier one whose invoice was issued before they came: an earlier month that
-    waits for its own invoice has them on that.
+    They are on no invoice yet, and belong to the month, or to an earlier one whose invoice was issued before they arrived; an earlier month
+    without an invoice keeps its own.
     """
     issued = sa.exists().where(
         invoices.c.tenant_id == tenant,
@@ -200,7 +200,7 @@ def _invoiced() -> sa.ColumnElement[bool]:
 
 
 def _unsettled(conn: Connection, tenant: str, month: Month) -> bool:
-    """Whether an attempt that began before the month's end may still be billed in it: it has no entry, and was not heard of since."""
+    """Whether an attempt that began before the month's end may still be billed in it: it has no entry and no later report."""
     of = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
     query = metering.unsettled().join(meter_events, of).join(jobs, jobs.c.id == unbilled_attempts.c.job_id)
     silent = sa.or_(jobs.c.heartbeat_at.is_(None), jobs.c.heartbeat_at < month.ends)

@@ -1,1 +1,1 @@
-"""When workloads ran, and what that costs."""
+"""Metering: when workloads ran, and what that costs."""

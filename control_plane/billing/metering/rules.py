@@ -1,7 +1,7 @@
-"""When workloads ran, from reports that come late, twice and in any order; and what that costs.
+"""When workloads ran, from reports that arrive late, repeatedly and in any order; and what that costs.
 
-Reports are a set. ``fold`` gives the same interval for the same set however it is passed on, so nobody has to deliver them in
-order; ``bill`` gives the entries of an interval, whose ids follow from the attempt, so nobody has to post them just once.
+Reports are a set: ``fold`` returns the same interval for the same set in any order. ``bill`` returns the entries of an interval, whose ids
+follow from the attempt, so that posting them again changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ft_assets.training.failures import Outcome
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ON_DEMAND: Pricing = "on_demand"
 SEEN, INFERRED = "workload", "inferred"
-"""How an end is known: its process was seen to end, or it was last known to live then (its machine was lost)."""
+"""Source of an end: the process was seen to end, or this was its last sign of life (its machine was lost)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,28 +29,28 @@ class MeterEvent:
     """One report of an attempt's start or end."""
 
     id: str
-    """``<job>/a<attempt>/<kind>``, and ``/<source>`` behind it for a second reporter: the same report twice has one id."""
+    """``<job>/a<attempt>/<kind>``, plus ``/<source>`` for a second reporter: a repeated report has the same id."""
     job_id: str
     attempt: int
     kind: Literal["started", "ended"]
     at: datetime
     received_at: datetime
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Of a start: tier, gpu_type, num_gpus, pricing, model. Of an end: outcome, fault, source, and `work` where a stop is in it."""
+    """For a start: tier, gpu_type, num_gpus, pricing, model. For an end: outcome, fault, source, and `work` if a preemption is involved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What is the tenant's of an attempt that the platform stopped to make room, or that went on after such a stop; Unix milliseconds."""
+    """The tenant's part of an attempt that the platform stopped to make room, or that resumed after such a stop; Unix milliseconds."""
 
     after_stop: bool
-    """It went on from a checkpoint of an attempt that was stopped and is paid (:func:`goes_on_after_stop`)."""
+    """It resumed from a checkpoint of a preempted attempt that is billed (:func:`goes_on_after_stop`)."""
     began_ms: int | None = None
     """When its first step began; None: it made none."""
     kept_until_ms: int | None = None
-    """When the last step ended that a committed checkpoint of its own has; None: there is none."""
+    """When the last step ended that one of its own committed checkpoints contains; None: none."""
     asked_ms: int | None = None
-    """When it was asked to stop; None: by nobody that is known."""
+    """When it was asked to stop; None: no request is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class Interval:
     attempt: int
     started_at: datetime
     ended_at: datetime
-    """Not before `started_at`: a clock that ran backwards bills nothing."""
+    """Never before `started_at`: a clock that ran backwards bills nothing."""
     tier: str
     gpu_type: str
     num_gpus: int
@@ -71,7 +71,7 @@ class Interval:
     source: str
     """:data:`SEEN` or :data:`INFERRED`."""
     work: Work | None = None
-    """None: no stop of the platform has a part in it."""
+    """None: no preemption is involved."""
 
     @property
     def gpu_ms(self) -> int:
@@ -79,7 +79,7 @@ class Interval:
 
 
 def milliseconds(when: datetime) -> int:
-    """Whole milliseconds since 1970, exactly: no float is passed on the way."""
+    """Whole milliseconds since 1970, computed without floats."""
     return (when - EPOCH) // timedelta(milliseconds=1)
 
 
@@ -88,11 +88,11 @@ def moment(ms: int) -> datetime:
 
 
 def fold(events: Iterable[MeterEvent]) -> Interval | None:
-    """The interval that the reports of one attempt tell of; None while its start or its end is not known.
+    """Return the interval described by the reports of one attempt; None while its start or end is unknown.
 
-    1. Of reports with one id the first received counts; of those received at once, the one whose content sorts first.
-    2. Of starts with different ids the earliest counts: GPUs were held from then on.
-    3. Of ends an observed one (:data:`SEEN`) counts before one that was inferred; then the earliest: nobody pays for a doubt.
+    1. Of reports with the same id, the first received counts; of those received at once, the one whose content sorts first.
+    2. Of starts with different ids, the earliest counts: GPUs were held from then on.
+    3. An observed end (:data:`SEEN`) counts before an inferred one, then the earliest: doubts are resolved in the tenant's favor.
     4. Ties go to the id that sorts first.
     """
     first = sorted(_first_of_each(events), key=lambda e: (e.at, e.id))
@@ -126,9 +126,9 @@ def _first_of_each(events: Iterable[MeterEvent]) -> Iterable[MeterEvent]:
 
 
 def goes_on_after_stop(ends: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a job goes on after a stop that made room, by what the ends of its attempts say, the newest first.
+    """Whether a job resumes after a preemption, from the ends of its attempts, newest first.
 
-    The newest attempt of which anything is paid decides: what was given back whole has cost the tenant no loading.
+    The newest attempt with a billed part decides: a fully refunded attempt has cost the tenant no loading.
     """
     for data in ends:
         if data.get("fault") != Fault.PLATFORM:
@@ -139,14 +139,14 @@ def goes_on_after_stop(ends: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def kept_ms(interval: Interval) -> int | None:
-    """Milliseconds of `interval` that stay billed where a stop of the platform has a part in it; None where none has.
+    """Return the milliseconds of `interval` that stay billed after a preemption; None if no preemption is involved.
 
-    1. Made room, with a checkpoint of its own: billed until the last step in that checkpoint ended, or until the attempt was asked to
-       stop, whichever was earlier. What came after is done again, or is the stop itself: its save, and the way out.
-    2. Went on after such a stop, and was not spoilt by the platform: billed from the beginning of its first step. What came before is
-       loading that an undisturbed job does once.
-    3. Both, for an attempt between two stops; where nothing is left between the two moments, nothing is billed.
-    4. Made room without a checkpoint of its own: None, as is all else that the platform spoilt; it is given back whole.
+    1. It made room and has its own checkpoint: billed until the last step in that checkpoint ended, or until the stop was requested,
+       whichever was earlier. What came after is repeated, or belongs to the stop itself.
+    2. It resumed after such a stop, and did not fail through the platform: billed from its first step on. What came before is loading that
+       an undisturbed job does once.
+    3. Both, for an attempt between two stops; nothing is billed if nothing is left between the two times.
+    4. It made room without its own checkpoint: None, like all platform faults; it is refunded in full.
     """
     work = interval.work
     if work is None:
@@ -165,17 +165,17 @@ def kept_ms(interval: Interval) -> int | None:
 
 
 def bill(interval: Interval, prices: PriceBook) -> list[Entry]:
-    """Ledger entries of one closed interval.
+    """Return the ledger entries of one closed interval.
 
-    1. Usage: every GPU from workload start to workload end, at the prices that held at its start; waiting in the queue is free, and so
-       is evaluation, which no interval covers.
-    2. Platform at fault: the whole attempt is given back at once.
-    3. User at fault, or success: nothing is given back.
+    1. Usage: every GPU from workload start to workload end, at the prices at its start. Waiting in the queue is free, and so is evaluation,
+       which no interval covers.
+    2. Platform at fault: the whole attempt is refunded at once.
+    3. User at fault, or success: nothing is refunded.
     4. Ambiguous: nothing yet; an operator decides (``service.refunds``).
-    5. Where the platform stopped the job to make room, before 2 to 4: what :func:`kept_ms` leaves is billed, rounded down, and the
-       rest is given back at once, as a part. Of an ambiguous end an operator then decides on what is left.
+    5. If the platform stopped the job to make room, before 2 to 4: what :func:`kept_ms` leaves is billed, rounded down, and the rest is
+       refunded at once as a part. For an ambiguous end an operator then decides on what is left.
 
-    ``ValueError`` where there is no price for the type of GPU.
+    ``ValueError`` if the type of GPU has no price.
     """
     gpu_ms, amount, on_demand, price = priced(interval, prices)
     detail: dict[str, Any] = {
@@ -210,7 +210,7 @@ def bill(interval: Interval, prices: PriceBook) -> list[Entry]:
 
 
 def _part(usage: Entry, interval: Interval, kept_gpu_ms: int, prices: PriceBook) -> Entry:
-    """What is given back of `usage`, so that what stays is the price of `kept_gpu_ms`, rounded down."""
+    """Return the refund that leaves the price of `kept_gpu_ms`, rounded down, of `usage`."""
     held, back_ms = prices.at(interval.started_at), usage.detail["gpu_ms"] - kept_gpu_ms
     kept, kept_list = (
         held.gpu_micros(interval.gpu_type, tier=interval.tier, pricing=pricing, gpu_ms=kept_gpu_ms, down=True)
@@ -228,7 +228,7 @@ def _part(usage: Entry, interval: Interval, kept_gpu_ms: int, prices: PriceBook)
 
 
 def priced(interval: Interval, prices: PriceBook) -> tuple[int, int, int, dict[str, Any]]:
-    """GPU milliseconds of `interval`, what they cost, what they would cost on demand, and the prices that say so."""
+    """Return the GPU milliseconds of `interval`, their cost, their on-demand cost, and the prices used."""
     held = prices.at(interval.started_at)
     tier, gpu_ms = interval.tier, interval.gpu_ms
     amount = held.gpu_micros(interval.gpu_type, tier=tier, pricing=interval.pricing, gpu_ms=gpu_ms)

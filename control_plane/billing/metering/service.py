@@ -1,7 +1,7 @@
-"""Reports of when workloads ran, and the entries that follow from them: in one transaction where it can be, later where it must.
+"""Stores reports of when workloads ran and posts the resulting entries, in the same transaction where possible, later otherwise.
 
-Whoever records that an attempt started or ended reports it in the same transaction, on the whole platform: tenants may read
-these tables and not write them.
+The transaction that records the start or end of an attempt also stores the report, with the platform's rights: tenants may read these
+tables, not write them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 AT_A_TIME = 500
 BUDGET_S = 20.0
-"""Of one round; the next one goes on."""
+"""Attempts per pass; the next pass continues."""
 
 
 def report_started(conn: Connection, job: RowMapping, attempt: int, *, pool: Pool, num_gpus: int, at: datetime, now: datetime) -> None:
@@ -56,9 +56,9 @@ def report_ended(
     seen: bool,
     work: Work | None = None,
 ) -> None:
-    """Report that the workload of an attempt ended at `at`, which somebody saw, or is the last time that it was known to live.
+    """Report that the workload of an attempt ended at `at`, observed or its last sign of life.
 
-    `work` (:func:`work`) is reported where a stop that made room has a part in the attempt.
+    `work` (:func:`work`) is given if the attempt was preempted or resumed after a preemption.
     """
     data: dict[str, Any] = {"outcome": outcome, "fault": None if fault is None else str(fault), "source": SEEN if seen else INFERRED}
     if work is not None and (work.after_stop or (outcome == Outcome.PREEMPTED and fault is Fault.PLATFORM)):
@@ -67,9 +67,9 @@ def report_ended(
 
 
 def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
-    """What is the tenant's of an attempt: when it made its first step and its last one that is kept, and what the database has of stops.
+    """Return the tenant's part of an attempt: its first step, its last saved one, and the stops known to the database.
 
-    Where its measurements are gone (None) and a checkpoint of its own is not, it worked from its start until that was stored.
+    If its metrics are gone (None) but it has its own checkpoint, it counts as working from its start until that was stored.
     """
     mine = checkpoints.c.job_id == job_id, checkpoints.c.attempt == attempt, checkpoints.c.retired_at.is_(None)
     saved = conn.execute(sa.select(checkpoints.c.created_at).where(*mine).order_by(checkpoints.c.step.desc()).limit(1)).scalar()
@@ -90,14 +90,14 @@ def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | No
 
 
 def report_lost(conn: Connection, job: RowMapping, attempt: int, *, outcome: str, now: datetime) -> None:
-    """Report the end of an attempt that nobody could follow: it is over since it was last known to live, and the platform's fault."""
+    """Report the end of an attempt without a follower: it ended at its last sign of life, through the platform's fault."""
     at = last_proof_of_life(conn, job["id"], attempt)
     if at is not None:
         report_ended(conn, job, attempt, outcome=outcome, fault=Fault.PLATFORM, at=at, now=now, seen=False)
 
 
 def last_proof_of_life(conn: Connection, job_id: str, attempt: int) -> datetime | None:
-    """The last that the database has of a workload: its start, its newest measurements, its newest checkpoint. None: it never started."""
+    """Return the last sign of a workload: its start, its newest metrics, its newest checkpoint. None: it never started."""
     started: datetime | None = conn.execute(
         sa.select(attempts.c.started_at).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
     ).scalar()
@@ -112,7 +112,7 @@ def last_proof_of_life(conn: Connection, job_id: str, attempt: int) -> datetime 
 
 
 def settle(conn: Connection, platform: Platform, tenant: str, job_id: str, attempt: int) -> list[Entry]:
-    """Post the entries of an attempt whose start and end are known; those that are there already stay. Returns the new ones."""
+    """Post the entries of an attempt with known start and end, skipping existing ones. Returns the new entries."""
     interval = fold(events_of(conn, job_id, attempt))
     if interval is None:
         return []
@@ -131,9 +131,9 @@ def settle(conn: Connection, platform: Platform, tenant: str, job_id: str, attem
 
 
 def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME, budget_s: float = BUDGET_S) -> int:
-    """Bill closed intervals that are not billed: reports that came late, and ends that nobody reported. Returns the attempts billed.
+    """Bill closed intervals that are not billed yet: late reports, and ends that were never reported. Returns the attempts billed.
 
-    One that cannot be billed keeps no other from it; ``FtError`` at the end where one has failed.
+    An error in one attempt does not affect others; raises ``FtError`` at the end.
     """
     until, billed = time.monotonic() + budget_s, 0
     with Round("attempts") as each:
@@ -149,12 +149,12 @@ def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME, budget_s: floa
 
 
 def unsettled() -> sa.Select[Any]:
-    """Attempts of which something was reported, and that are not billed."""
+    """Attempts with reports that are not billed."""
     return sa.select(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
 
 
 def closed_unbilled(conn: Connection) -> tuple[int, datetime | None]:
-    """How many attempts have a start and an end and no entry, and when the first of their ends was reported."""
+    """Return how many attempts have a start, an end and no entry, and when the first of these ends was reported."""
     of = meter_events.alias("end")
     this = (of.c.job_id == unbilled_attempts.c.job_id) & (of.c.attempt == unbilled_attempts.c.attempt) & (of.c.kind == "ended")
     since = sa.select(sa.func.min(of.c.received_at)).where(this).scalar_subquery()
@@ -173,7 +173,7 @@ def event(row: RowMapping) -> MeterEvent:
 
 
 def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) -> Sequence[RowMapping]:
-    """Starts of attempts that have no end yet and are not billed, of one tenant or (None) of all."""
+    """Return starts of attempts without an end that are not billed, of one tenant or (None) of all."""
     this = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
     query = sa.select(meter_events).join(unbilled_attempts, this).where(meter_events.c.kind == "started", ~has("ended"))
     if tenant is not None:
@@ -195,7 +195,7 @@ def _report(
         return
     to_bill = {"tenant_id": tenant, "job_id": job_id, "attempt": attempt}
     entered = sa.exists().where(ledger_entries.c.id == usage_id(job_id, attempt))
-    if not conn.execute(sa.select(entered)).scalar_one():  # what was billed stays as it is, whatever is reported later
+    if not conn.execute(sa.select(entered)).scalar_one():  # billed attempts never change, whatever is reported later
         conn.execute(insert(unbilled_attempts).values(to_bill).on_conflict_do_nothing())
 
 
@@ -206,13 +206,13 @@ def has(kind: str) -> sa.ColumnElement[bool]:
 
 
 def _forgotten() -> sa.Select[Any]:
-    """Attempts that gave their GPUs back, and of which nobody said when they ended."""
+    """Attempts that released their GPUs without a reported end."""
     this = (reservations.c.job_id == unbilled_attempts.c.job_id) & (reservations.c.attempt == unbilled_attempts.c.attempt)
     return unsettled().join(reservations, this).where(reservations.c.released_at.is_not(None), has("started"), ~has("ended"))
 
 
 def _pages(platform: Platform, query: sa.Select[Any], at_a_time: int, until: float) -> Iterator[sa.Row[Any]]:
-    """Rows of `query`, some at a time, each once: what stays as it is keeps nobody behind it from having a turn."""
+    """Yield rows of `query` in batches, each once; rows that stay unchanged do not block later ones."""
     keys = sa.tuple_(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
     ordered, last = query.order_by(*keys.clauses).limit(at_a_time), None
     while True:

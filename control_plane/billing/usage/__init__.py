@@ -1,1 +1,1 @@
-"""What a tenant has used and what it cost."""
+"""Usage of a tenant and its cost."""

@@ -1,4 +1,4 @@
-"""``/v1/usage``, ``/v1/ledger`` and the cost of a job: what a tenant has used, and what it cost."""
+"""``/v1/usage``, ``/v1/ledger`` and the cost of a job."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from control_plane.quotas.rules import month_of
 
 CSV = "text/csv; charset=utf-8"
 LAST_S = 4_102_444_800
-"""Unix time of 2100: the calendar of what can be asked for ends there."""
+"""Unix time of 2100, the latest time accepted."""
 
 router = APIRouter(tags=["billing"])
 cost_router = APIRouter(tags=["billing"])
-"""Below each spelling of the jobs' path."""
+"""Mounted below each spelling of the jobs' path."""
 
 Start = Annotated[
     int | None,
@@ -114,7 +114,7 @@ def usage_of(
     *,
     allowed: Sequence[Dimension] = DIMENSIONS,
 ) -> billing_schemas.Usage:
-    """Usage of a tenant, or (None) of all, between Unix times; of this month until now where they are absent."""
+    """Return usage of a tenant, or (None) of all, between Unix times; by default of this month until now."""
     now = platform.clock()
     begins = month_of(now).begins if start is None else datetime.fromtimestamp(start, UTC)
     ends = now if end is None else datetime.fromtimestamp(end, UTC)

@@ -1,7 +1,7 @@
-"""Usage by hour, day or month: entries of the ledger spread over the time that they are for, to the micro-dollar.
+"""Usage by hour, day or month: ledger entries spread over their time, exact to the micro-dollar.
 
-An entry whose interval crosses the edge of a bucket is split by time; the parts are whole micro-dollars and add up to the entry
-(largest remainder), whatever the width. Buckets are calendar hours, days and months in UTC.
+An entry whose interval crosses a bucket boundary is split by time; the parts are whole micro-dollars and add up to the entry (largest
+remainder), whatever the width. Buckets are calendar hours, days and months in UTC.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDTHS: tuple[Width, ...] = get_args(Width)
 Dimension = Literal["job_id", "model", "gpu_type", "pricing", "kind", "tenant"]
 OF_OPERATORS: tuple[Dimension, ...] = get_args(Dimension)
 DIMENSIONS = OF_OPERATORS[:-1]
-"""What a tenant groups its usage by."""
+"""Dimensions that a tenant can group usage by."""
 
 
 class Bucket(NamedTuple):
@@ -29,10 +29,10 @@ class Bucket(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What of an entry, or of several, falls into one bucket."""
+    """The part of one or more entries in one bucket."""
 
     begins: datetime
-    """Of the bucket."""
+    """Start of the bucket."""
     amount_micros: int
     list_micros: int
     gpu_ms: int
@@ -43,23 +43,23 @@ class Total:
     """A sum of entries, or of parts of them."""
 
     gpu_ms: int = 0
-    """Of usage, refunded or not."""
+    """GPU milliseconds of usage, refunded or not."""
     refunded_gpu_ms: int = 0
     amount_micros: int = 0
-    """Of everything: what is owed."""
+    """Amount owed over everything."""
     usage_micros: int = 0
     refund_micros: int = 0
-    """Not above nothing."""
+    """Refunds; never positive."""
     storage_micros: int = 0
     adjustment_micros: int = 0
     spot_savings_micros: int = 0
-    """What usage that was not refunded would have cost more on demand."""
+    """What unrefunded usage would have cost more on demand."""
 
     def and_(self, other: Total) -> Total:
         return Total(**{name: getattr(self, name) + getattr(other, name) for name in Total.__slots__})
 
     def plus(self, kind: str, part: Part) -> Total:
-        """This sum and `part` of an entry of `kind`."""
+        """Return this sum plus `part` of an entry of `kind`."""
         changed: dict[str, int] = {"amount_micros": self.amount_micros + part.amount_micros}
         changed[f"{kind}_micros"] = getattr(self, f"{kind}_micros") + part.amount_micros
         if kind in ("usage", "refund"):
@@ -70,7 +70,7 @@ class Total:
 
 
 class Line(NamedTuple):
-    """A part with what it is grouped by."""
+    """A part with its group."""
 
     key: tuple[str | None, ...]
     kind: str
@@ -84,25 +84,25 @@ NOTHING = Total()
 class Grouped:
     bucket: Bucket
     results: Sequence[tuple[Mapping[str, str | None], Total]]
-    """By the values of the dimensions that were asked for, in their order; one without any where none was."""
+    """By the values of the requested dimensions, in their order; a single group if none were requested."""
 
 
 def floor(when: datetime, width: Width) -> datetime:
-    """The beginning of the bucket that `when` lies in."""
+    """Return the start of the bucket that contains `when`."""
     at = when.astimezone(UTC)
     hour = at.replace(minute=0, second=0, microsecond=0)
     return hour if width == "hour" else hour.replace(hour=0) if width == "day" else hour.replace(hour=0, day=1)
 
 
 def following(begins: datetime, width: Width) -> datetime:
-    """The beginning of the next bucket."""
+    """Return the start of the next bucket."""
     if width == "month":
         return floor(begins.replace(day=1) + timedelta(days=32), "month")
     return begins + (timedelta(hours=1) if width == "hour" else timedelta(days=1))
 
 
 def buckets(start: datetime, end: datetime, width: Width) -> Iterator[Bucket]:
-    """Every bucket that holds a moment from `start` on and before `end`."""
+    """Return every bucket that overlaps the time from `start` to `end`."""
     begins = floor(start, width)
     while begins < end:
         ends = following(begins, width)
@@ -111,9 +111,9 @@ def buckets(start: datetime, end: datetime, width: Width) -> Iterator[Bucket]:
 
 
 def apportion(amount: int, weights: Sequence[int]) -> list[int]:
-    """`amount` in whole parts that are as `weights` as can be, and add up to it: by largest remainder, ties to the earlier part.
+    """Split `amount` into whole parts proportional to `weights`, by largest remainder; ties go to the earlier part.
 
-    Without any weight all of it is the last part.
+    With no weight at all, the last part gets everything.
     """
     whole = sum(weights)
     if whole == 0:
@@ -126,7 +126,7 @@ def apportion(amount: int, weights: Sequence[int]) -> list[int]:
 
 
 def interval_of(entry: Entry) -> tuple[int, int] | None:
-    """Milliseconds between which the workload ran that `entry` bills, or gives back; None for what happened at one moment."""
+    """Return the milliseconds between which the billed or refunded workload ran; None for an entry of one moment."""
     detail: Mapping[str, Any] = entry.detail
     if "started_ms" in detail:
         return detail["started_ms"], detail["ended_ms"]
@@ -140,7 +140,7 @@ def gpu_ms_of(entry: Entry) -> int:
 
 
 def split(entry: Entry, width: Width) -> list[Part]:
-    """`entry` by bucket: its interval split by time, all of it in the bucket of its moment where it has none."""
+    """Split `entry` by bucket: its interval by time, or all of it in the bucket of its moment."""
     span = interval_of(entry)
     if span is None or span[1] <= span[0]:
         return [Part(floor(entry.occurred_at, width), entry.amount_micros, entry.list_micros, gpu_ms_of(entry))]
@@ -153,16 +153,16 @@ def split(entry: Entry, width: Width) -> list[Part]:
 def grouped(
     lines: Iterable[Line], *, start: datetime, end: datetime, width: Width, by: Sequence[Dimension], most: int | None = None
 ) -> list[Grouped]:
-    """Sums by bucket and by the dimensions in `by`, whose values are the keys of `lines`. Empty buckets are there, too.
+    """Sum by bucket and by the dimensions in `by`, whose values are the keys of `lines`. Includes empty buckets.
 
-    ``InvalidRequest`` where these are more than `most` sums.
+    ``InvalidRequest`` if that gives more than `most` sums.
     """
     edges = list(buckets(start, end, width))
     sums: dict[datetime, dict[tuple[str | None, ...], Total]] = {bucket.begins: {} for bucket in edges}
     count = 0
     for key, kind, part in lines:
         of_bucket = sums.get(part.begins)
-        if of_bucket is None:  # of an entry that crosses the edge of what was asked for
+        if of_bucket is None:  # part of an entry that crosses the edge of the requested time
             continue
         count += key not in of_bucket
         if most is not None and count > most:
@@ -180,7 +180,7 @@ def grouped(
 
 
 def total_of(entries: Iterable[Entry]) -> Total:
-    """The sum of whole entries."""
+    """Sum whole entries."""
     total = Total()
     for entry in entries:
         total = total.plus(entry.kind, Part(entry.occurred_at, entry.amount_micros, entry.list_micros, gpu_ms_of(entry)))

@@ -1,4 +1,4 @@
-"""What a tenant has used and what it cost: from the ledger, and from attempts that run now and are not billed yet."""
+"""What a tenant has used and what it cost: from the ledger, and from running attempts that are not billed yet."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ft_assets.errors import InvalidRequest, NotFound
 MAX_BUCKETS: Mapping[Width, int] = {"hour": 31 * 24 + 1, "day": 13 * 31 + 1, "month": 10 * 12 + 1}
 """A month of hours, thirteen months of days, ten years of months."""
 MAX_RESULTS = 20_000
-"""Sums in one answer, of all buckets together."""
+"""Sums in one answer, over all buckets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unbilled:
-    """An attempt that runs now: what it would cost if it ended at this moment."""
+    """A running attempt: what it would cost if it ended now."""
 
     tenant: str
     job_id: str
@@ -61,7 +61,7 @@ class Usage:
     """Edges of the first and the last bucket."""
     buckets: Sequence[Grouped]
     total: Total
-    """Of all buckets."""
+    """Over all buckets."""
     unbilled: Sequence[Unbilled]
     stored: Stored | None
 
@@ -85,9 +85,9 @@ def used(
     by: Sequence[str],
     allowed: Sequence[Dimension] = usage.DIMENSIONS,
 ) -> Usage:
-    """Usage of `tenant` in every bucket of `width` that holds a moment from `start` on and before `end`.
+    """Return the usage of `tenant` in every bucket of `width` that overlaps the time from `start` to `end`.
 
-    None: of all tenants, for operators, who may group by them (`allowed`).
+    None: of all tenants, for operators, who may also group by tenant (`allowed`).
     """
     _check(start, end, width, by, allowed)
     size, dimensions = cast(Width, width), cast("Sequence[Dimension]", by)
@@ -111,7 +111,7 @@ def used(
 
 
 def cost_of_job(platform: Platform, tenant: str, job_id: str) -> JobCost:
-    """Every entry of a job, refunds that wait for a decision, and what runs now."""
+    """Return every entry of a job, its pending refund cases, and its running attempt."""
     with platform.engine.connect() as conn:
         this = jobs.c.id == job_id, jobs.c.tenant_id == tenant
         if conn.execute(sa.select(jobs.c.id).where(*this)).scalar() is None:
@@ -125,7 +125,7 @@ def cost_of_job(platform: Platform, tenant: str, job_id: str) -> JobCost:
 
 
 def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id: str | None = None) -> list[Unbilled]:
-    """Attempts of `tenant` (None: of all) that run now, each with its time and price so far."""
+    """Return the running attempts of `tenant` (None: of all), each with its time and price so far."""
     now = platform.clock()
     book = prices.load(platform.settings.prices_file)
     found = []
@@ -133,7 +133,7 @@ def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id
         so_far = _so_far(start, now)
         try:
             gpu_ms, amount, *_ = priced(so_far, book)
-        except ValueError:  # no price for this type of GPU: it will be billed once there is one
+        except ValueError:  # no price for this type of GPU: it is billed once there is one
             gpu_ms, amount = so_far.gpu_ms, 0
         found.append(
             Unbilled(

@@ -1,4 +1,4 @@
-"""What usage is summed from: the database adds up entries that lie in one bucket, and only those that cross an edge are split here."""
+"""Input of usage sums: the database adds up entries within one bucket, and only entries that cross an edge are split here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from control_plane.billing.usage.rules import Dimension, Line, Part, Width
 from control_plane.jobs.tables import jobs
 
 STREAMED = 2000
-"""Rows that are held at a time."""
+"""Rows held at a time."""
 E = ledger_entries.c
 COLUMNS: Mapping[Dimension, sa.ColumnElement[Any]] = {
     "job_id": E.job_id, "model": jobs.c.model, "gpu_type": E.gpu_type, "pricing": E.pricing, "kind": E.kind, "tenant": E.tenant_id,
@@ -27,7 +27,8 @@ COLUMNS: Mapping[Dimension, sa.ColumnElement[Any]] = {
 def of(
     conn: Connection, tenant: str | None, begins: datetime, ends: datetime, width: Width, by: Sequence[Dimension]
 ) -> Iterator[Line]:  # fmt: skip
-    """Lines of `tenant`, or (None) of all, in the buckets between two edges; those of entries over an edge in buckets beyond it, too."""
+    """Return lines of `tenant`, or (None) of all, in the buckets between two edges; an entry that crosses an edge may also give lines
+    beyond it."""
     yield from _within_buckets(conn, tenant, begins, ends, width, by)
     yield from _over_edges(conn, tenant, begins, ends, width, by)
 
@@ -62,7 +63,7 @@ def _over_edges(
 
 
 def _entries(tenant: str | None, begins: datetime, ends: datetime, *columns: Any) -> sa.Select[Any]:
-    """Entries some part of which lies between two moments: an attempt that ended later may have begun before."""
+    """Entries that overlap a time span: an attempt that ended later may have begun before."""
     of_old = sa.cast(E.detail["started_at"].astext, sa.Float) * 1000
     began = sa.func.coalesce(_began(), of_old, sa.extract("epoch", E.occurred_at) * 1000)
     query = sa.select(*columns).select_from(ledger_entries.outerjoin(jobs, jobs.c.id == E.job_id))
@@ -71,7 +72,7 @@ def _entries(tenant: str | None, begins: datetime, ends: datetime, *columns: Any
 
 
 def _crosses(width: Width) -> sa.ColumnElement[bool]:
-    """Whether an entry lies in more than one bucket; one of the first format, whose times are fractions, is looked at as if it did."""
+    """Whether an entry lies in more than one bucket; entries of the first format, with fractional times, are treated as if they did."""
     first, last = (sa.func.date_trunc(width, _moment(ms)) for ms in (_began(), _of_detail("ended_ms") - 1))
     of_old = E.detail.has_key("started_at") & _began().is_(None)
     return sa.or_(of_old, sa.and_(_has_length(), first != last))
@@ -90,5 +91,5 @@ def _of_detail(name: str) -> sa.ColumnElement[int]:
 
 
 def _moment(ms: sa.ColumnElement[int]) -> sa.ColumnElement[datetime]:
-    """UTC, without a time zone; whole microseconds, exactly."""
+    """UTC without a time zone, in whole microseconds, exactly."""
     return sa.literal_column("timestamp '1970-01-01'") + ms * sa.literal_column("interval '1 millisecond'")
